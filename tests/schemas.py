@@ -37,8 +37,9 @@ from moetune.domain.routing_record import ModelRoutingRecord, RoutingRecord
 from moetune.domain.samples import Point
 from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.domain.training import FoldedLayout
-from moetune.domain.training_document import TrainingDocument
+from moetune.domain.training_document import TrainingDocument, TrainingMemory, TrainingStep
 from moetune.huggingface.registry import RegisteredModel
+from moetune.launches.reading import Problem, Row
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "docs" / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -100,12 +101,28 @@ _DECODER = {
 }  # fmt: skip
 
 
+_BETTER: Any = Keys({
+    "change": str, "keys": Mapping[str, object], "layout": FoldedLayout, "step_seconds": float,
+    "peak_bytes": int, "seconds_saved": float | None,
+})  # fmt: skip
+
+
 def _page(row: Any) -> Keys:
     """Return a page of the service's lists; `next` is the following page's `after`."""
     return Keys({"items": row, "next": str | None})
 
 
 _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
+    "check/1": Keys({
+        "file": str, "inputs": Keys({
+            "model": str, "world_size": int, "global_batch": int, "seq": int, "dtype": str,
+            "optimizer": str, "target": str, "profile": str,
+        }),
+        "starts": bool, "layout": FoldedLayout, "settings": tuple[Row, ...],
+        "problems": tuple[Problem, ...], "predicted": TrainingStep | None,
+        "memory": TrainingMemory | None, "memory_limit_bytes": int, "better": list_of(_BETTER),
+        "best": object, **_SECTIONS,
+    }),
     "memory/1": Keys({
         "inputs": Keys({
             "model": str, "world_size": int, "seq": int, "global_batch": int, "dtype": str,

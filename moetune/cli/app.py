@@ -50,6 +50,7 @@ COMMANDS = {
     "explain": "Explain a plan's choice and its times, or why it is not another one.",
     "whatif": "Plan again with changes, and compare.",
     "sensitivity": "Say which part of the machine and which decision a plan's step follows.",
+    "check": "Say what a launch file runs, what stops it, and what would be better.",
     "export": "Write a training plan as arguments, a configuration or a function of a runtime.",
     "verify": "Run a plan's layer and compare its times.",
     "trace": "Write a plan's timelines for Perfetto.",

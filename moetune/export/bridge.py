@@ -12,10 +12,10 @@ from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.megatron_models import TEXT_CLASSES, recipe_of
 from moetune.domain.targets import MegatronCore
 from moetune.domain.torch_rules import ABSENT
+from moetune.export.keys import Value
 from moetune.export.megatron_values import (
     GRAPHS_BY_MODULE,
     MegatronValues,
-    Value,
     megatron_values,
     stage_letters,
 )
@@ -229,8 +229,8 @@ def _optimizer(values: MegatronValues) -> Iterator[str]:
     given = values.optimizer
     yield 'cfg.optimizer.optimizer = "adam"'
     yield f"cfg.optimizer.use_distributed_optimizer = {values.ddp['use_distributed_optimizer']}"
-    yield f"cfg.optimizer.use_precision_aware_optimizer = {bool(given)}"
-    yield f"cfg.optimizer.optimizer_cpu_offload = {'optimizer_cpu_offload' in given}"
+    for name in ("use_precision_aware_optimizer", "optimizer_cpu_offload"):
+        yield f"cfg.optimizer.{name} = {name in given}"
     for name in ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d"):
         if name in given:
             yield f"cfg.optimizer.{name} = {given[name]}"

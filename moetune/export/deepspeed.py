@@ -1,9 +1,10 @@
 """DeepSpeed 0.19.8: a program with its configuration, AutoEP and AutoTP in it, and the model."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from moetune.domain.torch_rules import AUTOEP
+from moetune.export.keys import Setting, Value, size, written
 from moetune.export.planned import Export, Planned, remarks
 from moetune.export.transformers import load_arguments, load_imports
 
@@ -113,6 +114,30 @@ _SHARD = """\
 """
 
 
+CONFIG = (
+    size("micro_batch", "train_micro_batch_size_per_gpu", None),
+    Setting(
+        name="accumulated", keys={"gradient_accumulation_steps": 1}, read=lambda steps: steps,
+        write=lambda planned: (planned.num_micro_batches,),
+    ),
+    size("zero", "zero_optimization.stage", 0),
+    Setting(
+        name="hides_gradients", keys={"zero_optimization.overlap_comm": None},
+        write=lambda _: (True,), read=lambda overlaps: overlaps is not False,
+    ),
+    Setting(
+        name="ep", keys={"expert_parallel.enabled": False, "expert_parallel.autoep_size": 1},
+        write=lambda planned: (planned.layout.ep > 1, planned.layout.ep),
+        read=lambda is_on, size: size if is_on else 1,
+    ),
+    Setting(
+        name="tp", keys={"tensor_parallel.autotp_size": 1}, read=lambda size: size,
+        write=lambda planned: (planned.layout.tp if planned.layout.tp > 1 else None,),
+    ),
+)  # fmt: skip
+"""Of DeepSpeed's configuration, by their paths."""
+
+
 def deepspeed_export(planned: Planned) -> Export:
     """Return a program with `CONFIG`, `load_model`, `make_engine` and `train`."""
     missing = tuple(_not_expressed(planned))
@@ -139,29 +164,36 @@ def _config(planned: Planned) -> dict[str, object]:
 
     The global batch follows from two of its sizes and the replicas, which DeepSpeed counts itself.
     """
-    layout = planned.layout
+    layout, keys = planned.layout, written(CONFIG, planned)
+    batch = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     document: dict[str, object] = {
-        "train_micro_batch_size_per_gpu": layout.micro_batch,
-        "gradient_accumulation_steps": planned.num_micro_batches,
+        **{key: keys[key] for key in batch},
         "dataloader_drop_last": True,
         "bf16": {"enabled": True},
         "optimizer": {"type": "AdamW", "params": {"lr": _RATE}},
-        "zero_optimization": {"stage": layout.zero, "overlap_comm": True},
+        "zero_optimization": _under("zero_optimization", keys),
     }
     if layout.ep > 1:
         document["expert_parallel"] = {
-            "enabled": True,
-            "autoep_size": layout.ep,
+            **_under("expert_parallel", keys),
             "expert_tensor_parallel_size": 1,
             "preset_model": AUTOEP[planned.decoder.family],
             "use_grouped_mm": True,
         }
     if layout.tp > 1:
-        document["tensor_parallel"] = {"autotp_size": layout.tp}
+        document["tensor_parallel"] = _under("tensor_parallel", keys)
         if planned.decoder.num_moe_layers:
             cuts = {"use_default_specs": False, "layer_specs": list(_CUTS)}
-            document["tensor_parallel"] = {"autotp_size": layout.tp, "partition_config": cuts}
+            document["tensor_parallel"] = {
+                **_under("tensor_parallel", keys), "partition_config": cuts,
+            }  # fmt: skip
     return document
+
+
+def _under(name: str, keys: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the keys of an object of the configuration."""
+    paths = (key.partition(".") for key in keys)
+    return {key: keys[f"{first}.{key}"] for first, _, key in paths if first == name}
 
 
 def _literal(document: dict[str, object]) -> str:

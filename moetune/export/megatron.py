@@ -3,21 +3,24 @@
 from collections.abc import Iterator
 from types import MappingProxyType
 
+from moetune.export.keys import Value, written
 from moetune.export.megatron_model import MegatronModel, megatron_model
-from moetune.export.megatron_values import Value, megatron_values, stage_letters
+from moetune.export.megatron_values import JOB, megatron_values, stage_letters
 from moetune.export.planned import Export, Planned, remarks
 
-_FLAGS = MappingProxyType({
+FLAGS = MappingProxyType({
     "fp8": "--fp8-format", "fp4": "--fp4-format", "num_moe_experts": "--num-experts",
     "num_layers_in_first_pipeline_stage": "--decoder-first-pipeline-num-layers",
     "num_layers_in_last_pipeline_stage": "--decoder-last-pipeline-num-layers",
     "layernorm_zero_centered_gamma": "--apply-layernorm-1p", "layernorm_epsilon": "--norm-epsilon",
 })  # fmt: skip
 """Fields whose flag has another name."""
-_NEGATIVES = MappingProxyType(
+NEGATIVES = MappingProxyType(
     {"add_bias_linear": "--disable-bias-linear", "apply_rope_fusion": "--no-rope-fusion"}
 )
 """Flags of fields that are False."""
+NO_ARGUMENT = "cpu_offloading"
+"""A field without a flag: it follows from the number of layers."""
 _LISTS = frozenset({"moe_layer_freq", "linear_attention_freq"})
 """Fields that a flag takes as a Python list."""
 _FILE = "megatron_layout.sh"
@@ -91,35 +94,29 @@ _HYBRID_PATTERN = (0, 17)
 
 
 def _arguments(planned: Planned, model: MegatronModel) -> Iterator[str]:
-    values, job = megatron_values(planned), planned.job
+    values = megatron_values(planned)
     for field, value in values.model.items():
-        if field != "cpu_offloading":  # follows from its number of layers
+        if field != NO_ARGUMENT:
             yield from _argument(field, value)
     if planned.layout.pp > 1 and not model.is_hybrid:
         yield f"--pipeline-model-parallel-layout '{stage_letters(planned)}'"
     if planned.layout.cuda_graphs == "full":
         yield _NO_NAN_CHECK
-    yield f"--micro-batch-size {planned.layout.micro_batch}"
-    yield f"--global-batch-size {job.global_batch}"
-    yield f"--seq-length {job.length}"
-    yield "--bf16"
-    for field, value in (values.ddp | values.optimizer).items():
+    for field, value in (written(JOB, planned) | values.ddp | values.optimizer).items():
         yield from _argument(field, value)
-    if not values.reduces_in_fp32:
-        yield "--grad-reduce-in-bf16"
     if "use_megatron_fsdp" in values.ddp:
         yield "--ckpt-format fsdp_dtensor"
         yield "--no-gradient-accumulation-fusion"
 
 
 def _argument(field: str, value: Value) -> Iterator[str]:
-    flag = _FLAGS.get(field, "--" + field.replace("_", "-"))
+    flag = FLAGS.get(field, "--" + field.replace("_", "-"))
     match value:
         case bool() | None:
             if value:
                 yield flag
-            elif value is False and field in _NEGATIVES:
-                yield _NEGATIVES[field]
+            elif value is False and field in NEGATIVES:
+                yield NEGATIVES[field]
         case tuple() if field in _LISTS:
             yield f"{flag} '[{','.join(map(str, value))}]'"
         case tuple() if field == "window_size":

@@ -16,7 +16,8 @@ from moetune.domain.experts import DenseFfn, RoutedExperts, Router
 from moetune.domain.megatron_models import hybrid_symbols
 from moetune.domain.recurrent import GatedDeltaNet, StateSpace
 from moetune.domain.targets import MegatronCore
-from moetune.export.megatron_values import Keys, Value, values_of
+from moetune.export.keys import Value
+from moetune.export.megatron_values import Keys, values_of
 
 _LAYER_NORMS = frozenset({"gpt2", "nemotron"})
 """Families whose norms are LayerNorm."""

@@ -13,32 +13,36 @@ from typing import Any, TypeAlias
 from moetune.domain.attention import GroupedQueryAttention, LatentAttention
 from moetune.domain.experts import DenseFfn
 from moetune.domain.megatron_rules import hybrid_stages
-from moetune.domain.optimizers import Optimizer, optimizer_of
+from moetune.domain.optimizers import OptimizerName, optimizer_of
 from moetune.domain.recurrent import StateSpace
 from moetune.domain.targets import MegatronCore
-from moetune.domain.training import FoldedLayout, Recompute, TokenDispatcher
+from moetune.domain.training import (
+    RECOMPUTES,
+    CudaGraphs,
+    Overlap,
+    Recompute,
+    TokenDispatcher,
+    TrainingDtype,
+    ZeroStage,
+)
+from moetune.export.keys import Setting, Value, size, switch, written
 from moetune.export.planned import Planned
 
-Value: TypeAlias = int | float | bool | str | tuple[str, ...] | tuple[int, ...] | None
 Keys: TypeAlias = Mapping[str, str | Callable[[Any], Value]]
 """Fields of a runtime's class, each with the attribute whose value it has, or what makes it."""
-_DISPATCHERS: Mapping[TokenDispatcher, str] = MappingProxyType(
-    {"all_gather": "allgather", "all_to_all": "alltoall", "deepep": "flex", "hybrid_ep": "flex"}
-)
-_FLEX: Mapping[TokenDispatcher, str] = MappingProxyType(
-    {"deepep": "deepep", "hybrid_ep": "hybridep"}
-)
-_NARROW: MappingProxyType[str, dict[str, Value]] = MappingProxyType(
-    {
-        "fp8": {"fp8": "e4m3", "fp8_recipe": "blockwise"},
-        "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
-        "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
-    }
-)
+_DISPATCHERS: Mapping[TokenDispatcher, tuple[str, str | None]] = MappingProxyType({
+    "all_gather": ("allgather", None), "all_to_all": ("alltoall", None),
+    "deepep": ("flex", "deepep"), "hybrid_ep": ("flex", "hybridep"),
+})  # fmt: skip
+"""Type and flexible backend of each."""
+_NARROW: Mapping[TrainingDtype, tuple[Value, ...]] = MappingProxyType({
+    "fp8": ("e4m3", "blockwise", None, None), "mxfp8": ("e4m3", "mxfp8", None, None),
+    "nvfp4": (None, None, "e2m1", "nvfp4"),
+})  # fmt: skip
 _SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 _MOMENTS = MappingProxyType({4: "bf16", 8: "fp32"})
 _FP32_BYTES = 4
-_SHARED_CONNECTIONS = 32
+SHARED_CONNECTIONS = 32
 GRAPHS_BY_MODULE: MegatronCore = (0, 18)
 """First core whose graphs of parts are `cuda_graph_modules`, and whose whole steps an own kind."""
 _STASH: Mapping[str, Value] = MappingProxyType({
@@ -48,40 +52,204 @@ _STASH: Mapping[str, Value] = MappingProxyType({
 })  # fmt: skip
 """Of whole steps with experts: Megatron-Bridge 0.6, `perf_recipes/qwen/common.py`."""
 _FIRST_FSDP_STAGE = 2
-_LAYOUT: Keys = MappingProxyType({
-    "tensor_model_parallel_size": "tp",
-    "pipeline_model_parallel_size": "pp",
-    "context_parallel_size": "cp",
-    "expert_model_parallel_size": "ep",
-    "expert_tensor_parallel_size": "etp",
-    "sequence_parallel": lambda layout: layout.tp > 1,
-    "recompute_granularity": lambda layout: _granularity(layout.recompute),
-    "recompute_method": lambda layout: "uniform" if "full" in layout.recompute else None,
-    "recompute_num_layers": lambda layout: 1 if "full" in layout.recompute else None,
-    "recompute_modules": lambda layout: _modules(layout.recompute),
-    "overlap_moe_expert_parallel_comm": lambda layout: layout.overlap == "batch" or None,
-    "delay_wgrad_compute": lambda layout: layout.overlap == "batch" or None,
-    "cpu_offloading": lambda layout: layout.offload_activations > 0 or None,
+
+
+def _write_recompute(planned: Planned) -> tuple[Value, ...]:
+    modules = planned.layout.recompute
+    if "full" in modules:
+        return "full", "uniform", 1, None
+    names = tuple("layernorm" if name == "norm" else name for name in modules)
+    return ("selective", None, None, names) if names else (None, None, None, None)
+
+
+def _read_recompute(
+    granularity: str | None, _: object, __: object, modules: tuple[str, ...]
+) -> tuple[Recompute, ...]:
+    """Return the modules; without a granularity their list means nothing."""
+    if granularity != "selective":
+        return ("full",) if granularity == "full" else ()
+    names = {"norm" if name == "layernorm" else name for name in modules}
+    return tuple(module for module in RECOMPUTES if module in names)
+
+
+def _read_dispatcher(kind: str, backend: str) -> TokenDispatcher | None:
+    for dispatcher, (name, flexible) in _DISPATCHERS.items():
+        if kind == name and flexible in (None, backend):
+            return dispatcher
+    return None
+
+
+def _write_overlap(planned: Planned) -> tuple[Value, ...]:
+    return (True, True) if planned.layout.overlap == "batch" else (None, None)
+
+
+def _read_overlap(overlaps: object, _: object) -> Overlap:
+    return "batch" if overlaps else "none"
+
+
+def _write_offloaded(planned: Planned) -> tuple[Value, ...]:
+    share = planned.layout.offload_activations
+    return (True, planned.layout.offloaded_layers(planned.decoder)) if share else (None, None)
+
+
+def _write_zero(planned: Planned) -> tuple[Value, ...]:
+    zero = planned.layout.zero
+    is_fsdp = zero >= _FIRST_FSDP_STAGE
+    return zero > 0, True if is_fsdp else None, _SHARDING[zero] if is_fsdp else None
+
+
+def _read_zero(is_distributed: object, is_fsdp: object, strategy: str) -> ZeroStage:
+    if is_fsdp:
+        stages: tuple[ZeroStage, ...] = (0, 1, 2, 3)
+        return stages[_SHARDING.index(strategy)] if strategy in _SHARDING else 3
+    return 1 if is_distributed else 0
+
+
+def _read_graphs(
+    kind: str, modules: tuple[str, ...] | None, scope: tuple[str, ...] | None
+) -> CudaGraphs:
+    if kind == "none":
+        return "none"
+    is_whole = kind == "full_iteration" or "full_iteration" in (*(modules or ()), *(scope or ()))
+    return "full" if is_whole else "partial"
+
+
+def _write_optimizer(planned: Planned) -> tuple[Value, ...]:
+    optimizer = optimizer_of(planned.job.optimizer)
+    reduced = None if optimizer.gradient_bytes == _FP32_BYTES else True
+    if not optimizer.is_precision_aware:
+        return True if planned.layout.offload_optimizer else None, None, None, None, None, reduced
+    moments = _MOMENTS[optimizer.moment_bytes]
+    return True, "bf16", "fp32", moments, moments, reduced
+
+
+def _read_optimizer(
+    is_aware: object, grads: str, _: object, average: str, square: str, reduces_narrow: object
+) -> OptimizerName:
+    """Return the optimizer with these bytes; one with float32 gradients is Adam's."""
+    if not is_aware or grads != "bf16":
+        return "adam-bf16-grads" if reduces_narrow else "adam"
+    return "adam-bf16" if (average, square) == ("bf16", "bf16") else "adam-remainders"
+
+
+def _write_host(planned: Planned) -> tuple[Value, ...]:
+    share = planned.layout.offload_optimizer
+    return (True, str(share), True) if share else (None, None, None)
+
+
+def _read_host(is_on_host: object, share: float | str, _: object) -> float:
+    return float(share) if is_on_host else 0.0
+
+
+def _write_narrow(planned: Planned) -> tuple[Value, ...]:
+    return _NARROW.get(planned.job.dtype, (None, None, None, None))
+
+
+def _read_narrow(fp8: object, recipe: str, fp4: object, _: object) -> TrainingDtype | None:
+    if fp4:
+        return "nvfp4"
+    return ("mxfp8" if recipe == "mxfp8" else "fp8") if fp8 else None
+
+
+def _write_graphs(planned: Planned) -> tuple[Value, ...]:
+    """Return the fields of CUDA graphs of parts of a block, or of a whole step."""
+    by_module = planned.core >= GRAPHS_BY_MODULE
+    match planned.layout.cuda_graphs:
+        case "none":
+            return None, None, None
+        case "partial":
+            names = _captured(planned)
+            return "transformer_engine", names if by_module else None, None if by_module else names
+        case _:
+            return ("full_iteration", None, None) if by_module else ("local", None, _WHOLE_STEP)
+
+
+_WHOLE_STEP = ("full_iteration",)
+LAYOUT = (
+    size("tp", "tensor_model_parallel_size"),
+    size("pp", "pipeline_model_parallel_size"),
+    size("cp", "context_parallel_size"),
+    size("ep", "expert_model_parallel_size"),
+    size("etp", "expert_tensor_parallel_size", None),  # that of tp
+    switch("splits_sequence", "sequence_parallel", lambda planned: planned.layout.tp > 1,
+           default=False),
+    Setting(
+        name="recompute", write=_write_recompute, read=_read_recompute,
+        keys={"recompute_granularity": None, "recompute_method": None,
+              "recompute_num_layers": None, "recompute_modules": ("core_attn",)},
+    ),
+    Setting(
+        name="overlap", write=_write_overlap, read=_read_overlap,
+        keys={"overlap_moe_expert_parallel_comm": False, "delay_wgrad_compute": False},
+    ),
+    Setting(
+        name="offloaded_layers", write=_write_offloaded, read=lambda _, layers: layers,
+        keys={"cpu_offloading": False, "cpu_offloading_num_layers": 0},
+    ),
     # else each rank makes all parameters before it shards them
-    "init_model_with_meta_device": lambda layout: layout.zero > _FIRST_FSDP_STAGE or None,
-})  # fmt: skip
-"""Of `TransformerConfig`, by the attributes of a layout."""
-_EXPERTS: Keys = MappingProxyType({
-    "moe_token_dispatcher_type": lambda layout: _DISPATCHERS[layout.dispatcher],
-    "moe_grouped_gemm": lambda _: True,
-    "moe_flex_dispatcher_backend": lambda layout: _FLEX.get(layout.dispatcher),
-    "moe_router_dtype": lambda layout: "fp32" if layout.dispatcher in _FLEX else None,
-})  # fmt: skip
+    Setting(
+        name="init_model_with_meta_device", keys={"init_model_with_meta_device": False}, read=bool,
+        write=lambda planned: (True if planned.layout.zero > _FIRST_FSDP_STAGE else None,),
+    ),
+    Setting(
+        name="cuda_graphs", write=_write_graphs, read=_read_graphs,
+        keys={"cuda_graph_impl": "none", "cuda_graph_modules": (), "cuda_graph_scope": ()},
+    ),
+)  # fmt: skip
+"""Of `TransformerConfig`."""
+EXPERTS = (
+    Setting(
+        name="dispatcher", write=lambda planned: _DISPATCHERS[planned.layout.dispatcher],
+        read=_read_dispatcher,
+        keys={"moe_token_dispatcher_type": "allgather", "moe_flex_dispatcher_backend": "deepep"},
+    ),
+    switch("groups_experts", "moe_grouped_gemm", lambda _: True, default=False),
+    Setting(
+        name="moe_router_dtype", keys={"moe_router_dtype": None}, read=lambda dtype: dtype,
+        write=lambda planned: ("fp32" if _DISPATCHERS[planned.layout.dispatcher][1] else None,),
+    ),
+)  # fmt: skip
 """The same of models with experts."""
-_DDP: Keys = MappingProxyType({
-    "use_distributed_optimizer": lambda layout: layout.zero > 0,
-    "use_megatron_fsdp": lambda layout: layout.zero >= _FIRST_FSDP_STAGE or None,
-    "data_parallel_sharding_strategy":
-        lambda layout: _SHARDING[layout.zero] if layout.zero >= _FIRST_FSDP_STAGE else None,
-    "overlap_grad_reduce": lambda _: True,
-    "overlap_param_gather": lambda layout: layout.zero > 0,
-})  # fmt: skip
+NARROW = (
+    Setting(
+        name="narrow", write=_write_narrow, read=_read_narrow,
+        keys={"fp8": None, "fp8_recipe": "delayed", "fp4": None, "fp4_recipe": "nvfp4"},
+    ),
+)  # fmt: skip
+"""The same of GEMMs in 8 bits or fewer."""
+DDP = (
+    Setting(
+        name="zero", write=_write_zero, read=_read_zero,
+        keys={"use_distributed_optimizer": False, "use_megatron_fsdp": False,
+              "data_parallel_sharding_strategy": "optim_grads_params"},
+    ),
+    switch("hides_gradients", "overlap_grad_reduce", lambda _: True, default=False),
+    switch("hides_parameters", "overlap_param_gather", lambda planned: planned.layout.zero > 0,
+           default=False),
+)  # fmt: skip
 """Of `DistributedDataParallelConfig`."""
+OPTIMIZER = (
+    Setting(
+        name="optimizer", write=_write_optimizer, read=_read_optimizer,
+        keys={"use_precision_aware_optimizer": False, "main_grads_dtype": "fp32",
+              "main_params_dtype": "fp32", "exp_avg_dtype": "fp32", "exp_avg_sq_dtype": "fp32",
+              "grad_reduce_in_bf16": False},
+    ),
+    Setting(
+        name="offload_optimizer", write=_write_host, read=_read_host,
+        keys={"optimizer_cpu_offload": False, "optimizer_offload_fraction": 1.0,
+              "overlap_cpu_optimizer_d2h_h2d": False},
+    ),
+)  # fmt: skip
+"""Of `OptimizerConfig`; dtypes as "fp32" and "bf16"."""
+JOB = (
+    size("micro_batch", "micro_batch_size", None),
+    size("global_batch", "global_batch_size", None),
+    size("length", "seq_length", None),
+    switch("is_bfloat16", "bf16", lambda _: True, default=False),
+)
+"""Of the training loop."""
+SETTINGS = (*LAYOUT, *EXPERTS, *NARROW, *DDP, *OPTIMIZER, *JOB)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,43 +285,28 @@ def values_of(keys: Keys, source: object) -> dict[str, Value]:
 def megatron_values(planned: Planned) -> MegatronValues:
     """Return the fields that make Megatron run the layout."""
     layout, decoder = planned.layout, planned.decoder
-    model = values_of(_LAYOUT, layout)
+    model = written(LAYOUT, planned)
     if decoder.num_moe_layers:
-        model |= values_of(_EXPERTS, layout)
-    if layout.offload_activations:
-        model["cpu_offloading_num_layers"] = layout.offloaded_layers(decoder)
-    model |= _graphs(planned) | _exchanged_sequence(planned)
+        model |= written(EXPERTS, planned)
+    if layout.cuda_graphs == "full" and planned.core >= GRAPHS_BY_MODULE:
+        model |= _stash(planned)
+    model |= _exchanged_sequence(planned)
     if layout.pp > 1 and decoder.has_mamba:
         first, *_, last = hybrid_stages(layout, decoder)
         model["num_layers_in_first_pipeline_stage"] = first
         model["num_layers_in_last_pipeline_stage"] = last
     optimizer = optimizer_of(planned.job.optimizer)
     return MegatronValues(
-        model=model | _NARROW.get(planned.job.dtype, {}), ddp=values_of(_DDP, layout),
-        optimizer=_optimizer(optimizer) | _host_optimizer(layout.offload_optimizer),
+        model=model | written(NARROW, planned), ddp=written(DDP, planned),
+        optimizer=written(OPTIMIZER, planned),
         reduces_in_fp32=optimizer.gradient_bytes == _FP32_BYTES,
-        keeps_remainders=optimizer.keeps_remainders, max_connections=_connections(layout),
+        keeps_remainders=optimizer.keeps_remainders, max_connections=_connections(planned),
     )  # fmt: skip
 
 
 def stage_letters(planned: Planned) -> str:
     """Return the stages in the letters of `pipeline_model_parallel_layout`, such as "Et|t|tmL"."""
     return "|".join(planned.layout.stages_of(planned.decoder))
-
-
-def _graphs(planned: Planned) -> dict[str, Value]:
-    """Return the fields of CUDA graphs of parts of a block, or of a whole step."""
-    by_module = planned.core >= GRAPHS_BY_MODULE
-    scope = "cuda_graph_modules" if by_module else "cuda_graph_scope"
-    match planned.layout.cuda_graphs:
-        case "none":
-            return {}
-        case "partial":
-            return {"cuda_graph_impl": "transformer_engine", scope: _captured(planned)}
-        case "full" if not by_module:
-            return {"cuda_graph_impl": "local", scope: ("full_iteration",)}
-        case _:
-            return {"cuda_graph_impl": "full_iteration", **_stash(planned)}
 
 
 def _stash(planned: Planned) -> dict[str, Value]:
@@ -196,47 +349,12 @@ def _captured(planned: Planned) -> tuple[str, ...]:
     return tuple(modules)
 
 
-def _granularity(modules: tuple[Recompute, ...]) -> str | None:
-    if not modules:
-        return None
-    return "full" if "full" in modules else "selective"
-
-
-def _modules(modules: tuple[Recompute, ...]) -> tuple[str, ...] | None:
-    names = tuple("layernorm" if name == "norm" else name for name in modules)
-    return None if "full" in names else names or None
-
-
-def _optimizer(optimizer: Optimizer) -> dict[str, Value]:
-    if not optimizer.is_precision_aware:
-        return {}
-    moments = _MOMENTS[optimizer.moment_bytes]
-    return {
-        "use_precision_aware_optimizer": True,
-        "main_grads_dtype": "bf16",
-        "main_params_dtype": "fp32",
-        "exp_avg_dtype": moments,
-        "exp_avg_sq_dtype": moments,
-    }
-
-
-def _host_optimizer(share: float) -> dict[str, Value]:
-    """Return the fields of a share on the host, which the precision-aware code computes."""
-    if not share:
-        return {}
-    return {
-        "use_precision_aware_optimizer": True,
-        "optimizer_cpu_offload": True,
-        "optimizer_offload_fraction": str(share),
-        "overlap_cpu_optimizer_d2h_h2d": True,
-    }
-
-
-def _connections(layout: FoldedLayout) -> int:
+def _connections(planned: Planned) -> int:
     """Return 1, so that kernels start in their order, but where several streams must run.
 
     Megatron asks for 1 with tensor or context parallelism before Blackwell, for more with its
     overlap of exchanges, and refuses 1 with FSDP.
     """
+    layout = planned.layout
     runs_streams = layout.overlap == "batch" or layout.zero >= _FIRST_FSDP_STAGE
-    return _SHARED_CONNECTIONS if runs_streams else 1
+    return SHARED_CONNECTIONS if runs_streams else 1

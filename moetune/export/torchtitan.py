@@ -1,11 +1,13 @@
 """torchtitan 0.3.0: a function for `--config`, which changes a recipe of the model's family."""
 
+import json
 from collections.abc import Iterator
 from types import MappingProxyType
 
 from moetune.domain.pipeline import SPLITTING, Schedule
 from moetune.domain.torch_rules import Recipe, recipe_of
 from moetune.domain.training import TokenDispatcher
+from moetune.export.keys import Setting, Value, size, written
 from moetune.export.planned import Export, Planned, remarks
 
 _FILE = "torchtitan_layout.py"
@@ -35,6 +37,55 @@ _TORCH = (
 )
 _TOWER = "The recipe has a vision encoder, whose memory and time the plan does not count."
 _RESHARD = {2: "never", 3: "always"}
+_USUAL_LOCAL, _USUAL_LENGTH = 8, 2048
+
+
+def _write_schedule(planned: Planned) -> tuple[Value, ...]:
+    layout = planned.layout
+    return (_SCHEDULES[layout.order], layout.micro_batch) if layout.pp > 1 else (None, None)
+
+
+def _read_schedule(name: str, micro_batch: int) -> tuple[Schedule | None, int]:
+    return next((key for key, value in _SCHEDULES.items() if value == name), None), micro_batch
+
+
+PARALLELISM = (
+    Setting(
+        name="copies", keys={"data_parallel_replicate_degree": 1}, write=lambda _: (1,),
+        read=lambda copies: copies,
+    ),
+    size("dp", "data_parallel_shard_degree", -1),  # all that is left
+    Setting(
+        name="zero", keys={"fsdp_reshard_after_forward": "default"},
+        write=lambda planned: (_RESHARD[planned.layout.zero],),
+        read={policy: stage for stage, policy in _RESHARD.items()}.get,
+    ),
+    size("tp", "tensor_parallel_degree"),
+    size("cp", "context_parallel_degree"),
+    size("ep", "expert_parallel_degree"),
+    size("pp", "pipeline_parallel_degree"),
+    Setting(
+        name="schedule", write=_write_schedule, read=_read_schedule,
+        keys={"pipeline_parallel_schedule": "1F1B", "pipeline_parallel_microbatch_size": 1},
+    ),
+)  # fmt: skip
+"""Of `ParallelismConfig`."""
+TRAINING = (
+    Setting(
+        name="local", keys={"local_batch_size": _USUAL_LOCAL}, read=lambda local: local,
+        write=lambda planned: (_local(planned),),
+    ),
+    size("global_batch", "global_batch_size", -1),  # a local batch on each replica
+    size("length", "seq_len", _USUAL_LENGTH),
+)  # fmt: skip
+"""Of `TrainingConfig`."""
+BACKEND = Setting(
+    name="dispatcher", keys={"moe_comm_backend": "standard"},
+    write=lambda planned: (
+        _BACKENDS[planned.layout.dispatcher if planned.layout.ep > 1 else "all_to_all"],
+    ),
+    read=lambda backend: next((key for key, value in _BACKENDS.items() if value == backend), None),
+)  # fmt: skip
 
 
 _POLICIES = {"full": "FullAC", "selective": "SelectiveAC"}
@@ -102,9 +153,7 @@ def _not_expressed(planned: Planned) -> Iterator[str]:
 
 
 def _statements(planned: Planned, recipe: Recipe) -> Iterator[str]:
-    layout, job = planned.layout, planned.job
-    # A pipeline splits the local batch itself; without one it is a micro-batch, and accumulated.
-    local = job.global_batch // layout.dp if layout.pp > 1 else layout.micro_batch
+    layout = planned.layout
     yield f"config = {recipe.function}()"
     yield from _model(planned, recipe)
     yield "config.loss = ChunkedLossWrapper.Config("
@@ -112,9 +161,8 @@ def _statements(planned: Planned, recipe: Recipe) -> Iterator[str]:
     yield "        global_vocab_size=decoder_vocab_size(config.model_spec)"
     yield "    )"
     yield ")"
-    yield f"config.training.local_batch_size = {local}"
-    yield f"config.training.global_batch_size = {job.global_batch}"
-    yield f"config.training.seq_len = {job.length}"
+    for key, value in written(TRAINING, planned).items():
+        yield f"config.training.{key} = {value}"
     yield "config.training.disable_cuda_graphs = True"
     yield from _parallelism(planned, recipe)
     policy = next((_POLICIES[module] for module in layout.recompute), None)
@@ -122,13 +170,18 @@ def _statements(planned: Planned, recipe: Recipe) -> Iterator[str]:
     yield "return config"
 
 
-def _model(planned: Planned, recipe: Recipe) -> Iterator[str]:
+def _local(planned: Planned) -> int:
+    """Return the local batch: a pipeline splits it; without one it is a micro-batch."""
     layout = planned.layout
+    return planned.job.global_batch // layout.dp if layout.pp > 1 else layout.micro_batch
+
+
+def _model(planned: Planned, recipe: Recipe) -> Iterator[str]:
     yield "config.model_spec = model_registry("
     yield f'    "{recipe.flavor}",'
     yield '    attn_backend="flex",'
     if planned.decoder.num_moe_layers:
-        backend = _BACKENDS[layout.dispatcher if layout.ep > 1 else "all_to_all"]
+        (backend,) = BACKEND.write(planned)
         yield f'    moe_comm_backend="{backend}",'
     if planned.job.dtype == "mxfp8":
         yield "    converters=["
@@ -148,16 +201,9 @@ def _model(planned: Planned, recipe: Recipe) -> Iterator[str]:
 def _parallelism(planned: Planned, recipe: Recipe) -> Iterator[str]:
     layout = planned.layout
     yield "config.parallelism = ParallelismConfig("
-    yield "    data_parallel_replicate_degree=1,"
-    yield f"    data_parallel_shard_degree={layout.dp},"
-    yield f'    fsdp_reshard_after_forward="{_RESHARD[layout.zero]}",'
-    yield f"    tensor_parallel_degree={layout.tp},"
-    yield f"    context_parallel_degree={layout.cp},"
-    yield f"    expert_parallel_degree={layout.ep},"
-    yield f"    pipeline_parallel_degree={layout.pp},"
+    for key, value in written(PARALLELISM, planned).items():
+        yield f"    {key}={json.dumps(value)},"
     if layout.pp > 1:
-        yield f'    pipeline_parallel_schedule="{_SCHEDULES[layout.order]}",'
-        yield f"    pipeline_parallel_microbatch_size={layout.micro_batch},"
         yield "    module_fqns_per_model_part=["
         stages = _stages(planned, has_tower=recipe.tower == "kept")
         yield from (f"        [{', '.join(map(repr, stage))}]," for stage in stages)

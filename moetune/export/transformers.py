@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from moetune.domain.training import TokenDispatcher
+from moetune.export.keys import Setting, size, written
 from moetune.export.planned import Export, Planned, remarks
 
 _IN_FOUR_BITS = frozenset({"gpt_oss"})
@@ -42,6 +43,24 @@ _FILE = "transformers_layout.py"
 _IMPLEMENTATIONS: MappingProxyType[TokenDispatcher, str] = MappingProxyType(
     {"all_to_all": "all_to_all", "all_gather": "all_reduce"}
 )
+DISTRIBUTED = (
+    size("tp", "tp_size"),
+    size("dp", "fsdp_size", None),
+    size("ep", "ep_size"),
+    Setting(
+        name="dispatcher", keys={"ep_implementation": "all_to_all"},
+        write=lambda planned: (_implementation(planned),),
+        read=lambda name: "all_gather" if name == "all_reduce" else "all_to_all",
+    ),
+)  # fmt: skip
+"""Of `DistributedConfig`."""
+
+
+def _implementation(planned: Planned) -> str:
+    layout = planned.layout
+    return _IMPLEMENTATIONS[layout.dispatcher] if layout.ep > 1 else "auto"
+
+
 _FREED, _KEPT = "free_full_weight", "keep_full_weight"
 SHARDED: MappingProxyType[str, Mapping[str, str]] = MappingProxyType({
     "dbrx": {
@@ -71,12 +90,12 @@ from transformers.distributed import DistributedConfig
 
 MODEL = {model}
 LAYOUT = DistributedConfig(
-    tp_size={layout.tp},
-    fsdp_size={layout.dp},
+    tp_size={keys[tp_size]},
+    fsdp_size={keys[fsdp_size]},
     dp_replicate_size=1,
     pp_size=1,
-    ep_size={layout.ep},
-    ep_implementation="{implementation}",
+    ep_size={keys[ep_size]},
+    ep_implementation="{keys[ep_implementation]}",
     fsdp_mixed_precision=True,
 {sharded})
 
@@ -131,7 +150,7 @@ def transformers_export(planned: Planned) -> Export:
             else 'os.environ["MODEL"]  # the folder of its config.json and weights'
         ),
         layout=layout,
-        implementation=_IMPLEMENTATIONS[layout.dispatcher] if layout.ep > 1 else "auto",
+        keys=written(DISTRIBUTED, planned),
         num_micro_batches=planned.num_micro_batches,
         is_recomputed="full" in layout.recompute,
         is_cast=layout.dp == 1,  # with replicas FSDP casts

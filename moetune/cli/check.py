@@ -1,0 +1,65 @@
+"""`moetune check`: what a launch file runs, what stops it, and what would be better."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from moetune.cli.commands import argument, command, option
+from moetune.cli.completion import model_names
+from moetune.cli.options import PROFILE
+from moetune.cli.session import Session
+from moetune.domain.errors import InputError, QualityError
+from moetune.domain.units import parse_count
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise InputError(f"{text!r} is not NAME=VALUE", "such as TP=2")
+    return name, value
+
+
+@command(
+    "moetune check train.sh --profile h100-x8 --world-size 64",
+    argument("file", "What starts the run: a shell script with Megatron's arguments.", Path,
+             form="FILE"),
+    argument("extra", "Words behind --: those that the script gets.", form="EXTRA",
+             required=False, multiple=True),
+    option("--model", "A name, or a Hugging Face config.json. Default: by the file's sizes.",
+           form="PATH|NAME", names=model_names),
+    PROFILE,
+    option("--world-size", "Ranks. Default: the launcher's.", parse_count, form="N"),
+    option("--target", "The runtime's version, such as megatron@0.17. Default: the newest.",
+           form="TARGET"),
+    option("--set values", "A variable that the script takes from its environment.", _pair,
+           form="NAME=VALUE", multiple=True),
+    option("--write", "Write a copy of the file with a change to this file.", Path),
+    option("--take", "The change to write: a number of the list, or best. Default: 1.",
+           form="N|best", default="1"),
+)  # fmt: skip
+def check(
+    session: Session, file: Path, extra: Sequence[str], *, model: str | None, profile: str | None,
+    world_size: int | None, target: str | None, values: Sequence[tuple[str, str]],
+    write: Path | None, take: str,
+) -> int:  # fmt: skip
+    """Say what a launch file runs, what stops it, and what would be better.
+
+    The file is read and never run. Exit code 6: it cannot start as it is, or does not fit.
+    """
+    from moetune.app.check import check_file, written_change
+    from moetune.app.files import write_text
+    from moetune.app.views.check import check_document, check_sections
+    from moetune.launches.reading import Asked
+
+    asked = Asked(
+        target=target, model=model, world_size=world_size, extra=tuple(extra or ()),
+        values=dict(values or ()),
+    )  # fmt: skip
+    with session.planner(profile) as planner:
+        machine = planner.sources.profile(None, for_models=True).profile
+        launch, checked = planner.run(machine.name, check_file, file, asked, machine)
+    if write is not None:
+        write_text(write, written_change(launch, checked, take))
+    session.screen.answer(check_sections(checked), check_document(checked))
+    if write is not None:
+        session.screen.note(f"Written to {write}, with change {take}.")
+    return 0 if checked.starts else QualityError.exit_code

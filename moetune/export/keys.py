@@ -1,0 +1,73 @@
+"""Keys of a runtime with what they say of a plan: what writes them and what reads them share these.
+
+Read in reverse a table gives back the plan that it was written from.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from moetune.export.planned import Planned
+
+Value: TypeAlias = int | float | bool | str | tuple[str, ...] | tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A value of a plan, and the runtime's keys that say it.
+
+    Args:
+        name: an attribute of `FoldedLayout` or of `TrainingJob`, a fact of `Target`, or another.
+        keys: each with the value that the runtime takes where it is not given.
+        write: returns the keys' values in their order; None for a key that is left out.
+        read: returns the value that the keys' values say, in their order.
+    """
+
+    name: str
+    keys: Mapping[str, Value]
+    write: Callable[[Planned], tuple[Value, ...]]
+    read: Callable[..., object]
+
+    def of(self, values: Mapping[str, Value]) -> object:
+        """Return the value that keys say, of which those that are not given have defaults."""
+        return self.read(*(values.get(key, default) for key, default in self.keys.items()))
+
+
+def size(name: str, key: str, default: Value = 1) -> Setting:
+    """Return the setting of a layout's size, or of another number, that a single key says."""
+    return Setting(
+        name=name, keys={key: default}, write=lambda planned: (_number(planned, name),),
+        read=lambda value: value,
+    )  # fmt: skip
+
+
+def switch(name: str, key: str, writes: Callable[[Planned], bool], *, default: bool) -> Setting:
+    """Return the setting of a truth value that a single key says."""
+    return Setting(
+        name=name, keys={key: default}, write=lambda planned: (writes(planned),), read=bool
+    )
+
+
+def _number(planned: Planned, name: str) -> int:
+    source: Any = planned.job if hasattr(planned.job, name) else planned.layout
+    number: int = getattr(source, name)
+    return number
+
+
+def written(settings: Iterable[Setting], planned: Planned) -> dict[str, Value]:
+    """Return the keys that say a plan; those without a value are left out."""
+    pairs = (
+        pair for setting in settings
+        for pair in zip(setting.keys, setting.write(planned), strict=True)
+    )  # fmt: skip
+    return {key: value for key, value in pairs if value is not None}
+
+
+def read_settings(settings: Iterable[Setting], values: Mapping[str, Value]) -> dict[str, Any]:
+    """Return what keys say, by the settings' names."""
+    return {setting.name: setting.of(values) for setting in settings}
+
+
+def keys_of(settings: Iterable[Setting], name: str) -> tuple[str, ...]:
+    """Return the keys of a setting; () where there is no such one."""
+    return next((tuple(setting.keys) for setting in settings if setting.name == name), ())

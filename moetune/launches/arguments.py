@@ -1,0 +1,179 @@
+"""The command of a script that starts the training: its launcher, its arguments and its ranks."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from moetune.domain.errors import InputError
+from moetune.launches.expansion import Word
+from moetune.launches.reading import Asked, Problem
+from moetune.launches.shell import Note, ShellCommand, ShellScript
+
+_SWITCHES = ("", "true", "false")
+_ALL_OF_A_NODE = frozenset({"gpu", "auto"})
+_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+_SWIFT = frozenset({"megatron", "swift"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """An argument with its values.
+
+    Args:
+        name: without dashes, as it is written.
+    """
+
+    name: str
+    values: tuple[Word, ...]
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A command that starts a training.
+
+    Args:
+        program: the Python file or module that it runs; "" where it is none of both.
+        launcher: arguments of what starts the ranks.
+        arguments: of the program.
+        overrides: words `name=value` of the program.
+    """
+
+    program: str
+    line: int
+    launcher: tuple[Argument, ...]
+    arguments: tuple[Argument, ...]
+    overrides: tuple[Word, ...]
+    environment: Mapping[str, Word]
+    notes: tuple[Note, ...]
+
+    def ranks(self, asked: Asked) -> int:
+        """Return the ranks that are started.
+
+        Raises:
+            InputError: the launcher's numbers have no value.
+        """
+        if asked.world_size is not None:
+            return asked.world_size
+        nodes = self._count("nnodes", ("NNODES",), 1)
+        return nodes * self._count("nproc_per_node", ("NPROC_PER_NODE",), asked.devices_per_node)
+
+    def _count(self, name: str, variables: tuple[str, ...], all_of_them: int) -> int:
+        """Return a number of the launcher: nodes, or ranks of a node."""
+        values = [(argument.values[0], f"--{argument.name}") for argument in self.launcher
+                  if argument.name.replace("-", "_") == name and argument.values]  # fmt: skip
+        is_launched = bool(self.launcher)
+        if not values and not is_launched:
+            values = [(self.environment[key], key) for key in variables if key in self.environment]
+        if not values:
+            if is_launched or (name == "nnodes" and _SWIFT & {self.program}):
+                return 1
+            hint = "give the ranks: --world-size N"
+            raise InputError(f"line {self.line}: no launcher says how many ranks there are", hint)
+        word, written = values[-1]
+        if word.text in _ALL_OF_A_NODE and not word.missing:
+            return all_of_them
+        if word.missing or not word.text.isdigit() or not int(word.text):
+            what = f"line {word.line or self.line}: {written} has {word.missing or word.text}"
+            lacks = "which has no value here" if word.missing else "which is no number of ranks"
+            raise InputError(f"{what}, {lacks}", "give the ranks: --world-size N")
+        return int(word.text)
+
+
+def find_launch(script: ShellScript, known: Collection[str]) -> tuple[Launch, list[Problem]]:
+    """Return the command of a script that has most arguments that are known, and what breaks it.
+
+    Raises:
+        InputError: no command has any.
+    """
+    commands, cuts = _mended(script.commands)
+    launches = [
+        _launch(command, script.notes) for command in commands
+        if command.words[0].text not in ("echo", "printf")
+    ]  # fmt: skip
+    numbers = [
+        sum(_is_known(argument.name, known) for argument in launch.arguments)
+        + len(launch.overrides)
+        for launch in launches
+    ]
+    if not any(numbers):
+        notes = "; ".join(f"line {note.line}: {note.text}" for note in script.notes)
+        raise InputError(
+            "no command in the file starts a training with arguments that are known",
+            f"give the script whose last command starts the ranks{f' ({notes})' if notes else ''}",
+        )
+    best = numbers.index(max(numbers))
+    return launches[best], cuts
+
+
+def _is_known(name: str, known: Collection[str]) -> bool:
+    """Return whether an argument says a training: Megatron's, or a path of torchtitan's."""
+    return name.replace("-", "_") in known or name.startswith(("parallelism.", "training."))
+
+
+def _mended(commands: tuple[ShellCommand, ...]) -> tuple[list[ShellCommand], list[Problem]]:
+    """Return commands with what is cut off from them, and the lines that cut it off.
+
+    A line that begins with an argument is a command by itself: the one before does not go on.
+    """
+    mended: list[ShellCommand] = []
+    cuts = []
+    for command in commands:
+        first = command.words[0]
+        if not mended or first.missing or not re.match(r"--?[A-Za-z]", first.text):
+            mended.append(command)
+            continue
+        mended[-1] = replace(mended[-1], words=(*mended[-1].words, *command.words))
+        cuts.append(
+            Problem(
+                severity="stops", line=command.line,
+                what=f"line {command.line} begins a command with {first.text}",
+                why="the line before it does not end in a backslash, or a comment ends the command",
+                fix="a backslash at the end of the line before it, with nothing behind",
+            )
+        )  # fmt: skip
+    return mended, cuts
+
+
+def _launch(command: ShellCommand, notes: tuple[Note, ...]) -> Launch:
+    words = command.words
+    at = _program_at(words)
+    program = words[at].text.rpartition("/")[2] if at < len(words) else ""
+    before, after = words[: min(at, len(words))], words[at + 1 :]
+    is_launched = any(word.text.rpartition("/")[2] in _LAUNCHERS for word in before)
+    return Launch(
+        program=program, line=command.line,
+        launcher=tuple(arguments_of(before)) if is_launched else (),
+        arguments=tuple(arguments_of(after)),
+        overrides=tuple(word for word in after if re.match(r"\+{0,2}[A-Za-z_][\w.]*=", word.text)),
+        environment=command.environment, notes=notes,
+    )  # fmt: skip
+
+
+def _program_at(words: tuple[Word, ...]) -> int:
+    """Return the place of the program among words: a Python file, a module, or `megatron sft`."""
+    if words[0].text in _SWIFT:
+        return 0
+    for number, word in enumerate(words):
+        if word.text.endswith(".py"):
+            return number
+        is_module = number and words[number - 1].text in ("-m", "--module")
+        if is_module and word.text not in _LAUNCHERS:
+            return number
+    return len(words)
+
+
+def arguments_of(words: tuple[Word, ...]) -> Iterator[Argument]:
+    """Yield the arguments among words; a value is what follows up to the next argument."""
+    name, values, line = "", list[Word](), 0
+    for word in words:
+        if re.match(r"--?[A-Za-z_]", word.text):
+            if name:
+                yield Argument(name=name, values=tuple(values), line=line)
+            name, equals, value = word.text.lstrip("-").partition("=")
+            line = word.line
+            values = [word._replace(text=value)] if equals else []
+        elif name:
+            values.append(word)
+    if name:
+        yield Argument(name=name, values=tuple(values), line=line)

@@ -1,0 +1,101 @@
+"""Megatron-Bridge's keys, which are Megatron's fields by their paths, and what scripts say so."""
+
+from collections.abc import Iterator
+
+from moetune.domain.errors import InputError
+from moetune.domain.megatron_models import RECIPES
+from moetune.domain.targets import find_target
+from moetune.export.keys import Value
+from moetune.launches.arguments import Argument, Launch
+from moetune.launches.entries import Entry
+from moetune.launches.expansion import Scope, Word, plain
+from moetune.launches.keyed import misspelt
+from moetune.launches.megatron import KEYS, MegatronArguments, plain_value, reading_of
+from moetune.launches.reading import Asked, Given, Problem, Reading
+
+_RECIPE = "megatron.bridge.recipes"
+_DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16"}
+_FROM_RECIPE = "values that the recipe sets and the file does not are read as Megatron's defaults"
+
+
+def bridge_entries(launch: Launch) -> tuple[Entry, ...]:
+    """Return the overrides of a command, such as `model.tensor_model_parallel_size=4`."""
+    pairs = ((word.text.lstrip("+").partition("="), word.line) for word in launch.overrides)
+    entries = tuple(Entry(path, plain_value(value), line) for (path, _, value), line in pairs)
+    return entries if any(_leaf(entry) in KEYS for entry in entries) else ()
+
+
+def titan_entries(launch: Launch) -> tuple[Entry, ...]:
+    """Return the paths of torchtitan's arguments, such as `--training.seq_len`."""
+    return tuple(
+        Entry(argument.name, plain_value(argument.values[0].text), argument.line)
+        for argument in launch.arguments if "." in argument.name and argument.values
+    )  # fmt: skip
+
+
+def yaml_launch(entries: tuple[Entry, ...], asked: Asked) -> Launch:
+    """Return Megatron's arguments as a YAML file has them under MODEL_ARGS."""
+    scope = Scope({name: (plain(value, 0),) for name, value in asked.values.items()})
+    arguments, environment = [], {}
+    for entry in entries:
+        section, _, key = entry.path.partition(".")
+        if section == "ENV_VARS":
+            environment[key] = Word(str(entry.value), entry.line)
+        elif key.startswith("--") and entry.value is not False:
+            parts = entry.value if isinstance(entry.value, tuple) else (entry.value,)
+            texts = [text for part in parts if part is not True for text in str(part).split()]
+            words = [word for text in texts for word in scope.words(text, entry.line)]
+            arguments.append(
+                Argument(name=key.removeprefix("--"), values=tuple(words), line=entry.line)
+            )
+    return Launch(
+        program="", line=1, launcher=(), arguments=tuple(arguments), overrides=(),
+        environment=environment, notes=(),
+    )  # fmt: skip
+
+
+def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Reading:
+    """Return the training of Megatron-Bridge's keys.
+
+    Raises:
+        InputError: a value is missing or wrong, or neither the file nor `--model` names the model.
+    """
+    target = find_target(asked.target or "bridge")
+    given = {_leaf(entry): Given(value=_value(entry), written=entry.path, line=entry.line)
+             for entry in entries if _leaf(entry) in KEYS}  # fmt: skip
+    name = asked.model or next(_recipes(entries), None)
+    if name is None:
+        raise InputError("the file names no recipe that is known", "name the model with --model")
+    if asked.world_size is None:
+        raise InputError("the file does not say how many ranks there are", "give --world-size N")
+    values = {key: found.value for key, found in given.items()}
+    reduces = next((entry for entry in entries if _leaf(entry) == "grad_reduce_in_fp32"), None)
+    if reduces is not None:
+        values["grad_reduce_in_bf16"] = not reduces.value
+    note = Problem(severity="note", line=None, what=_FROM_RECIPE, why="the recipe is not run")
+    arguments = MegatronArguments(
+        given=given, values={"bf16": True, "moe_token_dispatcher_type": "alltoall", **values},
+        problems=(*misspelt(entries, KEYS, "stops", f"{target.label}: {target.source}"), note),
+    )  # fmt: skip
+    return reading_of(arguments, target, asked.world_size, model=name, line=line)
+
+
+def _leaf(entry: Entry) -> str:
+    leaf = entry.path.rpartition(".")[2]
+    return "seq_length" if leaf == "sequence_length" else leaf
+
+
+def _value(entry: Entry) -> Value:
+    value: Value = _DTYPES.get(str(entry.value), entry.value)
+    return value
+
+
+def _recipes(entries: tuple[Entry, ...]) -> Iterator[str]:
+    """Yield the models of the recipes that a file names."""
+    names = {recipe.function: name for name, recipe in RECIPES.items()}
+    for entry in entries:
+        for word in (entry.path.removeprefix("import."), entry.value):
+            if isinstance(word, str) and word in names:
+                yield names[word]
+        if entry.path.endswith(".0") and isinstance(entry.value, str) and "/" in entry.value:
+            yield entry.value

@@ -1,0 +1,205 @@
+"""Keys and values of TOML, JSON, YAML and Python configurations, each with its line."""
+
+import ast
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from moetune.domain.errors import InputError
+
+_TOML_KEY = re.compile(r"\s*(?:\[+\s*([\w.\"'-]+)\s*\]+|([\w.\"'-]+)\s*=)")
+_JSON_KEY = re.compile(r'"((?:[^"\\]|\\.)*)"\s*:')
+_YAML_LINE = re.compile(r"( *)(- )?(?:([\w.\"'/-]+)\s*:(?:\s+|$))?(.*)")
+
+
+class Entry(NamedTuple):
+    """A value of a configuration.
+
+    Args:
+        path: its keys, with points between them.
+    """
+
+    path: str
+    value: Any
+    line: int
+
+
+def entries_of(name: str, text: str) -> tuple[Entry, ...]:
+    """Return the values of a configuration, by its ending.
+
+    Raises:
+        InputError: the text is none of that kind, or has a key twice.
+    """
+    ending = name.rpartition(".")[2].lower()
+    try:
+        match ending:
+            case "toml":
+                return tuple(_with_lines(_flat(tomllib.loads(text)), _toml_lines(text)))
+            case "json":
+                return tuple(_of_json(text))
+            case "py":
+                return tuple(_of_python(ast.parse(text)))
+            case _:
+                return tuple(_of_yaml(text))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{name} is no TOML: {error}", "mend that line") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{name} is no JSON: {error}", "mend that line") from None
+    except SyntaxError as error:
+        raise InputError(f"{name} is no Python: {error}", "mend that line") from None
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        path = f"{before}.{key}" if before else key
+        if isinstance(value, Mapping):
+            yield from _flat(value, path)
+        else:
+            yield path, tuple(value) if isinstance(value, list) else value
+
+
+def _with_lines(pairs: Iterator[tuple[str, Any]], lines: Mapping[str, int]) -> Iterator[Entry]:
+    for path, value in pairs:
+        yield Entry(path, value, lines.get(path, 1))
+
+
+def _toml_lines(text: str) -> dict[str, int]:
+    lines, section = {}, ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        match = _TOML_KEY.match(line)
+        if match and match[1]:
+            section = match[1].replace('"', "")
+        elif match:
+            key = match[2].replace('"', "")
+            lines[f"{section}.{key}" if section else key] = number
+    return lines
+
+
+def _of_json(text: str) -> Iterator[Entry]:
+    """Yield the values; keys stand in the text in the order in which they are met."""
+    lines = [text.count("\n", 0, match.start()) + 1 for match in _JSON_KEY.finditer(text)]
+    numbers = iter(lines)
+
+    def pairs(items: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        names = [name for name, _ in items]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise InputError(f'key "{twice}" is given twice', "keep one of them")
+        return items
+
+    def walked(value: Any, path: str) -> Iterator[Entry]:  # noqa: ANN401 - of any kind
+        is_object = isinstance(value, list) and all(isinstance(item, tuple) for item in value)
+        if is_object and value:
+            for key, inner in value:
+                line = next(numbers)
+                yield from _on_line(walked(inner, f"{path}.{key}" if path else key), line, inner)
+        elif isinstance(value, list):
+            for item in value:
+                yield from walked(item, path)
+        else:
+            yield Entry(path, value, 0)
+
+    document = json.loads(text, object_pairs_hook=pairs)
+    yield from walked(document, "")
+
+
+def _on_line(entries: Iterator[Entry], line: int, value: object) -> Iterator[Entry]:
+    """Yield entries, a plain value with the line of its key."""
+    for entry in entries:
+        yield entry if isinstance(value, list) and entry.line else entry._replace(line=line)
+
+
+def _of_yaml(text: str) -> Iterator[Entry]:
+    """Yield the values of nested mappings with scalars and lists of scalars, as launchers write."""
+    above: list[tuple[int, str]] = []
+    seen: dict[str, int] = {}
+    items: dict[str, tuple[list[Any], int]] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        plain = re.sub(r"(^|\s)#.*", "", line).rstrip()
+        match = _YAML_LINE.fullmatch(plain)
+        if not plain.strip() or plain.strip() in ("---", "..."):
+            continue
+        if match is None or "\t" in plain[: len(plain) - len(plain.lstrip())]:
+            raise InputError(f"line {number} is no YAML that is read here", "write key: value")
+        indent, key, rest = len(match[1]), match[3], match[4].strip()
+        above = [(depth, name) for depth, name in above if depth < indent or match[2]]
+        if key is None:
+            path = ".".join(name for _, name in above)
+            items.setdefault(path, ([], seen.get(path, number)))[0].append(_scalar(rest))
+            continue
+        above = [(depth, name) for depth, name in above if depth < indent]
+        path = ".".join([*(name for _, name in above), key.strip("\"'")])
+        if path in seen:
+            raise InputError(f"line {number}: {path} is given twice", "keep one of them")
+        seen[path] = number
+        if rest:
+            yield Entry(path, _scalar(rest), number)
+        else:
+            above.append((indent, key.strip("\"'")))
+    for path, (values, number) in items.items():
+        yield Entry(path, tuple(values), number)
+
+
+def _scalar(text: str) -> Any:  # noqa: ANN401 - of any kind
+    """Return the value of a YAML scalar, or of a list in brackets."""
+    if text.startswith("[") and text.endswith("]"):
+        return tuple(_scalar(part.strip()) for part in text[1:-1].split(",") if part.strip())
+    if text[:1] in "\"'" and text[-1:] == text[:1]:
+        return text[1:-1]
+    words: Mapping[str, Any] = {"true": True, "false": False, "null": None, "~": None, "": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _of_python(tree: ast.Module) -> Iterator[Entry]:
+    """Yield what statements assign to attributes, and named arguments of what they call."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=str() as module, names=names):
+                for alias in names:
+                    yield Entry(f"import.{alias.name}", module, node.lineno)
+            case ast.Assign(targets=[target], value=value):
+                yield from _assigned(_path(target), value)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                yield from _assigned(_path(target), value)
+            case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))):
+                yield Entry(name, value=True, line=node.lineno)
+            case ast.Return(value=ast.Call() as value):
+                yield from _assigned("", value)
+            case _:
+                continue
+
+
+def _path(target: ast.expr) -> str:
+    """Return "training.seq_len" of `config.training.seq_len`, and a plain name as it is."""
+    text = ast.unparse(target)
+    return text.partition(".")[2] or text
+
+
+def _assigned(path: str, value: ast.expr) -> Iterator[Entry]:
+    if isinstance(value, ast.Call):
+        yield Entry(path, ast.unparse(value.func), value.lineno)
+        for number, argument in enumerate(value.args):
+            yield from _assigned(f"{path}.{number}", argument)
+        for word in value.keywords:
+            if word.arg is not None:
+                yield from _assigned(f"{path}.{word.arg}", word.value)
+        return
+    try:
+        plain = ast.literal_eval(value)
+    except ValueError:
+        yield Entry(path, ast.unparse(value), value.lineno)
+        return
+    if isinstance(plain, Mapping):
+        for inner, item in _flat(plain, path):
+            yield Entry(inner, item, value.lineno)
+    else:
+        yield Entry(path, tuple(plain) if isinstance(plain, list) else plain, value.lineno)

@@ -1,0 +1,255 @@
+"""torchtitan, DeepSpeed and transformers: configurations whose keys say a layout and a batch."""
+
+import difflib
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moetune.domain.errors import InputError
+from moetune.domain.pipeline import V_SCHEDULES, StageLetters, even_stages
+from moetune.domain.targets import find_target
+from moetune.domain.torch_rules import RECIPES
+from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.export.deepspeed import CONFIG
+from moetune.export.keys import Setting, Value, read_settings, size, written
+from moetune.export.planned import Planned
+from moetune.export.torchtitan import BACKEND, PARALLELISM, TRAINING
+from moetune.export.transformers import DISTRIBUTED
+from moetune.huggingface.registry import find_decoder_model, model_names, named_model
+from moetune.launches.entries import Entry
+from moetune.launches.reading import (
+    Asked,
+    Given,
+    Problem,
+    Reading,
+    Severity,
+    lines_of,
+    rows_of,
+)
+
+Found = dict[str, Any]
+_NEAR = 0.95
+_NUMBERS = frozenset({"dp", "tp", "cp", "pp", "ep", "local", "copies", "global_batch", "length"})
+_FILLED_IN = {"dp": None, "tp": None}
+"""What the ranks say where the file does not."""
+_POLICIES = {"full": ("full",), "selective": ("selective",), "none": ()}
+_ALIASES = {
+    "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
+    "max_seq_length": "seq_len", "max_length": "seq_len", "model_max_length": "seq_len",
+    "model_name_or_path": "model_name", "zero_stage": "zero_optimization.stage",
+    "MODEL": "model_name", "parallelism_config_tp_size": "tp_size",
+}  # fmt: skip
+_HUGGING_FACE = (
+    size("length", "seq_len", None),
+    Setting(
+        name="recompute", read=lambda *are_on: ("full",) if any(are_on) else (),
+        keys={"gradient_checkpointing": False, "fsdp_activation_checkpointing": False,
+              "gradient_checkpointing_enable": False},
+        write=lambda planned: ("full" in planned.layout.recompute, None, None),
+    ),
+    Setting(name="total", keys={"train_batch_size": None}, read=lambda total: total,
+            write=lambda _: (None,)),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """A runtime's configuration.
+
+    Args:
+        unknown: how grave a key is that it does not have.
+        arrange: completes what its keys say to a layout's and a job's values, for so many ranks.
+    """
+
+    target: str
+    settings: tuple[Setting, ...]
+    arrange: Callable[[Found, Mapping[str, Any], int], None]
+    unknown: Severity = "stops"
+
+
+def _titan(found: Found, values: Mapping[str, Any], ranks: int) -> None:
+    shards = found["dp"]
+    sharers = found["tp"] * found["cp"] * found["pp"]
+    copies = found.pop("copies")
+    found["dp"] = max(1, ranks // sharers) if shards == -1 else shards * copies
+    schedule, micro_batch = found.pop("schedule")
+    local, is_piped = found.pop("local"), found["pp"] > 1
+    found["micro_batch"] = micro_batch if is_piped else local
+    if found["global_batch"] == -1:
+        found["global_batch"] = local * found["dp"]
+    found["zero"] = found["zero"] or (2 if is_piped else 3)
+    if is_piped:
+        if schedule is None:
+            given = values.get("pipeline_parallel_schedule")
+            raise InputError(f"schedule {given} is not planned", "use 1F1B or Interleaved1F1B")
+        found["schedule"] = schedule
+        found["stages"] = values.get("module_fqns_per_model_part")
+        several = schedule in V_SCHEDULES or schedule == "interleaved"
+        found["vpp"] = 2 if several else 1  # of torchtitan where nothing says the stages
+    policy = values.get("activation_checkpoint") or values.get("activation_checkpoint.mode")
+    is_left_out = "activation_checkpoint" in values and policy is None
+    name = "none" if is_left_out else str(policy).removesuffix("AC.Config").lower()
+    found["recompute"] = _POLICIES.get(name, ("selective",))
+    if "MXFP8" in str(values.get("converters", "")):
+        found["dtype"] = "mxfp8"
+
+
+def _hugging_face(found: Found, _: Mapping[str, Any], ranks: int) -> None:
+    found["tp"] = found["tp"] or 1
+    found["dp"] = max(1, ranks // found["tp"])
+    steps, total = found.pop("accumulated"), found.pop("total")
+    if not isinstance(found["micro_batch"], int) and isinstance(total, int):
+        found["micro_batch"] = max(1, total // (steps * found["dp"]))
+    if not isinstance(found["micro_batch"], int) or not isinstance(steps, int):
+        raise InputError(
+            "nothing says the sequences of a micro-batch, or the steps that are accumulated",
+            "-- --per_device_train_batch_size 1 --gradient_accumulation_steps 8",
+        )
+    found["global_batch"] = found["micro_batch"] * steps * found["dp"]
+    found.setdefault("zero", 3)
+
+
+TITAN = Dialect(target="torchtitan", settings=(*PARALLELISM, *TRAINING, BACKEND), arrange=_titan)
+DEEPSPEED = Dialect(
+    target="deepspeed", settings=(*CONFIG, *_HUGGING_FACE), arrange=_hugging_face,
+    unknown="note",  # it ignores them
+)  # fmt: skip
+TRANSFORMERS = Dialect(
+    target="transformers", settings=(*CONFIG[:2], *DISTRIBUTED, *_HUGGING_FACE),
+    arrange=_hugging_face,
+)  # fmt: skip
+
+
+def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Reading:
+    """Return the training that a configuration says.
+
+    Raises:
+        InputError: a value is missing or wrong, or the model is not named.
+    """
+    given = {key: Given(value=value, written=entry.path, line=entry.line)
+             for entry in entries for key, value in _keys(dialect, entry)}  # fmt: skip
+    values = {key: found.value for key, found in given.items()}
+    ranks = asked.world_size or _ranks(values)
+    if ranks is None:
+        raise InputError("the file does not say how many ranks there are", "give --world-size N")
+    found = read_settings(dialect.settings, values)
+    for name, number in found.items():
+        if number is None and name == "length":
+            raise InputError("nothing says the tokens of a sequence", "-- --max_seq_length 4096")
+    for name in _NUMBERS & found.keys():
+        if not isinstance(found[name], int) and found[name] != _FILLED_IN.get(name, found):
+            raise InputError(f"{name} is {found[name]!r}, which is no number", "give a number")
+    dialect.arrange(found, values, ranks)
+    target = find_target(asked.target or dialect.target)
+    named = asked.model or _model(values)
+    if named is None:
+        raise InputError("the file does not name its model", "name it with --model")
+    model = find_decoder_model(named, world_size=ranks)
+    if model.decoder is None:
+        raise InputError(f"{named} is a single layer, not a model", "name a whole model")
+    facts = {"hides_gradients": found.pop("hides_gradients", target.hides_gradients)}
+    job = TrainingJob(
+        decoder=model.decoder, world_size=ranks, global_batch=found.pop("global_batch"),
+        length=found.pop("length"), dtype=found.pop("dtype", "bfloat16"),
+        leaves_room=model.decoder.num_moe_layers > 0, optimizer=target.optimizers[0],
+    )  # fmt: skip
+    if found.get("pp", 1) > 1:
+        found["stages"] = _stages(found.get("stages"), found, model.decoder)
+        found["vpp"] = max(1, len(found["stages"]) // found["pp"])
+    layout = FoldedLayout(**found)
+    return Reading(
+        target=target, decoder=model.decoder, model_words=f"{model.title}, by its name", job=job,
+        layout=layout, given=given, values=values, facts=facts,
+        rows=tuple(rows_of(dialect.settings, given, layout, job)),
+        lines=lines_of(dialect.settings, given),
+        problems=(
+            *misspelt(entries, [key for setting in dialect.settings for key in setting.keys],
+                      dialect.unknown, f"{target.label}: {target.source}"),
+            *_problems(values, given),
+        ),
+    )  # fmt: skip
+
+
+def _keys(dialect: Dialect, entry: Entry) -> Iterator[tuple[str, Any]]:
+    """Yield the keys of a dialect that an entry says: a path, or the end of one."""
+    leaf = entry.path.rpartition(".")[2]
+    leaf = _ALIASES.get(leaf, leaf)
+    keys = {key for setting in dialect.settings for key in setting.keys}
+    dotted = next((key for key in keys if f".{entry.path}".endswith(f".{key}")), None)
+    yield dotted or (leaf if leaf in keys or "." not in leaf else entry.path), entry.value
+    if "." in entry.path or leaf != entry.path:
+        yield entry.path, entry.value
+    if leaf in keys and leaf != dotted:
+        yield leaf, entry.value
+
+
+def _ranks(values: Mapping[str, Any]) -> int | None:
+    """Return the ranks of an accelerate file, or of a layout that names its replicas."""
+    if isinstance(values.get("num_processes"), int):
+        return int(values["num_processes"])
+    return None
+
+
+def _model(values: Mapping[str, Any]) -> str | None:
+    """Return the model that a file names: a flavor of torchtitan's, or one of Hugging Face's."""
+    module = str(values.get("import.model_registry", ""))
+    family = values.get("model.name") or module.rpartition(".")[2]
+    flavor = values.get("model.flavor") or values.get("model_spec.0")
+    for recipe in RECIPES:
+        if (recipe.family, recipe.flavor) == (family, flavor):
+            decoders = (named_model(name).decoder for name in model_names())
+            return next((row.name for row in decoders if recipe.is_of(row)), None)
+    named = values.get("model_name")
+    return str(named) if named else None
+
+
+def _stages(names: Any, found: Found, decoder: Any) -> StageLetters:  # noqa: ANN401
+    """Return the stages of torchtitan's names of modules, or as many as the schedule has."""
+    predictions = 0
+    if not names:
+        return even_stages(decoder.num_layers, predictions, found["pp"] * found["vpp"])
+    words = []
+    for part in names:
+        count = sum(name.startswith("layers.") for name in part)
+        begins, ends = "tok_embeddings" in part, "lm_head" in part or "output" in part
+        words.append("E" * begins + "t" * count + "L" * ends)
+    return tuple(words)
+
+
+def misspelt(
+    entries: Iterable[Entry], known: Collection[str], severity: Severity, why: str
+) -> Iterator[Problem]:
+    """Yield keys that are a letter or two from a known one."""
+    leaves = {key.rpartition(".")[2] for key in known}
+    for entry in entries:
+        leaf = entry.path.rpartition(".")[2]
+        near = difflib.get_close_matches(leaf, leaves - {leaf}, n=1, cutoff=_NEAR)
+        if near and leaf not in leaves and leaf not in _ALIASES:
+            fix = f"did you mean {near[0]}?"
+            yield Problem(severity=severity, line=entry.line, what=f"{entry.path} is unknown",
+                          why=why, fix=fix)  # fmt: skip
+
+
+def _problems(values: Mapping[str, Any], given: Mapping[str, Given]) -> Iterator[Problem]:
+    copies = values.get("data_parallel_replicate_degree", 1)
+    if isinstance(copies, int) and copies > 1:
+        yield Problem(
+            severity="note", line=given["data_parallel_replicate_degree"].line,
+            what="replicas that do not share shards are priced as if all shared them",
+        )  # fmt: skip
+    for path, place in given.items():
+        if re.search(r"offload_(optimizer|param)\.device$", path) and place.value == "cpu":
+            what = f"{path}: states in host memory are not priced for DeepSpeed"
+            yield Problem(severity="note", line=place.line, what=what)
+
+
+def keyed_changes(dialect: Dialect, reading: Reading, layout: FoldedLayout) -> dict[str, Value]:
+    """Return the keys that another layout has otherwise."""
+    before, after = (
+        written(dialect.settings, Planned(plan_id="", job=reading.job, layout=row,
+                                          target=reading.target))
+        for row in (reading.layout, layout)
+    )  # fmt: skip
+    keys = dict.fromkeys((*before, *after))
+    return {key: after.get(key) for key in keys if before.get(key) != after.get(key)}

@@ -1,0 +1,389 @@
+"""Megatron-LM's arguments, and those of ms-swift that it passes on: the job and its layout."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from moetune.domain.errors import InputError
+from moetune.domain.pipeline import (
+    StageLetters,
+    even_stages,
+    read_stages,
+    stage_words,
+    stages_of_sizes,
+)
+from moetune.domain.targets import MegatronCore, Target, find_target
+from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.export.keys import Value, read_settings
+from moetune.export.megatron import FLAGS, NEGATIVES
+from moetune.export.megatron_values import SETTINGS
+from moetune.launches.arguments import Argument, Launch
+from moetune.launches.megatron_sizes import SIZES, recognise
+from moetune.launches.reading import Asked, Given, Problem, Reading, Row, lines_of, rows_of
+
+_NAMES = Path(__file__).with_name("megatron_arguments.txt")
+STAGES = (
+    "pipeline_model_parallel_layout", "num_layers_per_virtual_pipeline_stage",
+    "num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size",
+    "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
+    "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
+)  # fmt: skip
+_OTHERS = (
+    "tp_comm_overlap", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl",
+    "moe_enable_deepep", "moe_shared_expert_overlap", "moe_permute_fusion", "ckpt_format", "fp16",
+    "use_torch_fsdp2", "fp8_param_gather", "recompute_activations", "use_custom_fsdp",
+)  # fmt: skip
+KEYS = frozenset(
+    {*(key for setting in SETTINGS for key in setting.keys), *STAGES, *_OTHERS, *SIZES}
+)
+"""Keys that say a layout, a job or a model's sizes."""
+_MAY_BE_NONE = frozenset({"cpu_offloading_num_layers", "mtp_num_layers", "recompute_num_layers"})
+_NUMBERS = frozenset(
+    {key for setting in SETTINGS for key, default in setting.keys.items() if key.endswith("_size")}
+    | {key for key in SIZES if key.startswith(("num_", "kv_", "q_lora")) or key.endswith("_size")}
+    | {key for key in STAGES if "num" in key or key.endswith("_size")}
+    | {"seq_length", "moe_router_topk", "cpu_offloading_num_layers", "mtp_num_layers"}
+)
+"""Keys of whole numbers."""
+_LISTS = frozenset({"recompute_modules", "cuda_graph_modules", "cuda_graph_scope"})
+_SWITCHES = frozenset(
+    {key for setting in SETTINGS for key, default in setting.keys.items() if default is False}
+    | {"swiglu", "group_query_attention", "untie_embeddings_and_output_weights", "qk_layernorm",
+       "multi_latent_attention", "add_qkv_bias", "squared_relu", "fp16", "moe_permute_fusion",
+       "tp_comm_overlap", "cross_entropy_loss_fusion"}
+)  # fmt: skip
+"""Keys without a value."""
+_FIELDS = MappingProxyType({flag.removeprefix("--"): field for field, flag in FLAGS.items()})
+_FALSE = MappingProxyType({flag.removeprefix("--"): field for field, flag in NEGATIVES.items()})
+_SHARDING_CORE: MegatronCore = (0, 18)
+"""First core whose FSDP shards all where no strategy is given."""
+_SWIFT_KEYS = MappingProxyType({"max_length": "seq_length"})
+_SWIFT_DEFAULTS: Mapping[str, Value] = MappingProxyType({
+    "micro_batch_size": 1, "global_batch_size": 16, "recompute_granularity": "selective",
+    "recompute_modules": ("core_attn",), "use_distributed_optimizer": True, "bf16": True,
+    "expert_tensor_parallel_size": 1, "moe_token_dispatcher_type": "alltoall",
+    "moe_grouped_gemm": True,
+})  # fmt: skip
+"""modelscope/ms-swift, `swift/megatron/arguments/megatron_args.py`."""
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""Variable of the environment that the arguments' rules ask for."""
+SWIFT = "megatron"
+"""Program of ms-swift's command."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MegatronArguments:
+    """Arguments as fields of Megatron's classes.
+
+    Args:
+        given: by field.
+        values: given ones and defaults that differ from a setting's.
+        unknown: names that Megatron-LM of no version, or not of this one, has.
+    """
+
+    given: Mapping[str, Given]
+    values: Mapping[str, Value]
+    problems: tuple[Problem, ...]
+
+
+@cache
+def known_names(core: MegatronCore) -> frozenset[str]:
+    """Return the arguments of Megatron-LM of a version, without dashes."""
+    names: set[str] = set()
+    for line in _NAMES.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            continue
+        if line.startswith("["):
+            if tuple(map(int, line[1:-1].split("."))) > core:
+                break
+            continue
+        words = line.split()
+        names |= {word for word in words if not word.startswith("-")}
+        names -= {word[1:] for word in words if word.startswith("-")}
+    return frozenset(names)
+
+
+def read_megatron(launch: Launch, asked: Asked) -> Reading:
+    """Return the training that a command with Megatron's arguments starts.
+
+    Raises:
+        InputError: a value is missing or wrong, or the model is not known.
+    """
+    target = find_target(asked.target or "megatron")
+    arguments = _fields_of(launch, target)
+    model = asked.model or _named(launch)
+    return reading_of(arguments, target, launch.ranks(asked), model=model, line=launch.line)
+
+
+def reading_of(
+    arguments: MegatronArguments, target: Target, ranks: int, *, model: str | None, line: int
+) -> Reading:
+    """Return the training of fields of Megatron's classes.
+
+    Args:
+        model: its name; None to find it by its sizes.
+        line: of what starts the training.
+
+    Raises:
+        InputError: a value is missing or wrong, or the model is not known.
+    """
+    values = arguments.values
+    for key in _NUMBERS & values.keys():
+        _check_number(key, values[key], arguments.given.get(key))
+    for key, wanted in (("micro_batch_size", "a micro-batch"), ("seq_length", "a length")):
+        if not isinstance(values.get(key), int):
+            what = f"line {line}: nothing gives {flag_of_key(key)}"
+            raise InputError(what, f"give it {wanted}")
+    decoder, words = recognise(values, name=model)
+    found = read_settings(SETTINGS, values)
+    if found["dispatcher"] is None:
+        raise InputError(
+            f"{values.get('moe_flex_dispatcher_backend')} is no dispatcher that is planned",
+            "use allgather, alltoall, or flex with deepep or hybridep",
+        )
+    layout = _layout(found, values, ranks, decoder)
+    job = TrainingJob(
+        decoder=decoder, world_size=ranks, length=found["length"],
+        global_batch=found["global_batch"] or layout.micro_batch * layout.dp,
+        dtype=found["narrow"] or "bfloat16",
+        optimizer=found["optimizer"], leaves_room=decoder.num_moe_layers > 0,
+    )  # fmt: skip
+    return Reading(
+        target=target, decoder=decoder, model_words=words, job=job, layout=layout,
+        given=arguments.given, values=values, facts=_facts(found, values, target),
+        rows=tuple(_rows(arguments.given, layout, job)), lines=_lines(arguments.given),
+        problems=arguments.problems,
+    )  # fmt: skip
+
+
+def _check_number(key: str, value: Value, given: Given | None) -> None:
+    """Raise InputError where a size is no whole number from 1 on, or from 0 where it may be 0."""
+    least = 0 if key in _MAY_BE_NONE else 1
+    if value is None or (isinstance(value, int) and value is not True and value >= least):
+        return
+    place = f"line {given.line}: {given.written}" if given else key
+    raise InputError(f"{place} is {value!r}, which is no number from {least} on", "give a number")
+
+
+def _named(launch: Launch) -> str | None:
+    """Return the model that ms-swift's command names."""
+    if launch.program != SWIFT:
+        return None
+    named = (argument.values[0].text for argument in launch.arguments
+             if argument.name == "model" and argument.values)  # fmt: skip
+    return next(named, None)
+
+
+def _fields_of(launch: Launch, target: Target) -> MegatronArguments:
+    is_swift = launch.program == SWIFT
+    given: dict[str, Given] = {}
+    problems: list[Problem] = []
+    for argument in launch.arguments:
+        if is_swift and argument.name == "tuner_type" and argument.values[0].text != "full":
+            what = f"line {argument.line}: --tuner_type {argument.values[0].text}"
+            raise InputError(f"{what} trains adapters, which are not planned", "use full")
+        field, is_on = _field(argument.name, is_swift=is_swift)
+        if field not in KEYS:
+            continue
+        value = _value(argument, field) if is_on else False
+        problems += _unset(argument)
+        written = f"--{argument.name}"
+        before = given.get(field)
+        if before is not None and before.value != value:
+            places = f"{before.value} {_place(before.line)} and {value} {_place(argument.line)}"
+            problems.append(
+                Problem(severity="note", line=argument.line, what=f"{written} is {places}",
+                        why="the last one counts", fix="keep one of them")
+            )  # fmt: skip
+        given[field] = Given(value=value, written=written, line=argument.line)
+    word = launch.environment.get(CONNECTIONS)
+    if word is not None and not word.missing:
+        value = plain_value(word.text)
+        given[CONNECTIONS] = Given(value=value, written=CONNECTIONS, line=word.line)
+    values = {field: found.value for field, found in given.items()}
+    defaults: dict[str, Value] = dict(_SWIFT_DEFAULTS) if is_swift else {}
+    if (target.core or (0, 16)) < _SHARDING_CORE:
+        defaults["data_parallel_sharding_strategy"] = "no_shard"
+    return MegatronArguments(
+        given=given, values=_resolved(defaults | values), problems=tuple(problems)
+    )
+
+
+def _unset(argument: Argument) -> Iterator[Problem]:
+    """Yield variables among an argument's words that have no value, and are read as empty."""
+    for word in argument.values:
+        if word.missing.startswith("$") and not word.text and argument.name != "tokenizer-model":
+            what = f"{word.missing} has no value here, and is read as empty"
+            yield Problem(severity="note", line=word.line, what=what, fix="--set NAME=VALUE")
+
+
+def _place(line: int) -> str:
+    return f"in line {line}" if line else "behind --"
+
+
+def _field(name: str, *, is_swift: bool) -> tuple[str, bool]:
+    """Return the field of an argument, and whether it is on; "" where it is no spelling of one."""
+    if is_swift:
+        plain = name.replace("-", "_")
+        return _SWIFT_KEYS.get(plain, _FIELDS.get(name.replace("_", "-"), plain)), True
+    if "_" in name:
+        return "", True
+    if name in _FALSE:
+        return _FALSE[name], False
+    return _FIELDS.get(name, name.replace("-", "_")), True
+
+
+def _resolved(values: dict[str, Value]) -> dict[str, Value]:
+    """Return values with what older names of arguments mean."""
+    if values.get("recompute_activations"):
+        values["recompute_granularity"] = "selective"
+    if values.get("moe_enable_deepep"):
+        values["moe_flex_dispatcher_backend"] = "deepep"
+    if values.get("use_custom_fsdp"):
+        values["use_megatron_fsdp"] = True
+    return values
+
+
+def _value(argument: Argument, field: str) -> Value:
+    """Return the value of an argument's words; behind a switch, or behind a value, come others.
+
+    Raises:
+        InputError: a variable has no value.
+    """
+    texts = [word.text for word in argument.values if not word.missing]
+    missing = next((word for word in argument.values if word.missing), None)
+    is_first = missing is not None and argument.values[0] is missing
+    if missing is not None and is_first and field not in (*_SWITCHES, "tokenizer_model"):
+        name = missing.missing.strip("${}")
+        hint = (
+            f"--set {name}=VALUE, or as a word behind --" if name.isidentifier() else "in its place"
+        )
+        raise InputError(
+            f"line {missing.line or argument.line}: --{argument.name} has {missing.missing}, which "
+            "has no value here", f"give it one: {hint}",
+        )  # fmt: skip
+    if field in _LISTS:
+        return tuple(texts)
+    return plain_value(texts[0]) if texts else True
+
+
+def plain_value(text: str) -> Value:
+    """Return the number, truth value or text that a word is."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "True": True, "false": False, "False": False, "none": None,
+            "None": None}.get(text, text)  # fmt: skip
+
+
+def _layout(
+    found: Mapping[str, Any],
+    values: Mapping[str, Any],
+    ranks: int,
+    decoder: Any,  # noqa: ANN401
+) -> FoldedLayout:
+    """Return the layout; where ranks do not divide, as many replicas as there is room for."""
+    tp, cp, pp = (int(found[name] or 1) for name in ("tp", "cp", "pp"))
+    is_routed = decoder.num_moe_layers > 0
+    stages = _stages(values, pp, decoder)
+    vpp = 1 if stages is None else max(1, len(stages) // pp)
+    return FoldedLayout(
+        dp=max(1, ranks // (tp * cp * pp)), tp=tp, cp=cp, pp=pp, vpp=vpp, stages=stages,
+        ep=int(found["ep"] or 1), etp=int(found["etp"] or tp) if is_routed else 1,
+        micro_batch=int(found["micro_batch"]), recompute=found["recompute"],
+        dispatcher=found["dispatcher"] if is_routed else "all_to_all", overlap=found["overlap"],
+        zero=found["zero"], cuda_graphs=found["cuda_graphs"],
+        offload_activations=int(found["offloaded_layers"] or 0) / decoder.num_layers,
+        offload_optimizer=found["offload_optimizer"],
+    )  # fmt: skip
+
+
+def _stages(values: Mapping[str, Any], pp: int, decoder: Any) -> StageLetters | None:  # noqa: ANN401
+    """Return the modules of each stage; None without a pipeline."""
+    if pp == 1:
+        return None
+    if letters := values.get("pipeline_model_parallel_layout"):
+        return read_stages(str(letters))
+    predictions, layers = len(decoder.predictions), decoder.num_layers
+    vpp = _virtual(values, pp, layers)
+    sizes = [word.count("t") for word in even_stages(layers, predictions, pp * vpp)]
+    ends = [values.get(f"num_layers_in_{end}_pipeline_stage") for end in ("first", "last")]
+    if any(isinstance(size, int) for size in ends):
+        sizes = _uneven(layers, pp, vpp, ends)
+    adds_embedding, adds_loss = (values.get(f"account_for_{end}_in_pipeline_split")
+                                 for end in ("embedding", "loss"))  # fmt: skip
+    if adds_embedding or adds_loss:
+        each, rest = divmod(layers + bool(adds_embedding) + bool(adds_loss), pp * vpp)
+        sizes = [each] * (pp * vpp)
+        sizes[0] -= bool(adds_embedding)
+        sizes[-1] += rest - bool(adds_loss)
+    return stages_of_sizes(sizes, predictions)
+
+
+def _virtual(values: Mapping[str, Any], pp: int, layers: int) -> int:
+    """Return the stages of a pipeline rank that three arguments may say."""
+    counts = ("num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size")
+    for key in counts:
+        if values.get(key):
+            return int(values[key])
+    if each := values.get("num_layers_per_virtual_pipeline_stage"):
+        more = bool(values.get("account_for_embedding_in_pipeline_split")) + bool(
+            values.get("account_for_loss_in_pipeline_split")
+        )
+        return max(1, (layers + more) // pp // int(each))
+    return 1
+
+
+def _uneven(layers: int, pp: int, vpp: int, ends: list[Any]) -> list[int]:
+    """Return the layers of stages of which the first or the last rank has a number of its own."""
+    first, last = ends
+    others = pp - (first is not None) - (last is not None)
+    each = (layers - (first or 0) - (last or 0)) // max(1, others)
+    ranks = [each] * pp
+    if first is not None:
+        ranks[0] = first
+    if last is not None:
+        ranks[-1] = last
+    return [ranks[stage % pp] // vpp for stage in range(pp * vpp)]
+
+
+def _facts(found: Mapping[str, Any], values: Mapping[str, Any], target: Target) -> dict[str, Any]:
+    """Return what of the target's facts the arguments change."""
+    is_fused = values.get("cross_entropy_loss_fusion") and (
+        values.get("cross_entropy_fusion_impl") == "te"
+    )
+    return {
+        "hides_gradients": found["hides_gradients"],
+        "splits_sequence": found["splits_sequence"] or found["tp"] == 1,
+        "multiplies_in_pieces": bool(values.get("tp_comm_overlap")),
+        "logit_bytes": 2 if is_fused else target.logit_bytes,
+        "caches_narrow_weights": target.caches_narrow_weights
+        and not values.get("fp8_param_gather"),
+    }
+
+
+def _lines(given: Mapping[str, Given]) -> dict[str, int]:
+    lines = lines_of(SETTINGS, given)
+    stages = [given[key].line for key in STAGES if key in given]
+    return lines | ({"stages": stages[0], "vpp": stages[0]} if stages else {})
+
+
+def flag_of_key(key: str) -> str:
+    """Return the argument of a field."""
+    return FLAGS.get(key, "--" + key.replace("_", "-"))
+
+
+def _rows(given: Mapping[str, Given], layout: FoldedLayout, job: TrainingJob) -> Iterator[Row]:
+    """Yield what runs, and the stages of a pipeline, which several arguments may say."""
+    yield from rows_of(SETTINGS, given, layout, job, flag_of_key)
+    if layout.stages is not None:
+        place = next((given[key] for key in STAGES if key in given), None)
+        yield Row(
+            name="stages", value=stage_words(layout.stages), line=place.line if place else None,
+            key=place.written if place else flag_of_key(STAGES[0]),
+        )  # fmt: skip

@@ -1,0 +1,113 @@
+"""Another layout as changes of Megatron's arguments, by the keys that exports write."""
+
+from collections.abc import Collection, Iterator, Mapping
+
+from moetune.domain.training import FoldedLayout
+from moetune.export.keys import Value, keys_of, written
+from moetune.export.megatron import NO_ARGUMENT
+from moetune.export.megatron_values import SETTINGS, SHARED_CONNECTIONS, stage_letters
+from moetune.export.planned import Planned
+from moetune.launches.megatron import CONNECTIONS, STAGES, flag_of_key
+from moetune.launches.reading import Reading
+
+_ATTRIBUTES = (
+    "tp", "cp", "pp", "ep", "micro_batch", "recompute", "dispatcher", "overlap", "zero",
+    "cuda_graphs", "offload_optimizer",
+)  # fmt: skip
+_FIRST_FSDP_STAGE = 2
+
+
+def megatron_changes(
+    reading: Reading, layout: FoldedLayout, facts: Collection[str]
+) -> dict[str, Value]:
+    """Return the keys that another layout has otherwise; None or False for one that is left out.
+
+    Args:
+        facts: of the target that are to hold, such as `hides_gradients`.
+    """
+    planned = Planned(plan_id="", job=reading.job, layout=layout, target=reading.target)
+    wanted = written(SETTINGS, planned)
+    names = [*_differing(reading.layout, layout), *facts]
+    keys = [key for name in names for key in keys_of(SETTINGS, name) if key != NO_ARGUMENT]
+    changes: dict[str, Value] = {
+        key: wanted.get(key) for key in keys if wanted.get(key) != reading.values.get(key)
+    }
+    if layout.pp > 1 and reading.layout.stages_of(reading.decoder) != layout.stages_of(
+        reading.decoder
+    ):
+        changes |= _stages(reading, layout, planned)
+    elif layout.pp == 1 < reading.layout.pp:
+        changes |= dict.fromkeys(STAGES)
+    return {key: value for key, value in (changes | _with(reading, layout, changes)).items()
+            if _differs(reading.values.get(key), value)}  # fmt: skip
+
+
+def _differs(before: Value, after: Value) -> bool:
+    return before != after and not (before in (None, False) and after in (None, False))
+
+
+def _differing(before: FoldedLayout, after: FoldedLayout) -> Iterator[str]:
+    for name in _ATTRIBUTES:
+        if getattr(before, name) != getattr(after, name):
+            yield name
+    if before.offload_optimizer != after.offload_optimizer:
+        yield "optimizer"
+    if before.offload_activations != after.offload_activations:
+        yield "offloaded_layers"
+    if after.recompute and not before.recompute:
+        yield "groups_experts"
+
+
+def _stages(reading: Reading, layout: FoldedLayout, planned: Planned) -> dict[str, Value]:
+    """Return the keys of a pipeline's stages: none where they are as Megatron cuts them itself."""
+    changes: dict[str, Value] = dict.fromkeys(STAGES)
+    layers, is_even = reading.decoder.num_layers, layout.stages is None
+    is_even = is_even or layout.stages == layout.even_stages(reading.decoder)
+    if not is_even or layers % layout.num_stages:
+        changes["pipeline_model_parallel_layout"] = stage_letters(planned)
+    elif layout.vpp > 1:
+        changes["num_virtual_stages_per_pipeline_rank"] = layout.vpp
+    return changes
+
+
+def _with(reading: Reading, layout: FoldedLayout, changes: Mapping[str, Value]) -> dict[str, Value]:
+    """Return what the changed keys need beside them."""
+    more: dict[str, Value] = {}
+    is_routed = reading.decoder.num_moe_layers > 0
+    says_etp = reading.values.get("expert_tensor_parallel_size") is not None
+    if is_routed and layout.etp != (reading.layout.etp if says_etp else layout.tp):
+        more["expert_tensor_parallel_size"] = layout.etp
+    if layout.tp > 1 and "tensor_model_parallel_size" in changes:
+        more["sequence_parallel"] = True
+    if changes.get("moe_token_dispatcher_type") == "flex":
+        more["moe_router_dtype"] = "fp32"
+    if layout.zero >= _FIRST_FSDP_STAGE and reading.layout.zero < _FIRST_FSDP_STAGE:
+        more["ckpt_format"] = "fsdp_dtensor"
+    runs_streams = layout.overlap == "batch" or layout.zero >= _FIRST_FSDP_STAGE
+    if runs_streams and reading.values.get(CONNECTIONS) == 1:
+        more[CONNECTIONS] = SHARED_CONNECTIONS
+    return more
+
+
+def argument_words(changes: Mapping[str, Value]) -> str:
+    """Return changes as arguments: "--expert-model-parallel-size 8, without --recompute-method"."""
+    given, left_out = [], []
+    for key, value in changes.items():
+        if value in (None, False):
+            left_out.append(flag_of_key(key))
+        else:
+            given.append(argument_text(key, value))
+    return ", ".join([" ".join(given)] * bool(given) + [f"without {flag}" for flag in left_out])
+
+
+def argument_text(key: str, value: Value) -> str:
+    """Return a key with its value as an argument."""
+    if key == CONNECTIONS:
+        return f"{key}={value}"
+    flag = flag_of_key(key)
+    if value is True:
+        return flag
+    if isinstance(value, tuple):
+        return f"{flag} {' '.join(map(str, value))}"
+    text = str(value)
+    return f"{flag} '{text}'" if set(text) & set("*|") else f"{flag} {text}"

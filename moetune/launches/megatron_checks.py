@@ -1,0 +1,258 @@
+"""What Megatron refuses, ignores or leaves slow of a launch's arguments, each with its source.
+
+Rules of layouts are those of plans (`domain/target_rules.py`); these are of arguments alone, read
+in Megatron-LM at core_v0.16.1 to core_v0.19.0.
+"""
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moetune.domain.chips import Generation
+from moetune.launches.arguments import Launch
+from moetune.launches.megatron import CONNECTIONS, KEYS, SWIFT, known_names
+from moetune.launches.reading import Problem, Reading, Severity
+
+_ARGUMENTS = "megatron/training/arguments.py"
+_CONFIG = "megatron/core/transformer/transformer_config.py"
+_LAYER = "megatron/core/transformer/moe/moe_layer.py"
+_EXPERTS = "megatron/core/transformer/moe/experts.py"
+_OWN_PROGRAMS = frozenset({"pretrain_gpt.py", "pretrain_mamba.py", "pretrain_hybrid.py"})
+"""Megatron-LM's programs, which refuse arguments that are not its parser's."""
+_NEAR = 0.85
+_NEWEST_ASKING: tuple[Generation, ...] = ("ampere", "hopper")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What a check is asked of.
+
+    Args:
+        generation: of the machine's chips; None where it is not known.
+    """
+
+    reading: Reading
+    launch: Launch
+    generation: str | None
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The arguments' values, by field."""
+        return self.reading.values
+
+    def has(self, key: str) -> bool:
+        """Return whether a switch is on, or a key has a value."""
+        return bool(self.values.get(key))
+
+    @property
+    def connections(self) -> str | None:
+        """CUDA_DEVICE_MAX_CONNECTIONS as the script sets it; None where it does not."""
+        value = self.values.get(CONNECTIONS)
+        return None if value is None else str(value)
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether the model has experts."""
+        return self.reading.decoder.num_moe_layers > 0
+
+    @property
+    def is_fsdp(self) -> bool:
+        """Whether Megatron-FSDP shards."""
+        return self.has("use_megatron_fsdp")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A rule of arguments.
+
+    Args:
+        keys: whose line the problem has: the first that is given.
+        breaks: returns whether the problem is there.
+    """
+
+    severity: Severity
+    keys: str
+    what: str
+    why: str
+    fix: str
+    breaks: Callable[[Context], object]
+
+
+def _uneven(context: Context) -> bool:
+    """Return whether layers do not divide among the pipeline ranks where nothing says how."""
+    layout, values = context.reading.layout, context.values
+    says = ("pipeline_model_parallel_layout", "num_layers_in_first_pipeline_stage",
+            "num_layers_in_last_pipeline_stage")  # fmt: skip
+    if layout.pp == 1 or any(map(context.has, says)) or context.reading.decoder.has_mamba:
+        return False
+    ends = ("embedding", "loss")
+    more = sum(bool(values.get(f"account_for_{end}_in_pipeline_split")) for end in ends)
+    return bool((context.reading.decoder.num_layers + more) % layout.pp)
+
+
+def _splits_unevenly(context: Context) -> bool:
+    each = context.values.get("num_layers_per_virtual_pipeline_stage")
+    layout, decoder = context.reading.layout, context.reading.decoder
+    if not isinstance(each, int) or decoder.num_layers % layout.pp:
+        return False
+    return bool(decoder.num_layers // layout.pp % each)
+
+
+def _needs_single(context: Context) -> bool:
+    """Return whether Megatron asks for a single connection: shards of layers before Blackwell."""
+    layout = context.reading.layout
+    is_asked = layout.tp * layout.cp > 1 and context.generation in _NEWEST_ASKING
+    is_asked = is_asked and context.launch.program != SWIFT  # which sets it
+    return is_asked and not context.is_fsdp and layout.overlap == "none"
+
+
+_VIRTUAL = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank",
+            "pipeline_model_parallel_layout")  # fmt: skip
+_CHECKS = (
+    Check("stops", "sequence_parallel", "experts with tensor parallelism and no sequence "
+          "parallelism", _LAYER, "--sequence-parallel",
+          lambda context: context.is_routed and context.reading.layout.tp > 1
+          and not context.has("sequence_parallel")),
+    Check("stops", "overlap_param_gather", "--overlap-param-gather without --overlap-grad-reduce",
+          _ARGUMENTS, "--overlap-grad-reduce",
+          lambda context: context.has("overlap_param_gather")
+          and not context.has("overlap_grad_reduce")),
+    Check("stops", "overlap_param_gather", "--overlap-param-gather without a distributed optimizer",
+          _ARGUMENTS, "--use-distributed-optimizer",
+          lambda context: context.has("overlap_param_gather") and not context.is_fsdp
+          and not context.has("use_distributed_optimizer")),
+    Check("stops", "recompute_granularity",
+          "--recompute-granularity full without --recompute-method and --recompute-num-layers",
+          _CONFIG, "--recompute-method uniform --recompute-num-layers 1",
+          lambda context: context.values.get("recompute_granularity") == "full"
+          and not (context.has("recompute_method") and context.has("recompute_num_layers"))),
+    Check("stops", "recompute_method recompute_num_layers",
+          "selective recomputation with --recompute-method or --recompute-num-layers", _CONFIG,
+          "leave them out, or --recompute-granularity full",
+          lambda context: context.values.get("recompute_granularity") == "selective"
+          and (context.has("recompute_method") or context.has("recompute_num_layers"))),
+    Check("stops", "recompute_modules", "recomputation of moe_act without --moe-grouped-gemm",
+          _CONFIG, "--moe-grouped-gemm",
+          lambda context: "moe_act" in context.reading.layout.recompute
+          and not context.has("moe_grouped_gemm")),
+    Check("stops", " ".join(_VIRTUAL), "several arguments that say the stages of a pipeline rank",
+          _ARGUMENTS, "keep one of them",
+          lambda context: sum(map(context.has, _VIRTUAL)) > 1),
+    Check("stops", "pipeline_model_parallel_size num_layers",
+          "layers that the pipeline ranks do not divide", _ARGUMENTS,
+          "--pipeline-model-parallel-layout, or a size that divides them", _uneven),
+    Check("stops", "num_layers_per_virtual_pipeline_stage",
+          "layers of a pipeline rank that --num-layers-per-virtual-pipeline-stage does not divide",
+          _ARGUMENTS, "--num-virtual-stages-per-pipeline-rank, or a divisor", _splits_unevenly),
+    Check("stops", "moe_shared_expert_overlap", "--moe-shared-expert-overlap beside "
+          "--overlap-moe-expert-parallel-comm", _CONFIG, "leave one of them out",
+          lambda context: context.has("moe_shared_expert_overlap")
+          and context.reading.layout.overlap == "batch"),
+    Check("stops", "moe_shared_expert_overlap",
+          "--moe-shared-expert-overlap with the dispatcher allgather", _CONFIG,
+          "--moe-token-dispatcher-type alltoall",
+          lambda context: context.has("moe_shared_expert_overlap")
+          and context.reading.layout.dispatcher == "all_gather"),
+    Check("stops", "delay_wgrad_compute",
+          "--delay-wgrad-compute without --overlap-moe-expert-parallel-comm", _CONFIG,
+          "--overlap-moe-expert-parallel-comm, or leave it out",
+          lambda context: context.has("delay_wgrad_compute")
+          and context.reading.layout.overlap == "none"),
+    Check("stops", "tp_comm_overlap", "--tp-comm-overlap without --sequence-parallel", _ARGUMENTS,
+          "--sequence-parallel",
+          lambda context: context.has("tp_comm_overlap")
+          and not (context.has("sequence_parallel") and context.reading.layout.tp > 1)),
+    Check("stops", "fp8 fp4", "--fp8-format beside --fp4-format", _ARGUMENTS, "keep one of them",
+          lambda context: context.has("fp8") and context.has("fp4")),
+    Check("stops", "bf16 fp16", "--bf16 beside --fp16", _ARGUMENTS, "keep one of them",
+          lambda context: context.has("bf16") and context.has("fp16")),
+    Check("stops", "use_megatron_fsdp", "Megatron-FSDP without --ckpt-format fsdp_dtensor",
+          _ARGUMENTS, "--ckpt-format fsdp_dtensor",
+          lambda context: context.is_fsdp and context.values.get("ckpt_format") != "fsdp_dtensor"),
+    Check("stops", "use_megatron_fsdp", f"Megatron-FSDP with {CONNECTIONS}=1", _ARGUMENTS,
+          f"export {CONNECTIONS}=32",
+          lambda context: context.is_fsdp and context.connections == "1"),
+    Check("stops", "tensor_model_parallel_size context_parallel_size",
+          f"tensor or context parallelism with {CONNECTIONS} other than 1", _ARGUMENTS,
+          f"export {CONNECTIONS}=1",
+          lambda context: _needs_single(context) and context.connections not in (None, "1")),
+    Check("note", "tensor_model_parallel_size context_parallel_size",
+          f"tensor or context parallelism asks for {CONNECTIONS}=1, which the script does not set",
+          _ARGUMENTS, f"export {CONNECTIONS}=1",
+          lambda context: _needs_single(context) and context.connections is None),
+    Check("costs", "overlap_moe_expert_parallel_comm", "--overlap-moe-expert-parallel-comm hides "
+          f"nothing with {CONNECTIONS}=1: kernels of both streams wait for each other",
+          _ARGUMENTS, f"export {CONNECTIONS}=32",
+          lambda context: context.reading.layout.overlap == "batch" and context.connections == "1"),
+    Check("costs", "num_moe_experts", "experts run one by one without --moe-grouped-gemm",
+          _EXPERTS, "--moe-grouped-gemm",
+          lambda context: context.is_routed and not context.has("moe_grouped_gemm")),
+    Check("costs", "num_moe_experts", "rows are permuted by several kernels", _CONFIG,
+          "--moe-permute-fusion",
+          lambda context: context.is_routed and not context.has("moe_permute_fusion")),
+    Check("costs", "use_distributed_optimizer", "parameters are gathered with nothing beside it",
+          _ARGUMENTS, "--overlap-param-gather",
+          lambda context: context.reading.layout.zero > 0 and context.reading.layout.dp > 1
+          and not context.has("overlap_param_gather")),
+    Check("note", "expert_model_parallel_size num_moe_experts",
+          "each expert is cut over the tensor ranks: without --expert-tensor-parallel-size it is "
+          "--tensor-model-parallel-size", _ARGUMENTS, "--expert-tensor-parallel-size 1",
+          lambda context: context.is_routed and context.reading.layout.tp > 1
+          and not context.values.get("expert_tensor_parallel_size")),
+    Check("note", "num_moe_experts", "the dispatcher is allgather, the default: every rank gets "
+          "the tokens of all", _CONFIG, "--moe-token-dispatcher-type alltoall",
+          lambda context: context.is_routed and context.reading.layout.ep > 1
+          and "moe_token_dispatcher_type" not in context.values),
+    Check("note", "moe_flex_dispatcher_backend", "--moe-flex-dispatcher-backend is ignored without "
+          "--moe-token-dispatcher-type flex", _CONFIG, "--moe-token-dispatcher-type flex",
+          lambda context: "moe_flex_dispatcher_backend" in context.values
+          and context.values.get("moe_token_dispatcher_type") != "flex"),
+    Check("note", "recompute_modules", "--recompute-modules is ignored without "
+          "--recompute-granularity selective", _CONFIG, "--recompute-granularity selective",
+          lambda context: "recompute_modules" in context.reading.given
+          and context.values.get("recompute_granularity") != "selective"),
+    Check("note", "sequence_parallel", "--sequence-parallel is switched off: tensor parallelism is "
+          "1", _ARGUMENTS, "",
+          lambda context: "sequence_parallel" in context.reading.given
+          and context.reading.layout.tp == 1),
+    Check("note", "fp16", "float16 is priced as bfloat16, which has as many bytes", _ARGUMENTS, "",
+          lambda context: context.has("fp16")),
+    Check("note", "recompute_method", "--recompute-method block recomputes the first "
+          "--recompute-num-layers of a stage alone; times and memory here are of all", _CONFIG, "",
+          lambda context: context.values.get("recompute_method") == "block"),
+)  # fmt: skip
+
+
+def megatron_problems(context: Context) -> Iterator[Problem]:
+    """Yield what is wrong with the arguments of a launch, those that stop it first."""
+    given = context.reading.given
+    problems = [*_unknown(context.launch, context.reading)]
+    for check in _CHECKS:
+        if check.breaks(context):
+            lines = [given[key].line for key in check.keys.split() if key in given]
+            why = f"{context.reading.target.label}: {check.why}"
+            line = lines[0] if lines else None
+            problems.append(Problem(severity=check.severity, line=line, what=check.what, why=why,
+                                    fix=check.fix))  # fmt: skip
+    yield from problems
+
+
+def _unknown(launch: Launch, reading: Reading) -> Iterator[Problem]:
+    """Yield arguments that Megatron-LM does not have; programs of others may have more."""
+    if launch.program == SWIFT:
+        return
+    core = reading.target.core or (0, 16)
+    names, is_own = known_names(core), launch.program in _OWN_PROGRAMS
+    for argument in launch.arguments:
+        if argument.name in names or f"{argument.name}=" in names:
+            continue
+        near = difflib.get_close_matches(argument.name.replace("_", "-"), names, n=1, cutoff=_NEAR)
+        field = near[0].replace("-", "_") if near else ""
+        if not is_own and field not in KEYS:
+            continue
+        yield Problem(
+            severity="stops" if is_own else "note", line=argument.line,
+            what=f"--{argument.name} is unknown", why=f"{reading.target.label}: {_ARGUMENTS}",
+            fix=f"did you mean --{near[0]}?" if near else "leave it out",
+        )  # fmt: skip

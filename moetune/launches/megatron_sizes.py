@@ -1,0 +1,317 @@
+"""The model of Megatron's arguments: a known one with the same sizes, else a decoder of the sizes.
+
+A known model is compared by what `export` would write of it (`megatron_model`).
+"""
+
+import ast
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
+
+from moetune.domain.architecture import Decoder
+from moetune.domain.errors import InputError
+from moetune.domain.target_rules import model_rules
+from moetune.domain.targets import MegatronCore, find_target
+from moetune.export.keys import Value
+from moetune.export.megatron_model import megatron_model
+from moetune.huggingface.reader import read_decoder
+from moetune.huggingface.registry import (
+    PublishedModel,
+    find_decoder_model,
+    model_names,
+    named_model,
+    resolve_name,
+)
+
+Values = Mapping[str, Value]
+_LATENT = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+_LATENT_DEFAULTS: Values = {
+    "kv_lora_rank": 32, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128,
+}  # fmt: skip
+"""Of `_add_mla_args` (`megatron/training/arguments.py`)."""
+_ROUTED = ("num_moe_experts", "moe_router_topk", "moe_shared_expert_intermediate_size")
+_LINEAR = (
+    "experimental_attention_variant", "linear_key_head_dim", "linear_value_head_dim",
+    "linear_num_key_heads", "linear_num_value_heads",
+)  # fmt: skip
+_PATTERNS = ("hybrid_layer_pattern", "hybrid_override_pattern")
+SIZES = frozenset({
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups",
+    "group_query_attention", "kv_channels", "moe_ffn_hidden_size", "moe_layer_freq",
+    "mtp_num_layers", "multi_latent_attention", "qk_layernorm", "add_qkv_bias", "swiglu",
+    "vocab_size", "padded_vocab_size", "tokenizer_model", "squared_relu",
+    "untie_embeddings_and_output_weights", *_LATENT, *_ROUTED, *_LINEAR, *_PATTERNS,
+})  # fmt: skip
+"""Fields that say a model's sizes."""
+_DEFAULT_TOP_K = 2
+_SWIGLU_MULTIPLE = 64
+_LARGEST_LIST = 10_000
+
+
+class Recognised(NamedTuple):
+    """A model, and how it is known."""
+
+    decoder: Decoder
+    words: str
+
+
+def recognise(values: Values, *, name: str | None = None) -> Recognised:
+    """Return the model of arguments.
+
+    Args:
+        name: of the model that the arguments are of; None to find it by its sizes.
+
+    Raises:
+        InputError: sizes are missing, or say no model that is understood.
+    """
+    if name is not None:
+        found = find_decoder_model(name, world_size=1)
+        if found.decoder is None:
+            raise InputError(f"{name} is a single layer, not a model", "name a whole model")
+        return Recognised(_changed(found.decoder, values), f"{found.title}, by its name")
+    sizes = effective(values)
+    hint = resolve_name(str(values.get("tokenizer_model", "")).rstrip("/"))
+    alike = [model for model, theirs in _described() if _is_same(theirs, sizes)]
+    if alike:
+        vocabulary = _vocabulary(values)
+        model = min(
+            alike,
+            key=lambda model: (
+                model.decoder.name != hint, vocabulary not in (None, model.decoder.vocab_size),
+                bool(model.decoder.uncounted), len(model.decoder.name),
+            ),
+        )  # fmt: skip
+        words = f"{model.title}, by its sizes"
+        decoder = _changed(model.decoder, values)
+        if decoder.num_layers != model.decoder.num_layers:
+            words = f"{model.title} with {decoder.num_layers} blocks, by its other sizes"
+        return Recognised(decoder, words)
+    return Recognised(_of_sizes(values, sizes, hint), "a decoder of the script's sizes")
+
+
+def effective(values: Values) -> dict[str, Any]:
+    """Return the sizes that arguments amount to, with Megatron's defaults.
+
+    Raises:
+        InputError: the width, the heads or the layers are missing.
+    """
+    pattern = next((str(values[name]) for name in _PATTERNS if values.get(name)), "")
+    given: dict[str, Any] = dict(values)
+    needed = ("hidden_size", "num_attention_heads", *(() if pattern else ("num_layers",)))
+    for key in needed:
+        if not isinstance(given.get(key), int) or given[key] is True or given[key] < 1:
+            flag = f"--{key.replace('_', '-')}"
+            raise InputError(f"the script gives no {flag}", "name the model with --model")
+    width, heads = given["hidden_size"], given["num_attention_heads"]
+    sizes: dict[str, Any] = {"hidden_size": width, "num_attention_heads": heads}
+    is_gated = bool(given.get("swiglu") or given.get("quick_geglu"))
+    ffn = given.get("ffn_hidden_size") or _usual_ffn(width, is_gated=is_gated)
+    if pattern:
+        sizes["pattern"] = pattern.partition("/")[0].replace("|", "")
+    else:
+        sizes["num_layers"] = given["num_layers"]
+    if given.get("multi_latent_attention"):
+        sizes |= {key: given.get(key, _LATENT_DEFAULTS.get(key)) for key in _LATENT}
+    else:
+        sizes["num_query_groups"] = (
+            given.get("num_query_groups", heads) if given.get("group_query_attention") else heads
+        )
+        sizes["kv_channels"] = given.get("kv_channels") or width // heads
+    sizes |= {key: given[key] for key in _LINEAR if given.get(key)}
+    routed = _routed(given) if given.get("num_moe_experts") else ()
+    if routed:
+        sizes |= {key: given.get(key) for key in _ROUTED}
+        sizes["moe_router_topk"] = given.get("moe_router_topk") or _DEFAULT_TOP_K
+        sizes["moe_ffn_hidden_size"] = given.get("moe_ffn_hidden_size") or ffn
+    if not all(routed) or not routed or pattern:
+        sizes["ffn_hidden_size"] = ffn
+    sizes["first_routed"] = "".join(map(str, routed[:20]))
+    return sizes
+
+
+def _usual_ffn(width: int, *, is_gated: bool) -> int:
+    return int(width * 8 / 3) // _SWIGLU_MULTIPLE * _SWIGLU_MULTIPLE if is_gated else 4 * width
+
+
+def _routed(given: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return 1 for each layer with experts, and 0 for others."""
+    layers, frequency = int(given.get("num_layers", 1)), given.get("moe_layer_freq", 1)
+    if isinstance(frequency, str):
+        frequency = _listed(frequency)
+    if isinstance(frequency, int):
+        return tuple(int(layer % max(1, frequency) == 0) for layer in range(layers))
+    return tuple(frequency)
+
+
+def _listed(text: str) -> tuple[int, ...] | int:
+    """Return a list in Python's words, such as "[0]*1+[1]*60"; nothing else is computed.
+
+    Raises:
+        InputError: it is none.
+    """
+
+    def computed(node: ast.expr) -> Any:  # noqa: ANN401 - a list or a number
+        match node:
+            case ast.Constant(value=int() as value):
+                return value
+            case ast.List(elts=elements):
+                return [computed(element) for element in elements]
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                return computed(left) + computed(right)
+            case ast.BinOp(left=left, op=ast.Mult(), right=right):
+                first, second = computed(left), computed(right)
+                listed = first if isinstance(first, list) else second
+                times = second if isinstance(first, list) else first
+                if isinstance(listed, list) and len(listed) * times > _LARGEST_LIST:
+                    raise ValueError
+                return first * second
+            case _:
+                raise ValueError
+
+    try:
+        value = computed(ast.parse(text.strip(), mode="eval").body)
+    except (ValueError, SyntaxError, TypeError, RecursionError):
+        raise InputError(
+            f"--moe-layer-freq {text!r} is no number and no list", "such as '[0]*1+[1]*60'"
+        ) from None
+    return value if isinstance(value, int) else tuple(map(int, value))
+
+
+@cache
+def _described() -> tuple[tuple[PublishedModel, Mapping[str, Any]], ...]:
+    """Return the registry's models that Megatron's arguments describe, with their sizes."""
+    target, found = find_target("megatron"), []
+    for name in model_names():
+        model = named_model(name)
+        if next(model_rules(model.decoder, target), None) is None:
+            written = megatron_model(model.decoder, _NEWEST, model.config, 1)
+            found.append((model, effective({**written.fields, **written.flags})))
+    return tuple(found)
+
+
+def _is_same(theirs: Mapping[str, Any], sizes: Mapping[str, Any]) -> bool:
+    """Return whether a model has the sizes, whatever its number of layers."""
+    rest = {"num_layers", "first_routed"}
+    if {key: value for key, value in theirs.items() if key not in rest} != {
+        key: value for key, value in sizes.items() if key not in rest
+    }:
+        return False
+    first, other = theirs["first_routed"], sizes["first_routed"]
+    shorter = min(len(first), len(other))
+    return bool(first[:shorter] == other[:shorter])
+
+
+_NEWEST: MegatronCore = (0, 19)
+
+
+def _changed(decoder: Decoder, values: Values) -> Decoder:
+    """Return a known model with the layers, predictions, vocabulary and head of arguments."""
+    layers = values.get("num_layers")
+    if isinstance(layers, int) and layers != decoder.num_layers and not decoder.has_mamba:
+        repeated = decoder.blocks[-1:] * max(0, layers - decoder.num_layers)
+        blocks = (*decoder.blocks[:layers], *repeated)
+        decoder = replace(decoder, name=f"{decoder.name} of {layers} blocks", blocks=blocks)
+    steps = values.get("mtp_num_layers") or 0
+    if isinstance(steps, int) and steps != len(decoder.predictions):
+        decoder = replace(decoder, predictions=decoder.predictions[:1] * steps)
+    vocabulary = _vocabulary(values)
+    if vocabulary is not None and "hidden_size" in values:
+        decoder = replace(decoder, vocab_size=vocabulary)
+    if "hidden_size" in values:
+        is_untied = bool(values.get("untie_embeddings_and_output_weights"))
+        decoder = replace(decoder, is_tied=not is_untied)
+    return decoder
+
+
+def _vocabulary(values: Values) -> int | None:
+    for key in ("padded_vocab_size", "vocab_size"):
+        value = values.get(key)
+        if isinstance(value, int) and value > 1:
+            return value
+    return None
+
+
+def _of_sizes(values: Values, sizes: Mapping[str, Any], hint: str | None) -> Decoder:
+    """Return a decoder of a family that has such parts.
+
+    Raises:
+        InputError: the vocabulary is missing, or the sizes are of none.
+    """
+    vocabulary = _vocabulary(values)
+    hint = hint or _near(sizes)
+    if vocabulary is None and hint is not None:
+        vocabulary = named_model(hint).decoder.vocab_size
+    if vocabulary is None:
+        raise InputError(
+            "no model is known by the script's sizes, and it does not say its vocabulary",
+            "name the model, or its config.json, with --model",
+        )
+    if "pattern" in sizes or "experimental_attention_variant" in sizes:
+        raise InputError("no model is known by the script's sizes", "name it with --model")
+    document = {**_document(values, sizes), "vocab_size": vocabulary}
+    document["tie_word_embeddings"] = not values.get("untie_embeddings_and_output_weights")
+    name = f"decoder of {sizes['num_layers']} blocks, {sizes['hidden_size']} wide"
+    return _changed(read_decoder(document, name=name, where="the script"), values)
+
+
+def _near(sizes: Mapping[str, Any]) -> str | None:
+    """Return a known model of the same width, heads and layers, whose vocabulary may be theirs."""
+    keys = ("hidden_size", "num_attention_heads", "num_layers")
+    same = (model.decoder.name for model, theirs in _described()
+            if all(theirs.get(key) == sizes.get(key) for key in keys))  # fmt: skip
+    return next(same, None)
+
+
+def _document(values: Values, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration of Hugging Face with the sizes."""
+    width, layers = sizes["hidden_size"], sizes["num_layers"]
+    common = {
+        "hidden_size": width, "num_hidden_layers": layers,
+        "num_attention_heads": sizes["num_attention_heads"],
+        "num_key_value_heads": sizes.get("num_query_groups", sizes["num_attention_heads"]),
+        "intermediate_size": sizes.get("ffn_hidden_size", sizes.get("moe_ffn_hidden_size")),
+    }  # fmt: skip
+    if "kv_channels" in sizes:
+        common["head_dim"] = sizes["kv_channels"]
+    if "num_moe_experts" not in sizes:
+        return common | _dense(values, sizes)
+    routed = sizes["first_routed"]
+    dense_first = len(routed) - len(routed.lstrip("0"))
+    experts = {
+        "num_experts_per_tok": sizes["moe_router_topk"],
+        "moe_intermediate_size": sizes["moe_ffn_hidden_size"],
+    }
+    shared = sizes["moe_shared_expert_intermediate_size"] or 0
+    if "kv_lora_rank" in sizes or shared or dense_first:
+        common |= {
+            "model_type": "deepseek_v3" if "kv_lora_rank" in sizes else "glm4_moe",
+            "n_routed_experts": sizes["num_moe_experts"], "first_k_dense_replace": dense_first,
+            "n_shared_experts": shared // sizes["moe_ffn_hidden_size"], "n_group": 1,
+            "topk_group": 1, "norm_topk_prob": True, "scoring_func": "sigmoid",
+        }  # fmt: skip
+        if "kv_lora_rank" in sizes:
+            common |= {
+                "q_lora_rank": sizes["q_lora_rank"], "kv_lora_rank": sizes["kv_lora_rank"],
+                "qk_nope_head_dim": sizes["qk_head_dim"], "v_head_dim": sizes["v_head_dim"],
+                "qk_rope_head_dim": sizes["qk_pos_emb_head_dim"],
+            }  # fmt: skip
+        return common | experts
+    return common | experts | {
+        "model_type": "qwen3_moe", "num_experts": sizes["num_moe_experts"],
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True,
+    }  # fmt: skip
+
+
+def _dense(values: Values, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    if values.get("squared_relu"):
+        return {"model_type": "nemotron"}
+    if not values.get("swiglu"):
+        return {
+            "model_type": "gpt2", "n_embd": sizes["hidden_size"], "n_layer": sizes["num_layers"],
+            "n_head": sizes["num_attention_heads"], "n_inner": sizes["ffn_hidden_size"],
+            "n_positions": values.get("max_position_embeddings") or values.get("seq_length"),
+        }  # fmt: skip
+    kinds = {"qk_layernorm": "qwen3", "add_qkv_bias": "qwen2"}
+    kind = next((kind for key, kind in kinds.items() if values.get(key)), "llama")
+    return {"model_type": kind}

@@ -1,0 +1,139 @@
+"""What a launch file says of a training: its job, its layout, and where each value stands."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from moetune.domain.architecture import Decoder
+from moetune.domain.targets import Target
+from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.export.keys import Setting, Value
+
+Severity = Literal["stops", "costs", "note"]
+SEVERITIES: tuple[Severity, ...] = ("stops", "costs", "note")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Something of a launch that stops it, costs time, or surprises.
+
+    Args:
+        line: of the file; 0 for an argument behind `--`, None where no line says it.
+        why: the rule, and the file of the runtime that has it.
+        fix: what to write instead; "" where there is nothing to write.
+        seconds_saved: of a step, by the fix; None where it has no price.
+    """
+
+    severity: Severity
+    line: int | None
+    what: str
+    why: str = ""
+    fix: str = ""
+    seconds_saved: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """A value that a file gives for a key.
+
+    Args:
+        written: the key as the file has it, such as "--seq-length".
+        line: 0 for an argument behind `--`.
+    """
+
+    value: Value
+    written: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A value that the runtime really runs.
+
+    Args:
+        key: as the runtime spells it.
+        line: None for a default.
+    """
+
+    name: str
+    value: str
+    key: str
+    line: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A launch, read.
+
+    Args:
+        given: by the runtime's key.
+        values: the same, and defaults of the launcher.
+        facts: of the target that the launch changes, such as `hides_gradients`.
+        model_words: how the model is known.
+        rows: what runs, defaults among them.
+        lines: by attribute of the layout or the job, of those that the file gives.
+    """
+
+    target: Target
+    decoder: Decoder
+    model_words: str
+    job: TrainingJob
+    layout: FoldedLayout
+    given: Mapping[str, Given]
+    values: Mapping[str, Value]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    rows: tuple[Row, ...] = ()
+    lines: Mapping[str, int] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is asked beside the file.
+
+    Args:
+        model: a name or a path; None for the file's own.
+        world_size: None for the file's own.
+        devices_per_node: of the machine, for launchers that take all GPUs of a node.
+        extra: words behind the file.
+        values: variables that a script takes from its environment.
+    """
+
+    target: str | None = None
+    model: str | None = None
+    world_size: int | None = None
+    devices_per_node: int = 8
+    extra: tuple[str, ...] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+def rows_of(
+    settings: Iterable[Setting], given: Mapping[str, Given], layout: FoldedLayout,
+    job: TrainingJob, spelled: Callable[[str], str] = str,
+) -> Iterator[Row]:  # fmt: skip
+    """Yield the settings of a layout and a job, each with its key and line.
+
+    Args:
+        spelled: returns a key as the runtime spells it.
+    """
+    for setting in settings:
+        value = getattr(layout, setting.name, getattr(job, setting.name, None))
+        if value is None and setting.name == "narrow":
+            value = job.dtype
+        if value is None:
+            continue
+        key = next((key for key in setting.keys if key in given), next(iter(setting.keys)))
+        place = given.get(key)
+        yield Row(
+            name=setting.name, line=place.line if place else None,
+            value=", ".join(value) or "none" if isinstance(value, tuple) else str(value),
+            key=place.written if place else spelled(key),
+        )  # fmt: skip
+
+
+def lines_of(settings: Iterable[Setting], given: Mapping[str, Given]) -> dict[str, int]:
+    """Return the line of each setting that has a key in the file."""
+    return {
+        setting.name: given[key].line
+        for setting in settings for key in setting.keys if key in given
+    }  # fmt: skip

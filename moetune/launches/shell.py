@@ -1,0 +1,373 @@
+"""The commands of a shell script, with the words that its own variables give them.
+
+Functions, loops and branches whose test has no value here are left aside, each with a note.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import takewhile
+from typing import NamedTuple
+
+from moetune.domain.errors import InputError
+from moetune.launches.expansion import Run, Scope, Text, Word, missing_of, plain, text_of
+from moetune.launches.tokens import Token, tokens_of
+
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_FUNCTION = re.compile(r"[A-Za-z_][\w-]*$")
+_SBATCH = re.compile(r"^#SBATCH\s+(?:-N|--nodes)[= ]\s*(\d+)\s*$", re.MULTILINE)
+_SLURM_NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+_DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
+_SEPARATORS = frozenset({"\n", ";", "&", ";;"})
+_NUMBERS = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
+_SHELLS = frozenset({"sbatch", "bash", "sh"})
+_TESTS = frozenset({"[", "[[", "test"})
+
+
+class Note(NamedTuple):
+    """What of a file is left aside, with its line."""
+
+    text: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShellCommand:
+    """A command.
+
+    Args:
+        environment: assignments before its first word, and exported ones.
+    """
+
+    words: tuple[Word, ...]
+    line: int
+    environment: Mapping[str, Word]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShellScript:
+    """The commands of a script, and what of it is left aside."""
+
+    commands: tuple[ShellCommand, ...]
+    notes: tuple[Note, ...]
+
+
+def read_script(
+    text: str, *, extra: tuple[str, ...] = (), values: Mapping[str, str] | None = None
+) -> ShellScript:
+    """Return the commands of a script.
+
+    Args:
+        extra: words behind the script, its `$@`.
+        values: variables that the script takes from its environment.
+
+    Raises:
+        InputError: the script has no use for the words behind it.
+    """
+    reader = _Reader(
+        tokens=[*tokens_of(text)],
+        scope=Scope(positional=tuple(plain(word, 0) for word in extra)),
+    )
+    given = dict(values or {})
+    if nodes := _SBATCH.search(text):
+        given = {**dict.fromkeys(_SLURM_NODES, nodes[1]), **given}
+    for name, value in given.items():
+        reader.scope.variables[name] = (plain(value, 0),)
+        reader.exported.add(name)
+    while reader.at < len(reader.tokens):
+        reader.block(frozenset(), active=True)
+        reader.at += 1
+    if extra and not reader.scope.is_passed_on:
+        raise InputError("the script does not pass on the words behind --", "leave them out")
+    return ShellScript(commands=tuple(reader.commands), notes=tuple(reader.notes))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Reader:
+    """A position among a script's tokens, and what was read up to it."""
+
+    tokens: list[Token]
+    scope: Scope
+    at: int = 0
+    exported: set[str] = field(default_factory=set)
+    commands: list[ShellCommand] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+
+    @property
+    def _token(self) -> Token | None:
+        return self.tokens[self.at] if self.at < len(self.tokens) else None
+
+    def block(self, ends: frozenset[str], *, active: bool) -> str:
+        """Read commands up to one of the words, and return it; "" at the end of the script."""
+        result: bool | None = True
+        joint = ""
+        while (token := self._token) is not None:
+            if token.text in ends:
+                self.at += 1
+                return token.text
+            if token.kind == "operator" and token.text in {*_SEPARATORS, "&&", "||", "|"}:
+                joint = token.text if token.text in ("&&", "||") else ""
+                self.at += 1
+                continue
+            runs = active
+            if joint and active:
+                runs = result is (joint == "&&")
+                if result is None:
+                    self._leave(token.line, "what follows a test that has no value here")
+            start = self.at
+            following = self._statement(active=runs)
+            if active and not runs and result is not None:
+                self._forget(start)
+            result = following if runs or not joint else result
+        return ""
+
+    def _statement(self, *, active: bool) -> bool | None:
+        token = self.tokens[self.at]
+        following = self.tokens[self.at + 1].text if self.at + 1 < len(self.tokens) else ""
+        match token.text:
+            case "if" if token.kind == "word":
+                self._if(active=active)
+            case "for" | "while" | "until" | "select" if token.kind == "word":
+                self._aside(token, "a loop", "done", active=active)
+            case "case" if token.kind == "word":
+                self._case(active=active)
+            case "function":
+                self._aside(token, "a function", "}", active=active)
+            case "(" | "{":
+                self.at += 1
+                self.block(frozenset({"}" if token.text == "{" else ")"}), active=active)
+            case _ if following == "(" and _FUNCTION.match(token.text):
+                self._aside(token, "a function", "}", active=active)
+            case _:
+                return self._simple(active=active)
+        return True
+
+    def _aside(self, token: Token, what: str, end: str, *, active: bool) -> None:
+        """Skip a construct with all that is in it."""
+        self.at += 1
+        opening, depth = {"done": "do", "}": "{"}[end], 0
+        while (inner := self._token) is not None:
+            self.at += 1
+            if inner.text == opening:
+                depth += 1
+            elif inner.text == end:
+                depth -= 1
+                if not depth:
+                    break
+        if active:
+            self._leave(token.line, what)
+
+    def _leave(self, line: int, what: str) -> None:
+        self.notes.append(Note(f"{what} is left aside", line))
+
+    def _if(self, *, active: bool) -> None:
+        """Read the branch whose test is true; without a value none is read."""
+        line, ends = self.tokens[self.at].line, frozenset({"elif", "else", "fi"})
+        self.at += 1
+        is_open: bool | None = active
+        end = "if"
+        while end and end != "fi":
+            test: bool | None = True
+            if end in ("if", "elif"):
+                test = self._condition(active=bool(is_open))
+            start = self.at
+            takes = bool(is_open and test)
+            end = self.block(ends, active=takes)
+            if takes:
+                is_open = False
+            elif is_open and test is None:
+                self._leave(line, "a branch whose test has no value here")
+                is_open = False
+            elif active:
+                self._forget(start)
+
+    def _case(self, *, active: bool) -> None:
+        """Read the branch whose pattern fits; without a value none is read."""
+        token = self.tokens[self.at + 1]
+        text, is_open = self.scope.text(token.text, token.line), active
+        if active and missing_of(text):
+            self._leave(token.line, "a case whose word has no value here")
+            is_open = False
+        self.at += 3  # case, its word, in
+        while (token := self.tokens[min(self.at, len(self.tokens) - 1)]).text != "esac":
+            if self.at >= len(self.tokens):
+                return
+            if token.text in ("\n", "("):
+                self.at += 1
+                continue
+            patterns = [*takewhile(lambda token: token.text != ")", self.tokens[self.at :])]
+            self.at += len(patterns) + 1
+            names = (text_of(self.scope.text(one.text, one.line)) for one in patterns)
+            fits = any(fnmatchcase(text_of(text), name) for name in names)
+            start, takes = self.at, is_open and fits
+            end = self.block(frozenset({";;", "esac"}), active=takes)
+            is_open = is_open and not takes
+            if active and not takes:
+                self._forget(start)
+            if end != ";;":
+                return
+        self.at += 1
+
+    def _forget(self, start: int) -> None:
+        """Take for empty what a branch would set that is not taken."""
+        for token in self.tokens[start : self.at]:
+            if match := _ASSIGNED.match(token.text):
+                self.scope.empty.add(match[1])
+
+    def _condition(self, *, active: bool) -> bool | None:
+        """Read the commands up to `then`, and return whether they succeed."""
+        result: bool | None = True
+        joint = "&&"
+        while (token := self._token) is not None:
+            if token.text == "then":
+                self.at += 1
+                break
+            if token.kind == "operator":
+                joint = token.text if token.text in ("&&", "||") else joint
+                self.at += 1
+                continue
+            one = self._simple(active=active, is_test=True)
+            result = _joined(joint, result, one)
+        return result
+
+    def _simple(self, *, active: bool, is_test: bool = False) -> bool | None:
+        """Read a command up to its end, and return whether it succeeds: a test may not."""
+        tokens = [*takewhile(_is_inside, self.tokens[self.at :])]
+        self.at += len(tokens) or 1
+        if not active or not tokens:
+            return True
+        if tokens[0].text in _TESTS:
+            return self._tested(tokens)
+        if tokens[0].text in ("true", "false", ":"):
+            return tokens[0].text != "false"
+        if is_test:
+            return None
+        assigned = [*takewhile(_is_assignment, tokens)]
+        rest = tokens[len(assigned) :]
+        if rest and rest[0].text in _DECLARING:
+            assigned = [token for token in rest if _is_assignment(token)]
+            if rest[0].text == "export":
+                self.exported |= {token.text.partition("=")[0] for token in rest[1:]}
+            rest = []
+        if not rest:
+            for token in assigned:
+                self._assign(token)
+            return True
+        self._command(assigned, rest)
+        return True
+
+    def _assign(self, token: Token) -> None:
+        name, adds, raw = _ASSIGNED.fullmatch(token.text).groups()  # type: ignore[union-attr]
+        variables = self.scope.variables
+        before = variables.get(name, ())
+        if token.kind == "array":
+            added = self.scope.elements(token.inside, token.line)
+            variables[name] = (*before, *added) if adds else added
+            return
+        value = self.scope.text(raw, token.line)
+        if adds and before:
+            variables[name] = ((*before[0], *value), *before[1:])
+        else:
+            variables[name] = (value, *before[1:]) if len(before) > 1 else (value,)
+
+    def _command(self, assigned: list[Token], rest: list[Token]) -> None:
+        here = [token for token in rest if token.kind == "here"]
+        plain_words = [token for token in rest if token.kind != "here"]
+        words = [word for token in plain_words for word in self.scope.words(token.text, token.line)]
+        if words and words[0].text == "eval":
+            words = [word._replace(text=word.text.strip("'\"")) for word in words[1:]]
+        if not words or self._is_of_shell(words, here):
+            return
+        environment = {
+            name: _as_word(self.scope.variables[name][0])
+            for name in self.exported if self.scope.variables.get(name)
+        }  # fmt: skip
+        for token in assigned:
+            name, _, raw = token.text.partition("=")
+            environment[name] = _as_word(self.scope.text(raw, token.line) or plain("", token.line))
+        line = rest[0].line
+        self.commands.append(ShellCommand(words=tuple(words), line=line, environment=environment))
+
+    def _is_of_shell(self, words: list[Word], here: list[Token]) -> bool:
+        """Return whether a command is the shell's own, or a script in it, and do as it says."""
+        texts = [word.text for word in words]
+        shell = next((at for at, text in enumerate(texts) if text in _SHELLS), len(texts))
+        if "-c" in texts[shell:-1]:
+            script = words[texts.index("-c", shell) + 1]
+            self._inner(script.text, script.line)
+            return True
+        match texts:
+            case [first, *_] if first in _SHELLS and here:
+                self._inner(here[0].text, here[0].line)
+            case ["shift", *by]:
+                number = int(by[0]) if by and by[0].isdigit() else 1
+                self.scope.positional = self.scope.positional[number:]
+            case ["unset", *names]:
+                for name in names:
+                    self.scope.variables.pop(name, None)
+            case ["source" | ".", *_]:
+                self._leave(words[0].line, "a file that the script reads")
+            case _:
+                return False
+        return True
+
+    def _inner(self, text: str, line: int) -> None:
+        """Read a script in the script, with its variables."""
+        tokens, at = self.tokens, self.at
+        self.tokens, self.at = [*tokens_of(text, line)], 0
+        while self.at < len(self.tokens):
+            self.block(frozenset(), active=True)
+            self.at += 1
+        self.tokens, self.at = tokens, at
+
+    def _tested(self, tokens: list[Token]) -> bool | None:
+        """Return whether a test is true; None where it has no value here."""
+        inside = [token for token in tokens if token.text not in ("[", "[[", "test", "]", "]]")]
+        for joint in ("||", "&&"):
+            at = next((at for at, token in enumerate(inside) if token.text == joint), None)
+            if at is not None:
+                return _joined(joint, self._tested(inside[:at]), self._tested(inside[at + 1 :]))
+        is_not = bool(inside) and inside[0].text == "!"
+        texts = [self.scope.text(token.text, token.line) for token in inside[is_not:]]
+        result = self._compared(texts)
+        return result if result is None else result is not is_not
+
+    def _compared(self, texts: list[Text]) -> bool | None:
+        words = [*map(text_of, texts)]
+        is_run = any(missing_of(text).startswith(("$(", "`")) for text in texts)
+        match words:
+            case ["-z" | "-n", value] if not is_run:
+                return bool(value) is (words[0] == "-n")
+            case _ if any(map(missing_of, texts)):
+                return None
+            case [value]:
+                return bool(value)
+            case [left, "=" | "==" | "!=", right]:
+                return fnmatchcase(left, right) is (words[1] != "!=")
+            case [left, sign, right] if sign in _NUMBERS:
+                number = self.scope.number(f"({left}) {_NUMBERS[sign]} ({right})")
+                return None if number is None else bool(number)
+            case _:
+                return None
+
+
+def _joined(joint: str, *results: bool | None) -> bool | None:
+    """Return what tests give together; None where that is not known."""
+    decides = joint == "||"
+    if decides in results:
+        return decides
+    return None if None in results else not decides
+
+
+def _is_inside(token: Token) -> bool:
+    return token.kind != "operator"
+
+
+def _is_assignment(token: Token) -> bool:
+    return token.kind == "array" or bool(_ASSIGNED.fullmatch(token.text))
+
+
+def _as_word(text: Text) -> Word:
+    runs = text or (Run("", 0),)
+    return Word(text_of(runs), runs[0].line, missing_of(runs))

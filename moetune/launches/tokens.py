@@ -1,0 +1,150 @@
+"""A shell script as tokens: words with their quotes, arrays and operators, each with its line."""
+
+import re
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+TokenKind = Literal["word", "array", "here", "operator"]
+_OPERATOR = re.compile(r";;|&&|\|\||[;|&()]")
+_REDIRECT = re.compile(r"&>>?|<<<|[0-9]*(?:>>|>&|<&|>|<)")
+_HERE = re.compile(r"[0-9]*<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
+_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=$")
+_CLOSED = {"(": ")", "{": "}"}
+
+
+class Token(NamedTuple):
+    """A token.
+
+    Args:
+        text: as it is written; of an array its name with `=` or `+=`, of a here-document its body.
+        inside: the elements of an array, as they are written.
+    """
+
+    kind: TokenKind
+    text: str
+    line: int
+    inside: str = ""
+
+
+def tokens_of(text: str, line: int = 1) -> Iterator[Token]:
+    """Yield the tokens of a script; an end of a line is the operator of that character."""
+    return _Lexer(text, line).tokens()
+
+
+class _Lexer:
+    """A position in a script, with its line."""
+
+    def __init__(self, text: str, line: int) -> None:
+        self._text, self._at, self._line = text, 0, line
+        self._here: list[str] = []  # ends of here-documents that begin behind this line
+        self._in_test = False
+
+    def tokens(self) -> Iterator[Token]:
+        drops = False  # the word behind a redirection
+        while self._at < len(self._text):
+            if self._skipped():
+                continue
+            if not self._in_test and (match := _HERE.match(self._text, self._at)):
+                self._here.append(match[2])
+                self._at = match.end()
+            elif not self._in_test and (match := _REDIRECT.match(self._text, self._at)):
+                self._at, drops = match.end(), True
+            elif self._text[self._at] == "\n":
+                line = self._line
+                yield from self._end_line()
+                yield Token("operator", "\n", line)
+            elif match := self._operator():
+                self._at = match.end()
+                yield Token("operator", match[0], self._line)
+            else:
+                token = self._word()
+                self._in_test = token.text == "[[" or (self._in_test and token.text != "]]")
+                if not drops:
+                    yield token
+                drops = False
+
+    def _operator(self) -> re.Match[str] | None:
+        return None if self._in_test else _OPERATOR.match(self._text, self._at)
+
+    def _skipped(self) -> bool:
+        """Skip white space, a continued line or a comment, and return whether there was any."""
+        rest = self._text[self._at : self._at + 2]
+        if rest == "\\\n":
+            self._at, self._line = self._at + 2, self._line + 1
+        elif rest == "\\\r" or rest[0] in " \t\r":
+            self._at += 1
+        elif rest[0] == "#":
+            end = self._text.find("\n", self._at)
+            self._at = len(self._text) if end < 0 else end
+        else:
+            return False
+        return True
+
+    def _end_line(self) -> Iterator[Token]:
+        """Go to the next line, past here-documents, which are yielded."""
+        self._at, self._line = self._at + 1, self._line + 1
+        for end in self._here:
+            start, first = self._at, self._line
+            while self._at < len(self._text):
+                line, _, _ = self._text[self._at :].partition("\n")
+                self._at, self._line = self._at + len(line) + 1, self._line + 1
+                if line.strip() == end:
+                    break
+            yield Token("here", self._text[start : self._at].rstrip().removesuffix(end), first)
+        self._here = []
+
+    def _word(self) -> Token:
+        start, line = self._at, self._line
+        while self._at < len(self._text):
+            char = self._text[self._at]
+            if char in " \t\r\n" or self._operator():
+                break
+            if not self._in_test and char in "<>":
+                break
+            self._step()
+            word = self._text[start : self._at]
+            if self._in_test and word == "]]":
+                break
+            if _ARRAY.fullmatch(word) and self._text[self._at : self._at + 1] == "(":
+                inside = self._at + 1
+                self._skip_to(")")
+                return Token("array", word, line, self._text[inside : self._at - 1])
+        return Token("word", self._text[start : self._at], line)
+
+    def _step(self) -> None:
+        """Go past a character, or past all that its quotes or brackets have in them."""
+        char, following = self._text[self._at], self._text[self._at + 1 : self._at + 2]
+        if char == "\\":
+            self._line += following == "\n"
+            self._at += 2
+        elif char in "'\"`":
+            self._skip_to(char)
+        elif char == "$" and following in _CLOSED:
+            self._at += 1
+            self._skip_to(_CLOSED[following])
+        else:
+            self._line += char == "\n"
+            self._at += 1
+
+    def _skip_to(self, end: str) -> None:
+        """Go past the end of what begins here; in single quotes nothing else has a meaning."""
+        is_plain = end == "'"
+        opening = self._text[self._at]
+        self._at += 1
+        while self._at < len(self._text) and self._text[self._at] != end:
+            char = self._text[self._at]
+            if end == ")" and char == "#" and self._text[self._at - 1].isspace():
+                self._skipped()
+            elif is_plain or char not in "\\'\"`$(":
+                self._line += char == "\n"
+                self._at += 1
+            elif char == "'" and opening == '"':
+                self._at += 1
+            elif char == "(":
+                if end == ")":
+                    self._skip_to(")")
+                else:
+                    self._at += 1
+            else:
+                self._step()
+        self._at += 1

@@ -1,0 +1,73 @@
+"""Layouts of the golden cases' models, drawn for a runtime, and what export writes of them."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from moetune.domain.rules import broken_rules
+from moetune.domain.target_rules import model_rules, target_rules
+from moetune.domain.targets import Target, find_target
+from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.export import export_layout
+from moetune.export.planned import Planned
+from moetune.huggingface.reader import language_model
+from moetune.huggingface.registry import named_model
+from tests.golden.cases import CASES
+
+SIZES: dict[str, tuple[int, ...]] = {
+    "tp": (1, 2, 4), "cp": (1, 2), "pp": (1, 2, 4), "vpp": (1, 2, 3), "ep": (1, 2, 4, 8),
+    "etp": (1, 2), "micro_batch": (1, 2), "dp": (1, 2, 4, 8),
+}  # fmt: skip
+MODULES = (("moe_act", "norm"), ("core_attn", "mlp"))
+
+
+def models() -> tuple[str, ...]:
+    """Return the registry's models of the golden cases."""
+    words = (case.plan for case in CASES.values() if "--global-batch" in case.plan)
+    names = {plan[plan.index("--model") + 1] for plan in words if "--model" in plan}
+    return tuple(sorted(names))
+
+
+def choices(target: Target) -> dict[str, tuple[Any, ...]]:
+    """Return values that the runtime's row of facts has, for each part of a layout."""
+    sizes = {
+        name: tuple(size for size in sizes if size <= target.largest.get(name, size))
+        for name, sizes in SIZES.items()
+    }
+    lists = [names for names in MODULES if {*names} <= {*target.recompute}]
+    return {
+        **sizes,
+        "zero": target.zero, "dispatcher": target.dispatchers, "overlap": target.overlaps,
+        "recompute": ((), *((name,) for name in target.recompute), *lists),
+        "cuda_graphs": target.cuda_graphs[:2], "schedule": (None, *target.schedules),
+        "offload_activations": (0.0, 0.25) if target.offloads_activations else (0.0,),
+        "offload_optimizer": (0.0, 0.5) if target.offloads_optimizer else (0.0,),
+    }  # fmt: skip
+
+
+def drawn(target_name: str, count: int, seed: int = 7) -> Iterator[tuple[Planned, str]]:
+    """Yield plans that the runtime runs, each with its export."""
+    draw, target = random.Random(seed), find_target(target_name)
+    able = choices(target)
+    while count:
+        model = named_model(draw.choice(models()))
+        values = {name: draw.choice(options) for name, options in able.items()}
+        values["vpp"] = values["vpp"] if values["pp"] > 1 else 1
+        if values["ep"] == 1:  # nothing is exchanged
+            values["dispatcher"] = "all_to_all"
+        layout = FoldedLayout(**values)
+        share = layout.offloaded_share(model.decoder)  # of whole blocks
+        layout = layout.changed(offload_activations=share)
+        job = TrainingJob(
+            decoder=model.decoder, world_size=layout.world_size, global_batch=192, length=4096,
+            optimizer=draw.choice(target.optimizers), dtype=draw.choice(target.dtypes),
+        )  # fmt: skip
+        rules = (*broken_rules(layout, job), *model_rules(model.decoder, target),
+                 *target_rules(layout, target, job))  # fmt: skip
+        if rules:
+            continue
+        config = language_model(model.config)[0]
+        planned = Planned(plan_id="a" * 64, job=job, layout=layout, target=target, config=config,
+                          hub_name="a/b")  # fmt: skip
+        yield planned, export_layout(planned).text
+        count -= 1

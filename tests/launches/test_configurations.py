@@ -1,0 +1,217 @@
+"""Configurations of torchtitan, Bridge, DeepSpeed, accelerate and the Trainer as users write."""
+
+from typing import Any
+
+import pytest
+
+from moetune.domain.errors import InputError
+from moetune.launches.entries import entries_of
+from moetune.launches.files import open_launch
+from moetune.launches.reading import Asked
+
+TITAN = """\
+[model]
+name = "deepseek_v3"
+flavor = "16B"   # of the registry
+
+[training]
+local_batch_size = 4
+seq_len = 4096
+
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 2
+expert_parallel_degree = 8
+
+[activation_checkpoint]
+mode = "full"
+"""
+TITAN_WORDS = """\
+torchrun --nproc_per_node=8 -m torchtitan.train --module deepseek_v3 \\
+    --training.local_batch_size 8 --training.seq_len=4096 --training.global_batch_size 64 \\
+    --parallelism.pipeline_parallel_degree 2 --parallelism.expert_parallel_degree 4 \\
+    --parallelism.pipeline_parallel_schedule 1F1B --activation_checkpoint.mode none
+"""
+BRIDGE = """\
+NODES=2
+torchrun --nnodes $NODES --nproc-per-node 8 pretrain.py --recipe qwen3_30b_a3b_pretrain_config \\
+    model.tensor_model_parallel_size=2 model.expert_model_parallel_size=8 \\
+    model.expert_tensor_parallel_size=1 model.sequence_parallel=true model.seq_length=4096 \\
+    train.micro_batch_size=1 train.global_batch_size=128 ddp.use_distributed_optimizer=true
+"""
+RECIPE = """\
+from megatron.bridge.recipes.qwen import qwen3_30b_a3b_pretrain_config
+
+cfg = qwen3_30b_a3b_pretrain_config()
+cfg.model.tensor_model_parallel_size = 1
+cfg.model.pipeline_model_parallel_size = 2
+cfg.model.virtual_pipeline_model_parallel_size = 4
+cfg.model.expert_model_parallel_size = 8
+cfg.model.seq_length = 8192
+cfg.train.micro_batch_size = 1
+cfg.train.global_batch_size = 64
+cfg.comm_overlap.overlap_moe_expert_parallel_comm = True
+"""
+DEEPSPEED = """\
+{
+  "train_batch_size": 64,
+  "train_micro_batch_size_per_gpu": 2,
+  "gradient_accumulation_steps": 2,
+  "bf16": {"enabled": true},
+  "expert_parallel": {"enabled": true, "autoep_size": 8},
+  "zero_optimization": {
+    "stage": 2,
+    "overlap_comm": false
+  }
+}
+"""
+ACCELERATE = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+fsdp_config:
+  fsdp_version: 2          # fully_shard
+  fsdp_activation_checkpointing: true
+  fsdp_transformer_layer_cls_to_wrap:
+    - Qwen3MoeDecoderLayer
+mixed_precision: bf16
+num_machines: 2
+num_processes: 16
+"""
+TRAINER = """\
+{"model_name_or_path": "Qwen/Qwen3-8B", "per_device_train_batch_size": 2,
+ "gradient_accumulation_steps": 4,
+ "gradient_checkpointing": true,
+ "max_seq_length": 4096, "bf16": true}
+"""
+MEGATRON = """\
+ENV_VARS:
+  CUDA_DEVICE_MAX_CONNECTIONS: 1
+MODEL_ARGS:
+  --tensor-model-parallel-size: ${TP}
+  --sequence-parallel: true
+  --num-layers: 48
+  --hidden-size: 2048
+  --num-attention-heads: 32
+  --kv-channels: 128
+  --group-query-attention: true
+  --num-query-groups: 4
+  --num-experts: 128
+  --moe-ffn-hidden-size: 768
+  --moe-router-topk: 8
+  --moe-router-pre-softmax: false   # as Qwen3
+  --untie-embeddings-and-output-weights: true
+  --micro-batch-size: 1
+  --seq-length: 4096
+  --recompute-granularity: selective
+  --recompute-modules: moe_act layernorm
+"""
+BATCH = ("--max_seq_length", "4096", "--per_device_train_batch_size", "1")
+ROWS: tuple[tuple[str, str, dict[str, Any], str, dict[str, Any], int], ...] = (
+    ("run.toml", TITAN, {"world_size": 64}, "torchtitan",
+     {"dp": 32, "tp": 2, "ep": 8, "micro_batch": 4, "zero": 3, "recompute": ("full",)}, 128),
+    ("run.sh", TITAN_WORDS, {"model": "deepseek-v2-lite"}, "torchtitan",
+     {"dp": 4, "pp": 2, "vpp": 1, "ep": 4, "micro_batch": 1, "zero": 2, "recompute": ()}, 64),
+    ("run.sh", BRIDGE, {"model": "qwen3-30b-a3b"}, "bridge",
+     {"dp": 8, "tp": 2, "ep": 8, "etp": 1, "zero": 1, "dispatcher": "all_to_all"}, 128),
+    ("run.py", RECIPE, {"world_size": 16}, "bridge",
+     {"dp": 8, "pp": 2, "vpp": 4, "ep": 8, "overlap": "batch"}, 64),
+    ("ds.json", DEEPSPEED, {"world_size": 16, "model": "qwen3-30b-a3b", "extra": BATCH[:2]},
+     "deepspeed", {"dp": 16, "ep": 8, "zero": 2, "micro_batch": 2, "recompute": ()}, 64),
+    ("fsdp.yaml", ACCELERATE, {"model": "qwen3-30b-a3b", "extra": BATCH}, "transformers",
+     {"dp": 16, "zero": 3, "micro_batch": 1, "recompute": ("full",)}, 16),
+    ("args.json", TRAINER, {"world_size": 8}, "transformers",
+     {"dp": 8, "micro_batch": 2, "recompute": ("full",)}, 64),
+    ("args.yaml", MEGATRON, {"world_size": 16, "values": {"TP": "2"}}, "megatron",
+     {"dp": 8, "tp": 2, "etp": 2, "recompute": ("moe_act", "norm")}, 8),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "asked", "target", "layout", "batch"), ROWS)
+def test_a_configuration_is_read_as_it_would_run(
+    name: str, text: str, asked: dict[str, Any], target: str, layout: dict[str, Any], batch: int
+) -> None:
+    found = open_launch(name, text, Asked(**asked)).reading
+    assert found.target.name == target
+    assert {key: getattr(found.layout, key) for key in layout} == layout
+    assert found.job.global_batch == batch
+    for row in found.rows:
+        if row.line:
+            line = text.splitlines()[row.line - 1].replace("-", "_")
+            assert row.key.rpartition(".")[2].replace("-", "_") in line
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "asked", "key", "value", "line"),
+    [
+        ("run.toml", TITAN, {"world_size": 64}, "expert_parallel_degree", 16, 12),
+        ("run.py", RECIPE, {"world_size": 16}, "expert_model_parallel_size", 4, 7),
+        ("ds.json", DEEPSPEED, {"world_size": 16, "model": "olmoe", "extra": BATCH[:2]},
+         "zero_optimization.stage", 3, 8),
+    ],
+)  # fmt: skip
+def test_a_written_change_touches_its_line_alone(
+    name: str, text: str, asked: dict[str, Any], key: str, value: int, line: int
+) -> None:
+    launch = open_launch(name, text, Asked(**asked))
+    new = launch.written({key: value}).splitlines()
+    old = text.splitlines()
+    assert [number for number, pair in enumerate(zip(old, new, strict=True), start=1)
+            if pair[0] != pair[1]] == [line]  # fmt: skip
+    leaf = key.rpartition(".")[2]
+    assert str(value) in new[line - 1]
+    assert leaf in new[line - 1]
+    with pytest.raises(InputError, match="stands in no line of the file"):
+        launch.written({"cp_size": 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "asked", "message"),
+    [
+        ("x.json", '{"stage": 1, "stage": 2}', {}, '"stage" is given twice'),
+        ("x.json", '{"stage": 1', {}, "x.json is no JSON"),
+        ("x.toml", "a = 1\na = 2", {}, "x.toml is no TOML"),
+        ("x.yaml", "a: 1\nb: 2\na: 3", {}, "line 3: a is given twice"),
+        ("x.yaml", "a: 1\n\tb: 2", {}, "line 2 is no YAML"),
+        ("x.py", "a = (", {}, "x.py is no Python"),
+        ("x.json", '{"colour": "red"}', {}, "x.json is of no kind that is known"),
+        ("x.sh", "echo \0", {}, "x.sh is no text"),
+        ("x.sh", "#" * (2**20 + 1), {}, "x.sh is larger than 1 MiB"),
+        ("run.toml", TITAN, {}, "does not say how many ranks there are"),
+        ("ds.json", DEEPSPEED, {"world_size": 16, "extra": BATCH[:2]}, "does not name its model"),
+        ("ds.json", DEEPSPEED, {"world_size": 16}, "nothing says the tokens of a sequence"),
+        ("run.sh", BRIDGE, {}, "names no recipe that is known"),
+    ],
+)
+def test_wrong_input_is_a_message(
+    name: str, text: str, asked: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError) as refused:
+        open_launch(name, text, Asked(**asked))
+    assert message in str(refused.value)
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "key", "line", "severity"),
+    [
+        ("run.toml", TITAN, "expert_parallel_degree", 12, "stops"),
+        ("run.py", RECIPE, "expert_model_parallel_size", 7, "stops"),
+        ("ds.json", DEEPSPEED, "autoep_size", 6, "note"),
+    ],
+)
+def test_a_misspelt_key_is_named_with_the_nearest_one(
+    name: str, text: str, key: str, line: int, severity: str
+) -> None:
+    wrong = key.replace("l", "", 1) if "l" in key else key + "s"
+    asked = Asked(world_size=64, model="qwen3-30b-a3b", extra=BATCH[:2])
+    launch = open_launch(name, text.replace(key, wrong), asked)
+    first = next(launch.problems(None))
+    assert (first.line, first.severity) == (line, severity)
+    assert wrong in first.what
+    assert key in first.fix
+
+
+def test_values_have_the_lines_of_their_keys() -> None:
+    for name, text in (("a.json", DEEPSPEED), ("a.yaml", ACCELERATE), ("a.toml", TITAN)):
+        for entry in entries_of(name, text):
+            assert entry.path.rpartition(".")[2] in text.splitlines()[entry.line - 1]
