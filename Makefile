@@ -50,20 +50,20 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo 'open site/index.html; to search: $(BIN)/python -m http.server --directory site'
 
-# Three workers, because most tests wait; a file's tests share what they started. Workers and the
+# Four workers, because most tests wait; a file's tests share what they started. Workers and the
 # hundreds of processes that tests start keep what Python compiled.
 PURE := moetune/domain/*,moetune/fit/*,moetune/solve/*
 BY_FILE := --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 test: $(READY) check
-	$(BIN)/pytest -n 3 $(BY_FILE)
+	$(BIN)/pytest -n 4 $(BY_FILE)
 
 # Every line of what is computed is run, and nine of ten of all others, not counting ranks, which
 # are processes of their own.
 test-thorough: $(READY) postgres chromium launch
 	@echo 'adds to `make test`: PostgreSQL, browsers, hostile clients, pages that train, measuring'
 	@echo 'sessions, random worlds, the rest of their cases, and the coverage of lines'
-	$(BIN)/pytest -n 3 $(BY_FILE) -m 'not gpu' --cov --cov-context=test --cov-report=
+	$(BIN)/pytest -n 4 $(BY_FILE) -m 'not gpu' --cov --cov-context=test --cov-report=
 	$(BIN)/coverage report --include='$(PURE)' --fail-under=100
 	$(BIN)/coverage report --fail-under=90 --format=total
 
