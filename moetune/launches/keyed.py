@@ -226,9 +226,8 @@ def misspelt(
         leaf = entry.path.rpartition(".")[2]
         near = difflib.get_close_matches(leaf, leaves - {leaf}, n=1, cutoff=_NEAR)
         if near and leaf not in leaves and leaf not in _ALIASES:
-            fix = f"did you mean {near[0]}?"
             yield Problem(severity=severity, line=entry.line, what=f"{entry.path} is unknown",
-                          why=why, fix=fix)  # fmt: skip
+                          why=why, fix=near[0])  # fmt: skip
 
 
 def _problems(values: Mapping[str, Any], given: Mapping[str, Given]) -> Iterator[Problem]:

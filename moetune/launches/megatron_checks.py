@@ -254,5 +254,5 @@ def _unknown(launch: Launch, reading: Reading) -> Iterator[Problem]:
         yield Problem(
             severity="stops" if is_own else "note", line=argument.line,
             what=f"--{argument.name} is unknown", why=f"{reading.target.label}: {_ARGUMENTS}",
-            fix=f"did you mean --{near[0]}?" if near else "leave it out",
+            fix=f"--{near[0]}" if near else "leave it out",
         )  # fmt: skip

@@ -103,6 +103,8 @@ def refusals(
     ("bridge", "gemma-4-26b-a4b", {"cuda_graphs": "partial"}, {}, "CUDA graphs of Gemma 4"),
     ("megatron", "gpt-oss-20b", {"tp": 2, "etp": 2}, {}, "experts that add biases"),
     ("megatron", QWEN, {"dp": 24, "ep": 6, "dispatcher": "deepep"}, {}, "deepep with ep·etp 6"),
+    ("megatron", QWEN, {"dp": 8, "tp": 3, "ep": 2, "etp": 3, "dispatcher": "deepep"}, {},
+     "deepep with ep·etp 6"),
     ("torchtitan", QWEN, {"dp": 48, "ep": 24, "dispatcher": "deepep"}, {},
      "deepep with ep·etp 24"),
     ("torchtitan", QWEN, SHARDED | {"tp": 8}, {}, "tp 8 with 4 key heads"),

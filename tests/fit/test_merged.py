@@ -120,6 +120,8 @@ def test_the_rest_is_the_reference_at_this_machines_speed(both: Profile) -> None
     assert other.seconds == pytest.approx(1.2 * product(4096, 512, 2048), rel=1e-6)
     assert other.trust == "modelled"
     assert "base × 1.2" in other.doubts[0].stand_in
+    assert [line.op for line in both.rows] == ["adam"]
+    assert [line.direction for line in both.copy] == ["h2d"]
 
 
 def test_groups_of_more_nodes_follow_the_base(both: Profile) -> None:
