@@ -170,7 +170,7 @@ def test_a_stand_in_widens_the_range_of_a_whole_models_step() -> None:
         decoder=named_model("olmoe").decoder, world_size=32, global_batch=256, length=2048
     )
     request = TrainingRequest(
-        job=job, pins=LayoutRequest(tp=1, pp=1, micro_batch=1), target=find_target("moetune")
+        job=job, pins=LayoutRequest(tp=1, pp=1, ep=32, micro_batch=1), target=find_target("moetune")
     )
     known = load_profile_file(bundled_profiles()["h100-x8"])
     same = describe(replace(OURS, nics=8)).profile
