@@ -219,8 +219,7 @@ def _tests_of(mutant: Mutant, collected: Collected) -> list[str]:
     found = lines.get(str(mutant.line), [])
     # A value at module level is made at the import: whatever runs the file may see it.
     found = found or sorted({name for names in lines.values() for name in names})
-    chosen: list[str] = []
-    total = 0.0
+    chosen, total = list[str](), 0.0
     for name in sorted(found, key=lambda name: collected["sizes"].get(name, 0)):
         total += seconds.get(name, 1.0)
         if chosen and total > MOST_SECONDS:
@@ -229,13 +228,10 @@ def _tests_of(mutant: Mutant, collected: Collected) -> list[str]:
     return chosen
 
 
-def _kept(seed: int) -> Path:
-    return ROOT / f".mutants-{seed}.jsonl"
-
-
 def verdicts_of(seed: int) -> list[Verdict]:
     """Return the verdicts so far on a sample."""
-    lines = _kept(seed).read_text().splitlines() if _kept(seed).exists() else []
+    kept = ROOT / f".mutants-{seed}.jsonl"
+    lines = kept.read_text().splitlines() if kept.exists() else []
     return [Verdict(**{**one, "mutant": Mutant(**one["mutant"])}) for one in map(json.loads, lines)]
 
 
@@ -256,7 +252,7 @@ def run(mutants: Sequence[Mutant], seed: int, workers: int) -> None:
             finally:
                 trees.put(tree)
             print(verdict.outcome, mutant.path, mutant.line, "|", verdict.after, flush=True)
-            with _kept(seed).open("a") as kept:
+            with (ROOT / f".mutants-{seed}.jsonl").open("a") as kept:
                 kept.write(json.dumps(asdict(verdict)) + "\n")
 
         for _ in pool.map(one, mutants):
@@ -289,10 +285,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("action", choices=("collect", "run"))
     parser.add_argument("tests", nargs="*", default=["tests"])
-    parser.add_argument("--count", type=int, default=120)
-    parser.add_argument("--seed", type=int, default=0)
+    for name, default in (("count", 120), ("seed", 0), ("workers", 2)):
+        parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--batch", type=int, help="judge at most so many now")
-    parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     if arguments.action == "collect":
         collect(arguments.tests)
