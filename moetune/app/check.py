@@ -98,21 +98,29 @@ class Checked:
         return all(problem.severity != "stops" for problem in self.problems)
 
 
-def check_file(file: Path, asked: Asked, profile: Profile) -> tuple[LaunchFile, Checked]:
-    """Return a launch file and its check on a profile's machine.
+def launch_text(file: Path) -> str:
+    """Return the text of a launch file.
 
     Raises:
-        InputError: it cannot be read, is of an unknown kind, or something of it is missing.
-        ProfileError: the profile lacks an operation.
+        InputError: it cannot be read, is too large, or no text.
     """
     try:
         if file.stat().st_size > LARGEST_BYTES:
             raise InputError(f"{file} is larger than 1 MiB", "give the file that starts the run")
-        text = file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}", "give a file") from None
     except UnicodeDecodeError:
         raise InputError(f"{file} is no text", "give the file that starts the run") from None
+
+
+def check_file(file: Path, text: str, asked: Asked, profile: Profile) -> tuple[LaunchFile, Checked]:
+    """Return a launch file of that text, and its check on a profile's machine.
+
+    Raises:
+        InputError: it is of an unknown kind, or something of it is missing.
+        ProfileError: the profile lacks an operation.
+    """
     width = site_of(profile).devices_per_node
     try:
         launch = open_launch(file.name, text, replace(asked, devices_per_node=width))

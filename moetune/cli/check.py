@@ -45,7 +45,7 @@ def check(
 
     The file is read and never run. Exit code 6: it cannot start as it is, or does not fit.
     """
-    from moetune.app.check import check_file, written_change
+    from moetune.app.check import check_file, launch_text, written_change
     from moetune.app.files import write_text
     from moetune.app.views.check import check_document, check_sections
     from moetune.launches.reading import Asked
@@ -54,9 +54,10 @@ def check(
         target=target, model=model, world_size=world_size, extra=tuple(extra or ()),
         values=dict(values or ()),
     )  # fmt: skip
+    text = launch_text(file)  # a missing file is named before a missing profile
     with session.planner(profile) as planner:
         machine = planner.sources.profile(None, for_models=True).profile
-        launch, checked = planner.run(machine.name, check_file, file, asked, machine)
+        launch, checked = planner.run(machine.name, check_file, file, text, asked, machine)
     if write is not None:
         write_text(write, written_change(launch, checked, take))
     session.screen.answer(check_sections(checked), check_document(checked))
