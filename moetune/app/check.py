@@ -50,7 +50,7 @@ _PINS = re.compile(
     r"(?: |-\w+ )"
 )
 _OFF = {
-    "hides_gradients": "gradients are reduced with nothing beside it",
+    "hides_gradients": "no computation hides the reduction of gradients",
     "splits_sequence": "tensor ranks do not share the sequence between their layers",
 }  # fmt: skip
 """Facts of a target that a launch may leave off."""

@@ -183,7 +183,7 @@ LAYOUT = (
         keys={"overlap_moe_expert_parallel_comm": False, "delay_wgrad_compute": False},
     ),
     Setting(
-        name="offloaded_layers", write=_write_offloaded, read=lambda _, layers: layers,
+        name="offload_activations", write=_write_offloaded, read=lambda _, layers: layers,
         keys={"cpu_offloading": False, "cpu_offloading_num_layers": 0},
     ),
     # else each rank makes all parameters before it shards them

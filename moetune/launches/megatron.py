@@ -298,7 +298,7 @@ def _layout(
         micro_batch=int(found["micro_batch"]), recompute=found["recompute"],
         dispatcher=found["dispatcher"] if is_routed else "all_to_all", overlap=found["overlap"],
         zero=found["zero"], cuda_graphs=found["cuda_graphs"],
-        offload_activations=int(found["offloaded_layers"] or 0) / decoder.num_layers,
+        offload_activations=int(found["offload_activations"] or 0) / decoder.num_layers,
         offload_optimizer=found["offload_optimizer"],
     )  # fmt: skip
 

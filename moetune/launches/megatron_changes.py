@@ -53,7 +53,7 @@ def _differing(before: FoldedLayout, after: FoldedLayout) -> Iterator[str]:
     if before.offload_optimizer != after.offload_optimizer:
         yield "optimizer"
     if before.offload_activations != after.offload_activations:
-        yield "offloaded_layers"
+        yield "offload_activations"
     if after.recompute and not before.recompute:
         yield "groups_experts"
 

@@ -19,6 +19,9 @@ def test_a_drawn_layout_is_read_back_as_it_was_written(target: str) -> None:
             assert getattr(found.job, name) == getattr(job, name), (name, text)
         assert found.facts["hides_gradients"]
         assert [row for row in found.rows if row.line is None and row.name in ("tp", "ep")] == []
+        shown = {row.name: row.value for row in found.rows}
+        assert shown["offload_activations"] == str(found.layout.offload_activations)
+        assert "<" not in "".join(shown.values())
 
 
 PROGRAMS = ("bridge@0.3", "bridge@0.6", "torchtitan", "deepspeed", "transformers")
@@ -34,5 +37,6 @@ def test_a_drawn_program_is_read_back_as_it_was_written(target: str) -> None:
         )  # fmt: skip
         found = open_launch("layout.py", text, asked).reading
         assert found.layout.explicit(job.decoder) == planned.layout.explicit(job.decoder), text
+        assert not any("<" in row.value for row in found.rows)
         for name in ("global_batch", "length", "world_size", "dtype"):
             assert getattr(found.job, name) == getattr(job, name), (name, text)

@@ -17,6 +17,7 @@ _NAMES = {
     "cp": "context parallel", "ep": "expert parallel", "micro_batch": "micro-batch",
     "global_batch": "batch", "length": "sequence", "zero": "ZeRO stage",
     "narrow": "dtype", "cuda_graphs": "CUDA graphs", "overlap": "overlap of exchanges",
+    "offload_activations": "offloaded activations", "offload_optimizer": "offloaded optimizer",
 }  # fmt: skip
 
 
