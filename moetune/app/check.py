@@ -142,8 +142,9 @@ def written_change(launch: LaunchFile, checked: Checked, take: str) -> str:
     if checked.best is not None:
         choices["best"] = checked.best
     if take not in choices:
-        known = ", ".join(choices) or "none: nothing better is known"
-        raise InputError(f"--take {take!r} is no change", f"use one of {known}")
+        names = ", ".join(choices)
+        hint = f"use one of {names}" if names else "there is none: nothing better is known"
+        raise InputError(f"--take {take!r} is no change", hint)
     chosen = choices[take]
     text = launch.written(chosen.keys)
     again, wanted, site = launch.read_again(text), chosen.answer.layout, site_of(checked.profile)

@@ -51,8 +51,8 @@ class MeasuredKernels:
             if name not in self.names:
                 layer, num_local = workload.layer, workload.local_experts
                 raise ProfileError(
-                    f"the kernel {pinned} was not measured for {num_local} experts of "
-                    f"{layer.d_model} × {layer.d_hidden} in {workload.dtype}",
+                    f"the kernel {pinned} was not measured for a rank with {num_local} of the "
+                    f"experts, {layer.d_model} × {layer.d_hidden} in {workload.dtype}",
                     "measure it with `moetune profile` where it is installed, or omit "
                     "--expert-kernel",
                 )
