@@ -25,6 +25,7 @@ from moetune.app.trace import Overlap
 from moetune.app.verify import Verification
 from moetune.app.why_not import ComparedVerdict, WhyNotAnswer
 from moetune.domain.any_plan import AnyPlan
+from moetune.domain.budget import Budget, Spread, TrainingRun
 from moetune.domain.cluster import Machine
 from moetune.domain.document import DERIVED, ErrorDocument, is_required, written_kinds
 from moetune.domain.layer import LayerShape
@@ -117,9 +118,10 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
         "file": str, "inputs": Keys({
             "model": str, "world_size": int, "global_batch": int, "seq": int, "dtype": str,
             "optimizer": str, "target": str, "profile": str,
-        }),
+        }, optional={"budget": Budget}),
         "starts": bool, "layout": FoldedLayout, "settings": tuple[Row, ...],
         "problems": tuple[Problem, ...], "predicted": TrainingStep | None,
+        "step_seconds": Spread | None, "run": TrainingRun | None,
         "memory": TrainingMemory | None, "memory_limit_bytes": int, "better": list_of(_BETTER),
         "best": object, **_SECTIONS,
     }),

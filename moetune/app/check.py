@@ -7,13 +7,16 @@ the answer of a search in which all else is pinned.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from moetune.app.plan import sound_numbers
-from moetune.app.training import search_of, step_prices, usable_bytes
+from moetune.app.stand_ins import stand_ins_of
+from moetune.app.training import search_of, step_prices, step_spread, usable_bytes
 from moetune.app.training_plan import answer_of
+from moetune.domain.budget import Budget, Spread, TrainingRun
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layout import BrokenRule
 from moetune.domain.profile import Profile
@@ -30,6 +33,7 @@ from moetune.launches.reading import SEVERITIES, Asked, Problem, Reading
 from moetune.solve.model.alternatives import LEAST_SAVED
 from moetune.solve.model.best import BestLayouts
 from moetune.solve.model.search import FoldedSearch, PricedLayout
+from moetune.solve.model.uncertainty import confidence_of
 
 MOST_CHANGES = 3
 _GROUPS: tuple[tuple[str, ...], ...] = (
@@ -79,8 +83,10 @@ class Checked:
     Args:
         problems: those that stop it first, causes before what follows from them.
         answer: the step and the memory as it is; None where the layout has none.
+        seconds: of that step, with their range.
         better: single changes, the shortest step first.
         best: all changes that lead to the best layout; None where none is better.
+        budget: of the whole training; None where nothing is asked of it.
     """
 
     file: str
@@ -91,6 +97,17 @@ class Checked:
     limit_bytes: int
     better: tuple[Better, ...] = ()
     best: Better | None = None
+    seconds: Spread | None = None
+    budget: Budget | None = None
+
+    @property
+    def run(self) -> TrainingRun | None:
+        """The whole training of the budget, with the launch's step."""
+        if self.budget is None or self.seconds is None:
+            return None
+        job = self.reading.job
+        tokens, ranks = job.tokens, job.world_size
+        return self.budget.run(self.seconds, tokens_per_step=tokens, world_size=ranks)
 
     @property
     def starts(self) -> bool:
@@ -114,8 +131,13 @@ def launch_text(file: Path) -> str:
         raise InputError(f"{file} is no text", "give the file that starts the run") from None
 
 
-def check_file(file: Path, text: str, asked: Asked, profile: Profile) -> tuple[LaunchFile, Checked]:
+def check_file(
+    file: Path, text: str, asked: Asked, profile: Profile, budget: Budget | None = None
+) -> tuple[LaunchFile, Checked]:
     """Return a launch file of that text, and its check on a profile's machine.
+
+    Args:
+        budget: of the whole training; None where nothing is asked of it.
 
     Raises:
         InputError: it is of an unknown kind, or something of it is missing.
@@ -126,7 +148,7 @@ def check_file(file: Path, text: str, asked: Asked, profile: Profile) -> tuple[L
         launch = open_launch(file.name, text, replace(asked, devices_per_node=width))
     except RecursionError:
         raise InputError(f"{file} is nested too deeply", "give the file that starts") from None
-    return launch, check_launch(str(file), launch, profile)
+    return launch, replace(check_launch(str(file), launch, profile), budget=budget)
 
 
 def written_change(launch: LaunchFile, checked: Checked, take: str) -> str:
@@ -223,8 +245,17 @@ class _Check:
         return Checked(
             file=self.file, profile=self.profile, reading=self.reading, problems=tuple(problems),
             answer=None if priced is None else self._answer(priced), limit_bytes=self.limit_bytes,
-            better=better, best=best,
+            better=better, best=best, seconds=None if priced is None else self._seconds(priced),
         )  # fmt: skip
+
+    def _seconds(self, priced: PricedLayout) -> Spread:
+        """Return the seconds of a step with their range, as a plan has it."""
+        job, target = self.reading.job, self._search(self.facts).target
+        costs = costs_of(self.profile, allow_modelled=True)
+        price = partial(step_prices, job, target, self.profile)
+        ratios = stand_ins_of(price, self.profile, priced, costs).ratios
+        sure = confidence_of([priced.step.seconds], ratios=ratios, target=target.name)
+        return step_spread(priced.step.seconds, sure)
 
     def _refusals(self) -> Iterator[Problem]:
         """Yield the rules that the layout breaks."""

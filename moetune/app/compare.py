@@ -4,10 +4,18 @@ import math
 from collections.abc import Iterator, Mapping
 
 from moetune.domain.any_plan import AnyPlan
+from moetune.domain.budget import Budget
 from moetune.domain.plan import Plan
 from moetune.domain.request import constraint_words
 from moetune.domain.training_document import TrainingDocument
-from moetune.domain.units import format_bytes, format_seconds, format_share
+from moetune.domain.units import (
+    format_amount,
+    format_bytes,
+    format_days,
+    format_seconds,
+    format_share,
+    format_train_tokens,
+)
 from moetune.report.section import sentence
 
 _SAME = 5e-4
@@ -22,6 +30,7 @@ def compare(before: AnyPlan, after: AnyPlan) -> Iterator[str]:
     was, now = places[before.is_placed], places[after.is_placed]
     if was != now:
         yield f"Its experts are {now} instead of {was}."
+    yield from _run(before, after)
     was, now = (format_bytes(plan.needed_bytes) for plan in (before, after))
     yield f"A device needs {now} of memory{_instead(was, now)}."
     if after.trust != before.trust:
@@ -78,7 +87,19 @@ def _of_model(plan: TrainingDocument) -> Mapping[str, str]:
         "target {}": inputs.runtime,
         "optimizer {}": inputs.optimizer,
         "routing {}": inputs.routing,
+        **_of_budget(inputs.budget),
         **{f"{flag} {{}}": value for flag, value in inputs.pins.flags.items()},
+    }
+
+
+def _of_budget(budget: Budget | None) -> Mapping[str, str]:
+    if budget is None:
+        return {}
+    price, share = budget.price_per_gpu_hour, format_share(budget.utilization, digits=0)
+    return {
+        "{} tokens of the whole training": format_train_tokens(budget.train_tokens),
+        "utilization {}": share,
+        **({} if price is None else {"{} a GPU-hour": f"{price:g}"}),
     }
 
 
@@ -93,6 +114,18 @@ def _step(before: AnyPlan, after: AnyPlan) -> str:
     if rates[1] and _differs(rates[0] * ratio / rates[1]):  # of other work on a device
         words += "; {:,.0f} tokens a second and device instead of {:,.0f}".format(*rates)
     return f"{words}."
+
+
+def _run(before: AnyPlan, after: AnyPlan) -> Iterator[str]:
+    """Yield the whole training where both plans have the tokens of it."""
+    if before.kind != "training" or after.kind != "training" or not (before.run and after.run):
+        return
+    was, now = (format_days(plan.run.days.predicted) for plan in (before, after) if plan.run)
+    yield f"The whole training takes {now}{_instead(was, now)}."
+    costs = [plan.run.cost.predicted for plan in (before, after) if plan.run and plan.run.cost]
+    if len(costs) > 1:
+        was, now = map(format_amount, costs)
+        yield f"It costs {now}{_instead(was, now)}."
 
 
 def _differs(ratio: float) -> bool:

@@ -148,7 +148,7 @@ def training_request(question: Question, profile: Profile) -> TrainingRequest:
     )  # fmt: skip
     return TrainingRequest(
         job=job, pins=layout_pins(question), target=target,
-        memory_limit_bytes=question.memory_limit,
+        memory_limit_bytes=question.memory_limit, budget=question.budget,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from moetune.app.training_plan import (
     plan_id,
     saving_of,
 )
+from moetune.domain.budget import Spread
 from moetune.domain.cluster import Machine
 from moetune.domain.costs import Costs
 from moetune.domain.errors import (
@@ -24,6 +25,7 @@ from moetune.domain.errors import (
     RefusedLayoutError,
 )
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
+from moetune.domain.plan import Confidence
 from moetune.domain.profile import Profile
 from moetune.domain.request import gemm_dtypes
 from moetune.domain.routing import BALANCED
@@ -259,12 +261,13 @@ def _document(
     inputs, device = request.inputs(profile, limit), profile.machine.device
     chosen, *others = (answer_of(row, request.job, device) for row in ranked)
     target = request.target.name
+    sure = confidence_of(
+        [row.step.seconds for row in ranked], ratios=stand_ins.ratios, target=target
+    )
     return TrainingDocument(
         id=plan_id(inputs, request), inputs=inputs, layout=chosen.layout,
         predicted=chosen.predicted, memory=chosen.memory, fits=search.fits(ranked[0].layout),
-        confidence=confidence_of(
-            [row.step.seconds for row in ranked], ratios=stand_ins.ratios, target=target
-        ),
+        confidence=sure, run=inputs.run(step_spread(chosen.predicted.step_seconds, sure)),
         trust=search.prices.device.trusts.least, profile_quality=quality_of(profile),
         warnings=(
             *request.job.decoder.uncounted_words, *stand_ins.words,
@@ -277,6 +280,11 @@ def _document(
         ),
         chunks=chunks_of(request.job, ranked[0].layout) if target == "moetune" else None,
     )  # fmt: skip
+
+
+def step_spread(seconds: float, sure: Confidence) -> Spread:
+    """Return the seconds of a step with their range."""
+    return Spread(p05=sure.p05_step_seconds, predicted=seconds, p95=sure.p95_step_seconds)
 
 
 def _routing_words(request: TrainingRequest, layout: FoldedLayout, limit: int) -> Iterator[str]:

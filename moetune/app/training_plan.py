@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moetune.app.models import find_planned_model
+from moetune.domain.budget import Budget
 from moetune.domain.chips import peak_flops
 from moetune.domain.document import digest, encode
 from moetune.domain.errors import InputError
@@ -33,12 +34,14 @@ class TrainingRequest:
     Args:
         target: the runtime that it is for.
         memory_limit_bytes: of one device; None for the machine's usable memory.
+        budget: of the whole training; None where nothing is asked of it.
     """
 
     job: TrainingJob
     pins: LayoutRequest
     target: Target
     memory_limit_bytes: int | None = None
+    budget: Budget | None = None
 
     def inputs(self, profile: Profile, limit_bytes: int) -> TrainingInputs:
         """Return the question as a plan's document has it."""
@@ -49,7 +52,7 @@ class TrainingRequest:
             profile=profile.name, profile_fingerprint=profile.digest, pins=self.pins,
             target=self.target.name, target_version=self.target.number,
             memory_limit_bytes=limit_bytes, model_path=job.decoder.path,
-            leaves_room=job.leaves_room,
+            leaves_room=job.leaves_room, budget=self.budget,
         )  # fmt: skip
 
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from moetune.cli.commands import argument, command, option
 from moetune.cli.completion import model_names
-from moetune.cli.options import PROFILE
+from moetune.cli.options import PROFILE, fields, texts_of
 from moetune.cli.session import Session
 from moetune.domain.errors import InputError, QualityError
+from moetune.domain.question import BUDGET_FIELDS
 from moetune.domain.units import parse_count
 
 
@@ -30,6 +31,7 @@ def _pair(text: str) -> tuple[str, str]:
     option("--world-size", "Ranks. Default: the launcher's.", parse_count, form="N"),
     option("--target", "The runtime's version, such as megatron@0.17. Default: the newest.",
            form="TARGET"),
+    *fields(*BUDGET_FIELDS),
     option("--set values", "A variable that the script takes from its environment.", _pair,
            form="NAME=VALUE", multiple=True),
     option("--write", "Write a copy of the file with a change to this file.", Path),
@@ -39,7 +41,7 @@ def _pair(text: str) -> tuple[str, str]:
 def check(
     session: Session, file: Path, extra: Sequence[str], *, model: str | None, profile: str | None,
     world_size: int | None, target: str | None, values: Sequence[tuple[str, str]],
-    write: Path | None, take: str,
+    write: Path | None, take: str, **run: str | None,
 ) -> int:  # fmt: skip
     """Say what a launch file runs, what stops it, and what would be better.
 
@@ -48,16 +50,18 @@ def check(
     from moetune.app.check import check_file, launch_text, written_change
     from moetune.app.files import write_text
     from moetune.app.views.check import check_document, check_sections
+    from moetune.domain.question import read_question, read_texts
     from moetune.launches.reading import Asked
 
     asked = Asked(
         target=target, model=model, world_size=world_size, extra=tuple(extra or ()),
         values=dict(values or ()),
     )  # fmt: skip
+    budget = read_question(read_texts(texts_of(run))).budget
     text = launch_text(file)  # a missing file is named before a missing profile
     with session.planner(profile) as planner:
         machine = planner.sources.profile(None, for_models=True).profile
-        launch, checked = planner.run(machine.name, check_file, file, text, asked, machine)
+        launch, checked = planner.run(machine.name, check_file, file, text, asked, machine, budget)
     if write is not None:
         write_text(write, written_change(launch, checked, take))
     session.screen.answer(check_sections(checked), check_document(checked))

@@ -62,7 +62,7 @@ class Ask:
     form: str = ""
     choices: tuple[Any, ...] = ()
     is_choice: bool = False
-    smallest: int = 1
+    smallest: float = 1
     largest: int | None = None
     is_switch: bool = False
 

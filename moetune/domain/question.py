@@ -24,6 +24,12 @@ from moetune.domain.ask import (
     asks_of,
     described,
 )
+from moetune.domain.budget import (
+    LARGEST_PRICE,
+    LARGEST_TRAIN_TOKENS,
+    LEAST_UTILIZATION,
+    Budget,
+)
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.document import decode
 from moetune.domain.errors import InputError
@@ -43,7 +49,7 @@ from moetune.domain.training import (
     TokenDispatcher,
     ZeroStage,
 )
-from moetune.domain.units import parse_bytes
+from moetune.domain.units import parse_bytes, parse_train_tokens
 
 _LAYER_SIZES = ("d_model", "d_hidden", "num_experts")
 
@@ -90,8 +96,7 @@ class Question:
         "Default: balanced.", form="[balanced|natural|FILE]", choices=("balanced", "natural"),
     )  # fmt: skip
     expert_placement: PlacementRule | None = described(
-        PLANNED, "Placement of experts", "By their loads in --routing, or in their order. "
-        "Default: planned.",
+        PLANNED, "Placement of experts", "By their loads, or in order. Default: planned.",
     )  # fmt: skip
 
     d_model: int | None = described(
@@ -124,6 +129,18 @@ class Question:
         TRAINING, "Optimizer", "adam, adam-bf16-grads, adam-bf16-moments, adam-remainders or "
         "adam-bf16.", form="NAME",
     )  # fmt: skip
+    train_tokens: int | None = described(
+        TRAINING, "Tokens of the whole training", "Of the whole training, for its days: 1T.",
+        parse=parse_train_tokens, largest=LARGEST_TRAIN_TOKENS, form="N",
+    )  # fmt: skip
+    price: float | None = described(
+        TRAINING, "Price of a GPU-hour", "Of a GPU-hour, for the cost of these days.",
+        smallest=0, largest=LARGEST_PRICE, form="PRICE",
+    )  # fmt: skip
+    utilization: float | None = described(
+        TRAINING, "Time that trains", "Of time in which steps run. Default: 1.",
+        smallest=LEAST_UTILIZATION, largest=1,
+    )  # fmt: skip
     front: bool = described(
         TRAINING, "Fastest layout for every memory",
         "Show the fastest layout for every memory, too.", default=False,
@@ -153,7 +170,7 @@ class Question:
         form="NAME",
     )  # fmt: skip
     stages: str | None = described(
-        PINS, "Modules of the stages", "Modules of each: 'Ettt|(tt|)*29m|L', as of Megatron.",
+        PINS, "Modules of the stages", "As of Megatron: 'Ettt|(tt|)*29m|L'.",
         form="LETTERS",
     )  # fmt: skip
     cuda_graphs: CudaGraphs | None = described(
@@ -178,7 +195,7 @@ class Question:
     )  # fmt: skip
     allow_modelled: bool | None = described(
         LAYER, "Estimate group sizes not measured",
-        "Use the nearest group size where none was measured.",
+        "Use the nearest group size if none was measured.",
     )  # fmt: skip
     strategy: Strategy | None = described(
         LAYER, "Memory strategy", "Memory strategy. Default: the fastest that fits."
@@ -285,6 +302,26 @@ class Question:
         return Transformer(moe=self.layer, **sizes)
 
     @property
+    def budget(self) -> Budget | None:
+        """The whole training and its price; None where nothing is asked of it.
+
+        Raises:
+            InputError: there is a price or a utilization, and no tokens.
+        """
+        if self.train_tokens is None:
+            alone = [name for name in BUDGET_FIELDS if getattr(self, name) is not None]
+            if alone:
+                raise InputError(
+                    f"{flag_of(alone[0])} needs {flag_of('train_tokens')}",
+                    "give the tokens of the whole training, such as 1T", field=alone[0],
+                )  # fmt: skip
+            return None
+        utilization = 1.0 if self.utilization is None else self.utilization
+        return Budget(
+            train_tokens=self.train_tokens, price_per_gpu_hour=self.price, utilization=utilization
+        )
+
+    @property
     def tokens_per_rank(self) -> int | None:
         """Tokens of one step on each rank of a layer; None for the model's.
 
@@ -327,6 +364,8 @@ ASKS = asks_of(Question)
 """Every field of the question but `config`, in the order of help."""
 
 
+BUDGET_FIELDS = ("train_tokens", "price", "utilization")
+"""Fields of the question that are of the whole training."""
 MEMORY_FIELDS = (
     "world_size", "global_batch", "seq", "micro_batch", "tp", "cp", "pp", "ep", "zero",
     "recompute", "optimizer", "dtype", "target",
@@ -386,7 +425,7 @@ def _plain(ask: Ask, value: object) -> object:
     return int(cast("Any", value)) if is_whole else value
 
 
-WITH_UNITS = frozenset({"tokens", "seq", "vocab", "memory_limit", "memory_taken"})
+WITH_UNITS = frozenset({"train_tokens", "tokens", "seq", "vocab", "memory_limit", "memory_taken"})
 """Fields whose texts have a unit, such as "8k" or "40GiB"."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
+from moetune.domain.budget import Budget, Spread, TrainingRun
 from moetune.domain.chunks import Chunks
 from moetune.domain.document import UNLESS_DEFAULT, encode, shown
 from moetune.domain.errors import InputError
@@ -33,6 +34,7 @@ class TrainingInputs:
         memory_limit_bytes: usable memory of a device.
         model_path: the configuration that the model was read from; "" for a name.
         leaves_room: whether memory has room for natural routing beside balanced one.
+        budget: of the whole training; None where nothing was asked of it.
     """
 
     model: str
@@ -50,6 +52,7 @@ class TrainingInputs:
     leaves_room: bool = field(default=False, metadata=UNLESS_DEFAULT)
     model_path: str = field(default="", metadata=UNLESS_DEFAULT)
     target_version: str = field(default="", metadata=UNLESS_DEFAULT)
+    budget: Budget | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     @property
     def runtime(self) -> str:
@@ -69,6 +72,18 @@ class TrainingInputs:
     def tokens_per_rank(self) -> int:
         """Tokens of a step, divided by all ranks."""
         return self.global_batch * self.seq // self.world_size
+
+    def run(self, seconds: Spread) -> TrainingRun | None:
+        """Return the whole training of the budget; None without one.
+
+        Args:
+            seconds: of a step.
+        """
+        if self.budget is None:
+            return None
+        return self.budget.run(
+            seconds, tokens_per_step=self.global_batch * self.seq, world_size=self.world_size
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +208,7 @@ class TrainingDocument:
         origin: of the numbers; None in older plans.
         savings: of single flags, the shortest step first.
         free: the best layout without pins, where it is faster.
+        run: the whole training of the inputs' budget; None without one.
 
     Raises:
         InputError: the id is no digest.
@@ -216,6 +232,7 @@ class TrainingDocument:
     origin: PlanOrigin | None = field(default=None, metadata=UNLESS_DEFAULT)
     savings: tuple[Saving, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     free: Saving | None = field(default=None, metadata=UNLESS_DEFAULT)
+    run: TrainingRun | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):

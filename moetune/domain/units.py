@@ -23,6 +23,7 @@ _BYTES = MappingProxyType(
     }
 )  # fmt: skip
 _COUNTS = MappingProxyType({"": 1, "k": 2**10, "m": 2**20})
+_TRAIN_TOKENS = MappingProxyType({"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12})
 _SECONDS = MappingProxyType(
     {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 )
@@ -46,6 +47,8 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-zµμ/]*)\s*")
 _LOOKS_LIKE_BITS = re.compile(r"[KMGT]i?b")
 _BITS_OR_BYTES = re.compile(r"([kKmMgGtT]?)[bB](?:/s|ps)")
 _LEAST_SECONDS = 1e-12
+_SURELY_TOKENS = 10**5
+"""A bare number of a training's tokens is hardly one of billions from here on."""
 _SURELY_BYTES = 10**6
 """A bare number from here on is hardly one of MiB."""
 _Factors = MappingProxyType[str, int] | MappingProxyType[str, float]
@@ -156,6 +159,25 @@ def parse_count(text: str, *, least: int = 0) -> int:
     return int(value)
 
 
+def parse_train_tokens(text: str) -> int:
+    """Return the tokens of a training in `text`: "15T", "500B" or "1e12"; units are decimal.
+
+    Raises:
+        InputError: the text is no number of tokens, or a small one without a unit.
+    """
+    try:
+        plain = float(text)
+    except ValueError:
+        return round(_parse(text, _TRAIN_TOKENS, "number of tokens", least=1))
+    if not math.isfinite(plain) or plain < 0:
+        raise InputError(f"number of tokens {shown(text)} must be a number of 1 or more")
+    if 0 < plain < _SURELY_TOKENS:
+        raise InputError(
+            f"number of tokens {shown(text)} has no unit", f"write {plain:g}B or {plain:g}T"
+        )
+    return round(plain)
+
+
 def parse_seconds(text: str) -> float:
     """Return the seconds in `text`, such as "90s", "2m", "1.5h" or "7d".
 
@@ -184,6 +206,27 @@ def format_seconds(seconds: float) -> str:
         if abs(seconds) >= factor:
             return f"{_three_digits(seconds / factor)} {unit}"
     return f"{_three_digits(seconds / 1e-9)} ns" if abs(seconds) >= _LEAST_SECONDS else "0 s"
+
+
+def format_days(days: float) -> str:
+    """Return a long duration: "28.1 days", "5.30 hours", "12.0 minutes"."""
+    for factor, unit in ((1.0, "days"), (24.0, "hours")):
+        if days * factor >= 1:
+            return f"{format_amount(days * factor)} {unit}"
+    return f"{format_amount(days * 24 * 60)} minutes"
+
+
+def format_amount(amount: float) -> str:
+    """Return a number of any size with three digits or all whole ones: "2.50", "108,012"."""
+    return f"{amount:,.0f}" if abs(amount) >= 100 else _three_digits(amount)  # noqa: PLR2004
+
+
+def format_train_tokens(tokens: int) -> str:
+    """Return the tokens of a training as they are written: "15T", "1.5B", "12,345"."""
+    for unit in ("t", "b", "m"):
+        if tokens >= _TRAIN_TOKENS[unit]:
+            return f"{tokens / _TRAIN_TOKENS[unit]:.6g}{unit.upper()}"
+    return f"{tokens:,}"
 
 
 def format_rate(bytes_per_second: float) -> str:

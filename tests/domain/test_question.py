@@ -16,7 +16,7 @@ from moetune.domain.units import parse_bytes
 VALUES: dict[str, object] = {
     name: ask.choices[-1] if ask.is_choice else {int: 2, float: 0.5, bool: True, str: "a"}[ask.kind]
     for name, ask in ASKS.items()
-}
+} | {"train_tokens": 10**6}  # fewer have a unit
 TEXTS = {
     name: "yes" if value is True else f"{value}B" if ASKS[name].parse is parse_bytes else str(value)
     for name, value in VALUES.items()

@@ -5,11 +5,12 @@ from typing import Any
 
 from moetune.app.check import Better, Checked
 from moetune.app.views.memory import memory_section
+from moetune.app.views.run import run_highlights, run_words
 from moetune.app.views.words import parts_table, speed_words
 from moetune.domain.document import encode
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.launches.reading import Problem
-from moetune.report.section import Cell, Highlight, Section, Table, plural
+from moetune.report.section import Cell, Highlight, Section, Table, plural, seconds_span
 
 CHECK_SCHEMA = "moetune.check/1"
 _NAMES = {
@@ -32,12 +33,15 @@ def check_document(checked: Checked) -> dict[str, Any]:
             "global_batch": reading.job.global_batch, "seq": reading.job.length,
             "dtype": reading.job.dtype, "optimizer": reading.job.optimizer,
             "target": reading.target.spec, "profile": checked.profile.name,
+            **({} if checked.budget is None else {"budget": encode(checked.budget)}),
         },
         "starts": checked.starts,
         "layout": encode(reading.layout.explicit(reading.decoder)),
         "settings": [encode(row) for row in reading.rows],
         "problems": [encode(problem) for problem in checked.problems],
         "predicted": None if answer is None else encode(answer.predicted),
+        "step_seconds": None if checked.seconds is None else encode(checked.seconds),
+        "run": None if checked.run is None else encode(checked.run),
         "memory": None if answer is None else encode(answer.memory),
         "memory_limit_bytes": checked.limit_bytes,
         "better": [_better_document(better) for better in checked.better],
@@ -89,6 +93,7 @@ def _answer(checked: Checked) -> Section:
         highlights = (
             Highlight("One step", step, speed_words(answer.predicted.throughput)),
             Highlight("Memory of a device", Cell.size(answer.memory.peak_bytes), f"of {limit}"),
+            *run_highlights(checked.run),
         )
     ranks, batch = plural(job.world_size, "GPU"), plural(job.global_batch, "sequence")
     return Section(
@@ -104,14 +109,16 @@ def _answer(checked: Checked) -> Section:
 
 def _price(checked: Checked) -> Iterator[str]:
     answer = checked.answer
-    if answer is None:
+    if answer is None or checked.seconds is None:
         return
-    step, peak = answer.predicted.step_seconds, answer.memory.peak_bytes
+    seconds, peak = checked.seconds, answer.memory.peak_bytes
+    step = seconds_span(seconds.predicted, seconds.p05, seconds.p95)
     yield (
-        f"One step: {format_seconds(step)}, {speed_words(answer.predicted.throughput)}; "
+        f"One step: {step}, {speed_words(answer.predicted.throughput)}; "
         f"{format_bytes(peak)} of {format_bytes(checked.limit_bytes)} of a device's memory. "
         f"Numbers: profile {checked.profile.name}."
     )
+    yield from run_words(checked.budget, checked.run)
 
 
 def _problem(problem: Problem) -> str:

@@ -14,6 +14,7 @@ from moetune.app.views.model_words import (
     placement_words,
     saving_words,
 )
+from moetune.app.views.run import run_highlights, run_words
 from moetune.app.views.words import (
     Reasons,
     parts_table,
@@ -94,6 +95,7 @@ def _answer(subject: ModelSubject) -> Section:
         summary=(
             f"One step: {span}, {tokens:,.0f} tokens a second of each device, {speed}; "
             f"{format_bytes(peak)} of {format_bytes(limit)} of its memory."
+            f"{''.join(f' {words}' for words in run_words(plan.inputs.budget, plan.run))}"
         ),
         notes=tuple(map(sentence, plan.warnings)),
         highlights=(
@@ -103,6 +105,7 @@ def _answer(subject: ModelSubject) -> Section:
                 "Memory of a device", Cell.size(peak),
                 f"of {format_bytes(limit)}, {percent(peak / limit, digits=0)}",
             ),
+            *run_highlights(plan.run),
         ),
     )  # fmt: skip
 

@@ -1,0 +1,85 @@
+"""Days, GPU-hours and cost of a whole training, from the step of its plan."""
+
+import math
+from dataclasses import dataclass, field
+
+from moetune.domain.document import UNLESS_DEFAULT
+from moetune.domain.errors import InputError
+
+_DAY_SECONDS, _HOUR_SECONDS = 86_400, 3600
+LEAST_UTILIZATION = 0.01
+LARGEST_TRAIN_TOKENS = 10**18
+LARGEST_PRICE = 10**6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A prediction between the 5th and the 95th percentile of what it is of."""
+
+    p05: float
+    predicted: float
+    p95: float
+
+    def times(self, factor: float) -> "Spread":
+        """Return the spread of a multiple."""
+        low, middle, high = (factor * value for value in (self.p05, self.predicted, self.p95))
+        return Spread(p05=low, predicted=middle, p95=high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """What a whole training takes.
+
+    Args:
+        steps: of the plan's batch; the last may be partly filled.
+        days: of wall-clock time.
+        gpu_hours: of all ranks, in the same time.
+        cost: in the currency of the price; None without a price.
+    """
+
+    steps: int
+    days: Spread
+    gpu_hours: Spread
+    cost: Spread | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Tokens of a whole training, and the price of its GPUs.
+
+    Args:
+        train_tokens: on which the model is trained, repeated ones among them.
+        price_per_gpu_hour: in any currency; None where no price is given.
+        utilization: share of the wall-clock time in which steps run. The rest are restarts,
+            checkpoints and evaluations. Llama 3 405B had more than 0.9 (arXiv 2407.21783, 3.3.4).
+
+    Raises:
+        InputError: a number is out of its range.
+    """
+
+    train_tokens: int
+    price_per_gpu_hour: float | None = field(default=None, metadata=UNLESS_DEFAULT)
+    utilization: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value, least, most in (
+            ("train_tokens", self.train_tokens, 1, LARGEST_TRAIN_TOKENS),
+            ("price_per_gpu_hour", self.price_per_gpu_hour or 0.0, 0, LARGEST_PRICE),
+            ("utilization", self.utilization, LEAST_UTILIZATION, 1),
+        ):
+            if not least <= value <= most:
+                raise InputError(f"{name} must be from {least} to {most}, got {value}", field=name)
+
+    def run(self, seconds: Spread, *, tokens_per_step: int, world_size: int) -> TrainingRun:
+        """Return what the training takes.
+
+        Args:
+            seconds: of a step.
+        """
+        steps = math.ceil(self.train_tokens / tokens_per_step)
+        wall = seconds.times(steps / self.utilization)
+        hours, price = wall.times(world_size / _HOUR_SECONDS), self.price_per_gpu_hour
+        return TrainingRun(
+            steps=steps, days=wall.times(1 / _DAY_SECONDS), gpu_hours=hours,
+            cost=None if price is None else hours.times(price),
+        )  # fmt: skip
