@@ -125,6 +125,19 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
         "memory": TrainingMemory | None, "memory_limit_bytes": int, "better": list_of(_BETTER),
         "best": object, **_SECTIONS,
     }),
+    "compare/1": Keys({
+        "inputs": Keys({"model": str, "global_batch": int, "seq": int}, of=Budget),
+        "choices": list_of(Keys(
+            {"profile": str, "world_size": int, "target": str},
+            optional={
+                "word": str, "error": str, "hint": str, "layout": FoldedLayout, "dtype": str,
+                "step_seconds": Spread, "tokens_per_second": float, "mfu": float | None,
+                "peak_bytes": int, "run": TrainingRun, "price_per_gpu_hour": float | None,
+                "better": object,
+            },
+        )),
+        **_SECTIONS,
+    }),
     "memory/1": Keys({
         "inputs": Keys({
             "model": str, "world_size": int, "seq": int, "global_batch": int, "dtype": str,

@@ -46,6 +46,7 @@ _UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
 COMMANDS = {
     "profile": "Measure this machine and fit its profile.",
     "plan": "Solve for the best plan of a layer or model.",
+    "compare": "Compare machines, numbers of GPUs and runtimes for a model's training.",
     "memory": "Say which layouts of a model's training fit, and where the memory goes.",
     "explain": "Explain a plan's choice and its times, or why it is not another one.",
     "whatif": "Plan again with changes, and compare.",

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 from moetune.app.profile_quality import GroupSummary
 from moetune.app.recording import Progress
@@ -11,6 +12,8 @@ from moetune.domain.samples import Sample
 
 _NEW_LINE = "\r\033[K"
 _PAUSE_SECONDS = 10.0
+_BAR = 20
+"""Characters of a bar."""
 
 
 class ScreenProgress(Progress):
@@ -79,6 +82,43 @@ class ScreenProgress(Progress):
                 "are narrower and less is extrapolated:\n"
                 f"  {self._longer}"
             )
+
+
+class Counter:
+    """A bar on stderr of what is done; without a terminal nothing.
+
+    Args:
+        noun: of what is counted, in the plural.
+
+    Attributes:
+        total: of what there is to do.
+    """
+
+    def __init__(self, screen: Screen, noun: str) -> None:
+        self._is_shown = sys.stderr.isatty() and not screen.quiet
+        self._noun, self._done, self._start = noun, 0, time.monotonic()
+        self.total = 0
+
+    def __enter__(self) -> Self:
+        self._start = time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._write("")
+
+    def advance(self, name: str) -> None:
+        """Count what is done, and show its name."""
+        self._done += 1
+        filled = round(_BAR * self._done / self.total)
+        left = (time.monotonic() - self._start) / self._done * (self.total - self._done)
+        bar = f"[{'#' * filled}{'.' * (_BAR - filled)}]"
+        words = f"{self._done}/{self.total} {self._noun}, {clock(left)} left: {name}"
+        self._write(f"{bar} {words}"[:79])
+
+    def _write(self, line: str) -> None:
+        if self._is_shown:
+            sys.stderr.write(f"{_NEW_LINE}{line}")
+            sys.stderr.flush()
 
 
 def clock(seconds: float) -> str:

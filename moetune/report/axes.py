@@ -65,6 +65,12 @@ def log_seconds(title: str) -> Axis:
     )
 
 
+def log_amounts(title: str) -> Axis:
+    """Return a logarithmic axis of numbers, labelled "0.5", "20", "1,000"."""
+    places = [digit * 10.0**power for power in range(-6, 15) for digit in _STEPS[:-1]]
+    return Axis(title=title, kind="log", ticks=tuple((place, f"{place:,.9g}") for place in places))
+
+
 def log_sizes(title: str, *, unit: str) -> Axis:
     """Return a logarithmic axis with ticks at powers of two: "64 KiB", or "4k" of a count.
 

@@ -1,6 +1,5 @@
 """Figures of plans: chunks by batch, time against memory, parts of a step, memory, timelines."""
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +9,9 @@ from moetune.domain.plan import Plan
 from moetune.domain.samples import ResourceClass
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.axes import ROWS, Axis, bytes_unit, log_sizes, seconds_unit
-from moetune.report.marks import OUTLINES, SERIES, Bars, Line, Mark, Outline, Panel, Points, Upright
+from moetune.report.marks import SERIES, Bars, Line, Mark, Panel, Upright
 from moetune.report.section import Figure, percent
+from moetune.report.tradeoff import Spot, front_of, tradeoff_marks
 from moetune.solve.layer.timeline import Span, Timeline, operation_and_chunk, shown_name
 
 
@@ -85,11 +85,7 @@ def pareto_front(options: Sequence[Option]) -> tuple[Option, ...]:
 
     Of equal ones the first is taken.
     """
-    front: list[Option] = []
-    for option in sorted(options, key=lambda option: (option.memory_bytes, option.step_seconds)):
-        if not front or option.step_seconds < front[-1].step_seconds:
-            front.append(option)
-    return tuple(front)
+    return tuple(front_of(options, lambda option: (option.memory_bytes, option.step_seconds)))
 
 
 def pareto_figure(options: Sequence[Option], *, limit_bytes: int | None) -> Figure:
@@ -99,7 +95,8 @@ def pareto_figure(options: Sequence[Option], *, limit_bytes: int | None) -> Figu
     second, time_unit = seconds_unit(min(option.step_seconds for option in options))
     byte, size_unit = bytes_unit(most)
     limit, far = limit_bytes or math.inf, ""
-    marks = [*_options(options, front, units=(byte, second), limit=limit)]
+    spots = [*_spots(options, units=(byte, second), limit=limit)]
+    marks = [*tradeoff_marks(spots)]
     if limit <= _NEAR * most:
         marks.append(Upright(at=limit / byte, words="limit"))
     elif limit_bytes:
@@ -126,37 +123,18 @@ def pareto_figure(options: Sequence[Option], *, limit_bytes: int | None) -> Figu
     )  # fmt: skip
 
 
-def _options(
-    options: Sequence[Option], front: Sequence[Option], *, units: tuple[float, float], limit: float
-) -> Iterator[Mark]:
-    """Yield the front, the options of each group, and the chosen one on top."""
+def _spots(
+    options: Sequence[Option], *, units: tuple[float, float], limit: float
+) -> Iterator[Spot]:
     byte, second = units
-
-    def points(
-        some: Sequence[Option], name: str, color: str, size: float, outline: Outline | None
-    ) -> Points:
-        return Points(
-            x=tuple(option.memory_bytes / byte for option in some),
-            y=tuple(option.step_seconds / second for option in some),
-            name=name, color=color, size=size, outline=outline,
-            hover=tuple(
-                f"{option.name}\n{format_seconds(option.step_seconds)}, "
-                f"{format_bytes(option.memory_bytes)}"
-                f"{'' if option.memory_bytes <= limit else ', does not fit'}"
-                for option in some
-            ),
+    for option in options:
+        is_above = option.memory_bytes > limit
+        words = f"{format_seconds(option.step_seconds)}, {format_bytes(option.memory_bytes)}"
+        yield Spot(
+            x=option.memory_bytes / byte, y=option.step_seconds / second, group=option.group,
+            hover=f"{option.name}\n{words}{', does not fit' if is_above else ''}",
+            is_chosen=option.is_chosen,
         )  # fmt: skip
-
-    yield Line(
-        x=tuple(option.memory_bytes / byte for option in front),
-        y=tuple(option.step_seconds / second for option in front),
-        name="Pareto front", color="accent/0.6", width=1.5, has_steps=True,
-    )  # fmt: skip
-    groups = dict.fromkeys(option.group for option in options)
-    for group, outline in zip(groups, itertools.cycle(OUTLINES), strict=False):
-        some = [option for option in options if option.group == group]
-        yield points(some, group, "second", 8, outline)
-    yield points([option for option in options if option.is_chosen], "chosen", "accent", 12, None)
 
 
 def phases_figure(plans: Mapping[str, Plan]) -> Figure:

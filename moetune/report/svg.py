@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import NamedTuple
 
 from moetune.report.axes import Scale, Value
 from moetune.report.marks import (
@@ -86,21 +87,50 @@ def figure_svg(figure: Figure) -> str:
     Raises:
         ValueError: a colour is no role of the theme.
     """
+    drawing = drawing_of(figure)
+    title = figure.panels[0].y.title
+    above = f'<span class="axis">{escape(title)}</span>' if title else ""
+    items = "".join(
+        f'<li><svg width="18" height="12">{swatch}</svg>{escape(name)}</li>'
+        for name, swatch in legend(figure).items()
+    )
+    named = f'<ul class="legend">{items}</ul>' if items else ""
+    left, height = _px(drawing.left), _px(drawing.height)
+    return (
+        f'<div class="plot-head">{above}{named}</div>'
+        f'<div class="drawing"><svg class="ends" width="{left}" height="{height}">'
+        f'{drawing.labels}</svg><svg class="area" height="{height}">{drawing.area}</svg></div>'
+    )
+
+
+class Drawing(NamedTuple):
+    """The inner SVG of a figure.
+
+    Args:
+        left: pixels of the labels of the y axis, at whose right the area begins.
+        area: of any width; its places are shares of it.
+    """
+
+    left: float
+    height: float
+    labels: str
+    area: str
+
+
+def drawing_of(figure: Figure) -> Drawing:
+    """Return a figure's drawing without its legend.
+
+    Raises:
+        ValueError: a colour is no role of the theme.
+    """
     places = list(_places(figure))
     last = places[-1]
     height = last.bottom + _TICKS + (_TITLE if last.panel.x.title else 0) + 2
     labels = [line for place in places for tick in place.y.ticks() for line in _lines(tick.text)]
     left = _CHARACTER * max(map(len, labels), default=0) + _GAP
     y_labels = "".join(part for place in places for part in _y_labels(place))
-    title = places[0].panel.y.title
-    above = f'<span class="axis">{escape(title)}</span>' if title else ""
     area = "".join(part for place in places for part in (*_grid(place), *_marks(place, height)))
-    return (
-        f'<div class="plot-head">{above}{_legend(figure)}</div>'
-        f'<div class="drawing"><svg class="ends" width="{_px(left)}" height="{_px(height)}">'
-        f'{y_labels}</svg><svg class="area" height="{_px(height)}">'
-        f"{area}{''.join(_x_labels(last, height))}</svg></div>"
-    )
+    return Drawing(left, height, y_labels, area + "".join(_x_labels(last, height)))
 
 
 def _places(figure: Figure) -> Iterator[_Place]:
@@ -256,8 +286,8 @@ def _lines(words: str) -> tuple[str, ...]:
     return words[:split], words[split + 1 :]
 
 
-def _legend(figure: Figure) -> str:
-    """Return the names of the series, once where two panels have it; of a single one nothing."""
+def legend(figure: Figure) -> dict[str, str]:
+    """Return the SVG of each series by its name; of a single one nothing."""
     marks = [
         mark for panel in figure.panels for mark in panel.marks if not isinstance(mark, Upright)
     ]
@@ -266,12 +296,8 @@ def _legend(figure: Figure) -> str:
         named.setdefault(mark.name, mark)
     named.pop("", None)
     if len(named) < 2:  # noqa: PLR2004 - one series needs no name
-        return ""
-    items = "".join(
-        f'<li><svg width="18" height="12">{_swatch(mark)}</svg>{escape(name)}</li>'
-        for name, mark in named.items()
-    )
-    return f'<ul class="legend">{items}</ul>'
+        return {}
+    return {name: _swatch(mark) for name, mark in named.items()}
 
 
 def _swatch(mark: Line | Band | Points | Bars) -> str:

@@ -1,0 +1,220 @@
+"""Machines, numbers of GPUs and runtimes side by side: the best plan of each, and what it costs."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import product
+
+from moetune.app.planner import Planner
+from moetune.app.requests import is_of_model, training_request
+from moetune.app.solvers import SolverLimits, SolverPool
+from moetune.app.training import plan_training
+from moetune.domain.ask import Ask
+from moetune.domain.budget import Budget, TrainingRun
+from moetune.domain.errors import (
+    InfeasiblePlanError,
+    InputError,
+    LayoutTooLargeError,
+    MoetuneError,
+    ProfileError,
+)
+from moetune.domain.profile import Profile
+from moetune.domain.question import ASKS, Question
+from moetune.domain.spelling import about
+from moetune.domain.training_document import TrainingDocument
+
+MOST_CHOICES = 64
+_PATIENCE = SolverLimits(seconds=3600.0, memory_bytes=2**42, num_waiting=MOST_CHOICES)
+Advance = Callable[["Choice"], None]
+"""Called with each choice that is solved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A number of a machine's GPUs under a runtime: its best plan, or why there is none."""
+
+    profile: str
+    world_size: int
+    target: str
+    plan: TrainingDocument | None = None
+    refusal: MoetuneError | None = None
+
+    @property
+    def name(self) -> str:
+        """The machine, its GPUs and the runtime, as sentences have it."""
+        return f"{self.profile}, {self.world_size:,} GPUs, {self.target}"
+
+    @property
+    def run(self) -> TrainingRun | None:
+        """The whole training."""
+        return None if self.plan is None else self.plan.run
+
+    @property
+    def money(self) -> float:
+        """The cost of the whole training; without a price its GPU-hours.
+
+        Raises:
+            ValueError: there is no plan.
+        """
+        if self.run is None:
+            raise ValueError(f"{self.name} has no plan")
+        return (self.run.cost or self.run.gpu_hours).predicted
+
+    @property
+    def word(self) -> str:
+        """Why there is no plan, in a word or two; "" where there is one."""
+        kinds: Mapping[type, str] = {
+            LayoutTooLargeError: "too large", InfeasiblePlanError: "refused",
+            InputError: "refused", ProfileError: "no times",
+        }  # fmt: skip
+        if self.refusal is None:
+            return ""
+        names = (word for kind, word in kinds.items() if isinstance(self.refusal, kind))
+        return next(names, "failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Choices in the order in which they were asked for.
+
+    Args:
+        question: without the machine, the ranks and the runtime.
+        has_prices: whether money is a cost, and not GPU-hours.
+    """
+
+    question: Question
+    budget: Budget
+    has_prices: bool
+    choices: tuple[Choice, ...]
+
+    @property
+    def solved(self) -> tuple[Choice, ...]:
+        """Choices that have a plan, the shortest training first."""
+        solved = (choice for choice in self.choices if choice.plan is not None)
+        return tuple(sorted(solved, key=_days))
+
+    def better_than(self, choice: Choice) -> Choice | None:
+        """Return the cheapest choice that is both faster and cheaper; None where there is none."""
+        if choice.run is None:
+            return None
+        here = _days(choice), choice.money
+        better = (
+            other for other in self.solved
+            if (there := (_days(other), other.money)) != here
+            and there[0] <= here[0] and there[1] <= here[1]
+        )  # fmt: skip
+        return min(better, key=lambda other: other.money, default=None)
+
+
+def compare_machines(
+    planner: Planner, question: Question, *, profiles: Sequence[str], world_sizes: Sequence[int],
+    targets: Sequence[str], prices: Mapping[str, float], advance: Advance = lambda _: None,
+) -> Comparison:  # fmt: skip
+    """Return the best plan of each profile, number of ranks and runtime.
+
+    Args:
+        question: of a whole model, with the tokens of its training.
+        prices: of a GPU-hour by profile; empty for none.
+        advance: is called with each choice as it is solved.
+
+    Raises:
+        InputError: there are too many choices, or the question is no whole model's.
+        MoetuneError: all choices fail for the same reason.
+    """
+    if question.budget is None or not is_of_model(question):
+        raise InputError("machines are compared by a whole model's training", "name such a model")
+    asked = [*product(dict.fromkeys(profiles), dict.fromkeys(targets), dict.fromkeys(world_sizes))]
+    if not 0 < len(asked) <= MOST_CHOICES:
+        raise InputError(
+            f"{len(asked)} choices are {'more than ' + str(MOST_CHOICES) if asked else 'too few'}",
+            "name a machine and a number of GPUs, and fewer than that of each combined",
+        )
+    machines = {name: planner.sources.profile(name, for_models=True).profile for name in profiles}
+    questions = [
+        (machines[name], replace(question, target=target, world_size=size, price=prices.get(name)))
+        for name, target, size in asked
+    ]
+    choices = tuple(_solved(planner, questions, advance))
+    reasons = {(choice.word, str(choice.refusal)) for choice in choices}
+    if len(reasons) == 1 and choices[0].refusal is not None:
+        raise choices[0].refusal
+    return Comparison(
+        question=question, budget=question.budget, has_prices=bool(prices), choices=choices
+    )
+
+
+def _solved(
+    planner: Planner, questions: Sequence[tuple[Profile, Question]], advance: Advance
+) -> Iterator[Choice]:
+    """Yield the choices in their order, solved in as many processes as there are cores."""
+    num_processes = min(len(questions), len(os.sched_getaffinity(0)))
+    with (
+        closing(SolverPool(_PATIENCE, num_processes=num_processes)) as pool,
+        ThreadPoolExecutor(num_processes) as threads,
+    ):
+        solving = replace(planner, solver=pool)
+        asked = [threads.submit(_choice, solving, *question) for question in questions]
+        try:
+            for done in as_completed(asked):
+                advance(done.result())
+        except BaseException:
+            pool.close()  # what runs ends at once
+            threads.shutdown(cancel_futures=True)
+            raise
+        yield from (done.result() for done in asked)
+
+
+def _choice(planner: Planner, profile: Profile, question: Question) -> Choice:
+    choice = Choice(
+        profile=profile.name, world_size=question.world_size or 0, target=question.target or ""
+    )
+    try:
+        plan = planner.run(profile.name, _best, question, profile)
+    except MoetuneError as error:
+        return replace(choice, refusal=error)
+    return replace(choice, plan=plan)
+
+
+def _best(question: Question, profile: Profile) -> TrainingDocument:
+    return plan_training(training_request(question, profile), profile)
+
+
+def read_prices(text: str | None, profiles: Sequence[str]) -> dict[str, float]:
+    """Return the price of a GPU-hour by profile.
+
+    Args:
+        text: "2.5" for all, or "h100-x8=2.5,b200-x8=3.2"; None for no price.
+
+    Raises:
+        InputError: it is no price, or of some profiles alone.
+    """
+    if text is None:
+        return {}
+    ask = ASKS["price"]
+    if "=" not in text:
+        return dict.fromkeys(profiles, _price(ask, text))
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    prices = {name.strip(): _price(ask, price) for name, _, price in pairs}
+    lacking = [name for name in profiles if name not in prices]
+    unknown = [name for name in prices if name not in profiles]
+    if lacking or unknown:
+        what = (
+            f"has none for {lacking[0]}" if lacking else f"names {unknown[0]!r}, which is not asked"
+        )
+        raise InputError(f"--price {what}", "give a single price, or NAME=PRICE for each profile")
+    return prices
+
+
+def _price(ask: Ask, text: str) -> float:
+    price = ask.read(text.strip())
+    with about("price"):
+        ask.check(price)
+    return float(str(price))
+
+
+def _days(choice: Choice) -> float:
+    if choice.run is None:
+        raise ValueError(f"{choice.name} has no plan")
+    return choice.run.days.predicted

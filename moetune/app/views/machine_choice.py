@@ -1,0 +1,228 @@
+"""Machines side by side in a table and a figure of time against cost, and as values."""
+
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from moetune.app.files import write_text
+from moetune.app.machine_choice import Choice, Comparison
+from moetune.app.training import step_spread
+from moetune.app.views.run import spread_words
+from moetune.domain.document import encode
+from moetune.domain.errors import InputError
+from moetune.domain.targets import TargetName, find_target
+from moetune.domain.units import format_amount, format_days, format_train_tokens
+from moetune.report.axes import Axis, log_amounts
+from moetune.report.html import Chapter, report_page
+from moetune.report.marks import Panel
+from moetune.report.section import EMPTY, Cell, Figure, Section, Table, percent, plural
+from moetune.report.svg_file import svg_file
+from moetune.report.tradeoff import Spot, tradeoff_marks
+from moetune.solve.model.uncertainty import UNRECORDED, public_ratios
+
+COMPARE_SCHEMA = "moetune.compare/1"
+
+
+def choice_document(compared: Comparison) -> dict[str, Any]:
+    """Return what `moetune compare --json` prints beside its sections."""
+    question = compared.question
+    return {
+        "schema": COMPARE_SCHEMA,
+        "inputs": {
+            "model": question.model, "global_batch": question.global_batch, "seq": question.seq,
+            **encode(compared.budget),
+        },
+        "choices": [_values(choice, compared) for choice in compared.choices],
+    }  # fmt: skip
+
+
+def _values(choice: Choice, compared: Comparison) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "profile": choice.profile, "world_size": choice.world_size, "target": choice.target,
+    }  # fmt: skip
+    if choice.plan is None:
+        error = choice.refusal
+        return values | {
+            "word": choice.word,
+            "error": error.what if error else "",
+            "hint": getattr(error, "hint", ""),
+        }
+    plan, better = choice.plan, compared.better_than(choice)
+    return values | {
+        "layout": encode(plan.layout), "dtype": plan.inputs.dtype,
+        "step_seconds": encode(step_spread(plan.step_seconds, plan.confidence)),
+        "tokens_per_second": plan.tokens_per_second, "mfu": plan.throughput.mfu,
+        "peak_bytes": plan.memory.peak_bytes, "run": encode(plan.run),
+        "price_per_gpu_hour": plan.inputs.budget and plan.inputs.budget.price_per_gpu_hour,
+        "better": better and {
+            "profile": better.profile, "world_size": better.world_size, "target": better.target,
+        },
+    }  # fmt: skip
+
+
+def choice_sections(compared: Comparison) -> Iterator[Section]:
+    """Yield the answer, the table and its figure, and why choices have no plan."""
+    question, budget = compared.question, compared.budget
+    name = question.model or "the model"
+    tokens = format_train_tokens(budget.train_tokens)
+    figures = (choice_figure(compared),) if len(compared.solved) > 1 else ()
+    yield Section(
+        name="answer", title=f"Training {name} on {tokens} tokens",
+        scope=f"{plural(question.global_batch or 0, 'sequence')} of {question.seq or 0:,} tokens",
+        paragraphs=(*_answer(compared), *_numbers(compared)), tables=(_table(compared),),
+        figures=figures,
+    )  # fmt: skip
+    refused = [choice for choice in compared.choices if choice.refusal is not None]
+    if refused:
+        reasons = (f"{row.name}: {row.refusal.what}." for row in refused if row.refusal)
+        yield Section(name="refused", title="Without a plan", paragraphs=tuple(reasons))
+
+
+def _answer(compared: Comparison) -> Iterator[str]:
+    if not compared.solved:
+        yield "None of the choices has a plan."
+        return
+    fastest = compared.solved[0]
+    cheapest = min(compared.solved, key=lambda choice: choice.money)
+    if fastest is cheapest:
+        yield f"Fastest and cheapest: {_words(fastest)}"
+        return
+    yield f"Fastest: {_words(fastest)}"
+    yield f"Cheapest: {_words(cheapest)}"
+
+
+def _words(choice: Choice) -> str:
+    assert choice.run is not None  # noqa: S101 - those that are solved have one
+    days, money = choice.run.days, choice.run.cost or choice.run.gpu_hours
+    unit = "a cost of {}" if choice.run.cost else "{} GPU-hours"
+    said = unit.format(spread_words(money))
+    layout = choice.plan.words if choice.plan else ""
+    return f"{choice.name}: {spread_words(days, format_days)}, {said}; {layout}."
+
+
+def _numbers(compared: Comparison) -> Iterator[str]:
+    targets = {find_target(choice.target).name for choice in compared.solved}
+    for target in sorted(targets):
+        yield _error_words(target)
+    share = compared.budget.utilization
+    busy = "all the time" if share == 1 else f"in {percent(share, digits=0)} of the time"
+    yield f"Steps run {busy}." + (
+        "" if compared.has_prices else " Without --price it is by GPU-hours."
+    )
+
+
+def _error_words(target: TargetName) -> str:
+    low, high = (f"{ratio:.2f}" for ratio in public_ratios(target))
+    if target in UNRECORDED:
+        return f"Ranges of {target} are a guess: nobody has published its steps with their batch."
+    return f"Nine in ten public runs took {low} to {high} times such a prediction ({target})."
+
+
+def _table(compared: Comparison) -> Table:
+    is_single = len({choice.target for choice in compared.choices}) == 1
+    columns: dict[str, Callable[[Choice], Cell | str]] = {
+        "machine": lambda choice: choice.profile,
+        "GPUs": lambda choice: Cell.count(choice.world_size),
+        "runtime": lambda choice: choice.target,
+        "step": lambda choice: _cell(choice, lambda plan: Cell.seconds(plan.step_seconds)),
+        "tokens/s": lambda choice: _cell(choice, lambda plan: _tokens(plan.tokens_per_second)),
+        "MFU": lambda choice: _cell(choice, lambda plan: Cell.share(plan.throughput.mfu, digits=0)),
+        "memory": lambda choice: _cell(choice, lambda plan: Cell.size(plan.memory.peak_bytes)),
+        "days": lambda choice: _cell(choice, lambda plan: _amount(plan.run.days.predicted)),
+        "cost" if compared.has_prices else "GPU-hours": lambda choice: _cell(
+            choice, lambda _: _amount(choice.money)
+        ),
+        "": lambda choice: _verdict(choice, compared),
+        "layout": lambda choice: choice.plan.words if choice.plan else "",
+    }
+    wide = ["layout"]
+    if is_single:
+        del columns["runtime"]
+    else:
+        wide += ["tokens/s", "memory"]
+    return Table.of(
+        "choices", compared.choices, columns, wide=tuple(wide),
+        notes=("dominated: another choice is faster and cheaper.",),
+    )  # fmt: skip
+
+
+def _cell(choice: Choice, cell: Callable[[Any], Cell]) -> Cell:
+    return EMPTY if choice.plan is None else cell(choice.plan)
+
+
+def _tokens(rate: float) -> Cell:
+    """Return a rate of tokens: "985 k", "2.15 M"."""
+    factor, unit = (1e6, "M") if rate >= 1e6 else (1e3, "k")  # noqa: PLR2004
+    return Cell(text=f"{format_amount(rate / factor)} {unit}", value=rate)
+
+
+def _amount(number: float) -> Cell:
+    return Cell(text=format_amount(number), value=number)
+
+
+def _verdict(choice: Choice, compared: Comparison) -> Cell:
+    if choice.refusal is not None:
+        return Cell.words(choice.word, mark="suspect")
+    return Cell.words("dominated" if compared.better_than(choice) else "", mark="")
+
+
+def choice_figure(compared: Comparison) -> Figure:
+    """Return time against cost of all choices that have a plan."""
+    money = "cost" if compared.has_prices else "GPU-hours"
+    rows = [
+        (choice.profile, choice.world_size, choice.target, choice.run.days.predicted, choice.money,
+         "no" if compared.better_than(choice) else "yes")
+        for choice in compared.solved if choice.run
+    ]  # fmt: skip
+    spots = [
+        Spot(x=cost, y=days, group=profile, hover=f"{profile}, {ranks} GPUs, {target}\n"
+             f"{format_days(days)}, {format_amount(cost)}")
+        for profile, ranks, target, days, cost, _ in rows
+    ]  # fmt: skip
+    is_free = any(choice.money <= 0 for choice in compared.solved)  # nor has 0 a logarithm
+    x = Axis(title=money, from_zero=True) if is_free else log_amounts(money)
+    return Figure(
+        name="choices", title="Time against cost",
+        words="Down and to the left is better: no choice is both faster and cheaper than one on "
+        "the line.",
+        panels=(Panel(x=x, y=log_amounts("days"), marks=tuple(tradeoff_marks(spots))),),
+        header=("profile", "world_size", "target", "days", "money", "on_front"), rows=tuple(rows),
+        is_wide=True,
+    )  # fmt: skip
+
+
+def write_choices(output: Path, compared: Comparison, *, now: datetime, version: str) -> None:
+    """Write the comparison as a page, or its figure alone.
+
+    Args:
+        output: ends with .html or .svg.
+        now: time of the page, UTC.
+        version: of moetune.
+
+    Raises:
+        InputError: another ending, or a figure of fewer than two plans.
+    """
+    kind = check_kind(output)
+    if kind == ".svg":
+        if len(compared.solved) < 2:  # noqa: PLR2004 - a line needs two
+            raise InputError("fewer than two choices have a plan to draw", "ask for more of them")
+        write_text(output, svg_file(choice_figure(compared)))
+        return
+    first, *rest = choice_sections(compared)
+    chapter = Chapter(
+        name="choices", short="Machines", title=first.title, scope=first.scope,
+        sections=(first, *rest),
+    )  # fmt: skip
+    made_at = f"{now:%Y-%m-%d %H:%M} UTC"
+    write_text(
+        output,
+        report_page(title=first.title, made_at=made_at, version=version, chapters=(chapter,)),
+    )
+
+
+def check_kind(output: Path) -> str:
+    """Return a file's ending; raise InputError where it is neither .html nor .svg."""
+    if output.suffix not in {".html", ".svg"}:
+        raise InputError(f"--output {output}: is neither .html nor .svg", "use one of these")
+    return output.suffix

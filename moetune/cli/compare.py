@@ -1,0 +1,72 @@
+"""`moetune compare`: machines and numbers of GPUs side by side, by time and cost."""
+
+from pathlib import Path
+
+from moetune.cli.commands import argument, command, option
+from moetune.cli.completion import model_names, profile_names
+from moetune.cli.options import fields, texts_of
+from moetune.cli.progress import Counter
+from moetune.cli.session import Session
+from moetune.domain.errors import InfeasiblePlanError
+from moetune.domain.units import parse_count
+
+_DEFAULTS = {"global_batch": "1024", "seq": "4k", "train_tokens": "1T"}
+
+
+def _list(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+@command(
+    "moetune compare qwen3-30b-a3b --profiles h100-x8,b200-x8 --world-sizes 64,128",
+    argument(
+        "model", "A name, or a Hugging Face config.json.", form="PATH|NAME", names=model_names
+    ),
+    option("--profiles", "Machines, as of --profile of `moetune plan`.", form="NAME,…",
+           names=profile_names, required=True),
+    option("--world-sizes", "Numbers of GPUs.", form="N,…", required=True),
+    option("--target", "Runtimes, as of `moetune plan`.", form="TARGET,…", default="megatron"),
+    option("--price", "Of a GPU-hour: 2.5, or h100-x8=2.5,b200-x8=3.2.", form="PRICE"),
+    *fields("global_batch", "seq", "dtype", "optimizer", "train_tokens", "utilization",
+            defaults=_DEFAULTS),
+    option("--output", "Also draw it: a page (.html), or time against cost alone (.svg).", Path),
+)  # fmt: skip
+def compare(
+    session: Session, model: str, *, profiles: str, world_sizes: str, target: str,
+    price: str | None, output: Path | None, **asked: str | None,
+) -> int:  # fmt: skip
+    """Compare machines, numbers of GPUs and runtimes for a model's training.
+
+    Each choice has its best plan. Two plans that are there: `moetune plans diff`.
+    """
+    from datetime import UTC, datetime
+    from importlib.metadata import version
+
+    from moetune.app.machine_choice import compare_machines, read_prices
+    from moetune.app.requests import ask
+    from moetune.app.views.machine_choice import (
+        check_kind,
+        choice_document,
+        choice_sections,
+        write_choices,
+    )
+    from moetune.domain.question import read_texts
+
+    names, screen = _list(profiles), session.screen
+    if output is not None:
+        check_kind(output)  # before the plans are made
+    question = ask(read_texts({"model": model, **_DEFAULTS, **texts_of(asked)}))
+    sizes = [parse_count(size, least=1) for size in _list(world_sizes)]
+    targets, prices = _list(target), read_prices(price, names)
+    with session.planner(None) as planner, Counter(screen, "plans") as counter:
+        counter.total = len(names) * len(sizes) * len(targets)
+        compared = compare_machines(
+            planner, question, profiles=names, world_sizes=sizes, targets=targets, prices=prices,
+            advance=lambda choice: counter.advance(choice.name),
+        )  # fmt: skip
+    if output is not None:
+        write_choices(output, compared, now=datetime.now(UTC), version=version("moetune"))
+    screen.answer(choice_sections(compared), choice_document(compared))
+    if output is not None:
+        screen.note(f"Drawn in {output}.")
+    return 0 if compared.solved else InfeasiblePlanError.exit_code
