@@ -7,6 +7,7 @@ import pytest
 
 from tests.golden.answers import answer, differences, frozen
 from tests.golden.cases import CASES, DOCUMENTS
+from tests.golden.facts import FILE, facts
 from tests.golden.pages import PAGES, frozen_page, page
 from tests.golden.screens import PLANS, SCREENS, frozen_screen, screen
 
@@ -28,3 +29,8 @@ def test_pages_hold(name: str) -> None:
 @pytest.mark.parametrize("name", [*PLANS, *SCREENS])
 def test_screens_hold(name: str, tmp_path: Path) -> None:
     assert screen(name, tmp_path) == frozen_screen(name)
+
+
+def test_facts_hold() -> None:
+    found = differences(json.loads(FILE.read_text(encoding="utf-8")), facts())
+    assert not found, "\n".join(found[:20])
