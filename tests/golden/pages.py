@@ -160,7 +160,7 @@ def drawn(subject: Subject) -> Iterable[Section]:
     return plan_sections(subject, is_page=True)
 
 
-def whole(**pins: object) -> Iterable[Section]:
+def whole(**pins: Any) -> Iterable[Section]:
     """Return the page of a model's plan on published numbers."""
     made = moetune.plan(
         "mixtral-8x7b", profile="h100-x8", global_batch=256, seq="4k", save=False, **pins
