@@ -80,16 +80,16 @@ class Launch:
         return int(word.text)
 
 
-def check_values(arguments: Iterable[Argument]) -> None:
-    """Check that no argument's value is a variable without a value.
+def check_values(values: Iterable[tuple[str, Word]]) -> None:
+    """Check that no value is a variable without a value.
+
+    Args:
+        values: arguments as they are written, with the word behind each.
 
     Raises:
         InputError: there are some; it names all of them, and the flags that give them.
     """
-    lacking = [
-        (f"--{argument.name}", argument.values[0]) for argument in arguments
-        if argument.values and argument.values[0].missing
-    ]  # fmt: skip
+    lacking = [(written, word) for written, word in values if word.missing]
     if not lacking:
         return
     first, word = lacking[0]

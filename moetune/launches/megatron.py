@@ -184,8 +184,8 @@ def _fields_of(launch: Launch, target: Target) -> MegatronArguments:
     given: dict[str, Given] = {}
     problems: list[Problem] = []
     check_values(
-        argument for argument in launch.arguments
-        if _field(argument.name, is_swift=is_swift)[0] in _VALUED
+        (f"--{argument.name}", argument.values[0]) for argument in launch.arguments
+        if argument.values and _field(argument.name, is_swift=is_swift)[0] in _VALUED
     )  # fmt: skip
     for argument in launch.arguments:
         if is_swift and argument.name == "tuner_type" and argument.values[0].text != "full":
@@ -269,7 +269,7 @@ def plain_value(text: str) -> Value:
         except ValueError:
             continue
     return {"true": True, "True": True, "false": False, "False": False, "none": None,
-            "None": None}.get(text, text)  # fmt: skip
+            "None": None, "null": None}.get(text, text)  # fmt: skip
 
 
 def _layout(
