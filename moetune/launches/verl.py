@@ -5,6 +5,7 @@ Rollouts, the reference and the critic are not priced. Defaults are those of vol
 """
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from types import MappingProxyType
 
 from moetune.domain.errors import InputError
@@ -63,12 +64,9 @@ def read_verl(launch: Launch, asked: Asked) -> Reading:
     batch = numbers[_MINI] * numbers[_RESPONSES]
     micro = numbers[_MICRO]
     if words.get(_IS_DYNAMIC, Word("", 0)).text == "True":
-        shards = [int(values.get(f"{name}_model_parallel_size") or 1)
-                  for name in ("tensor", "pipeline")]  # fmt: skip
-        contexts = int(values.get("context_parallel_size") or 1)
-        share = max(1, batch * shards[0] * shards[1] * contexts // ranks)
-        most = max(1, numbers[_MOST_TOKENS] * contexts // length)
-        micro = max(size for size in range(1, min(most, share) + 1) if share % size == 0)
+        most = numbers[_MOST_TOKENS] * _size(values, "context") // length
+        model_ranks = prod(_size(values, name) for name in ("tensor", "pipeline", "context"))
+        micro = _largest_divisor(batch * model_ranks // ranks, most)
     defaults: dict[str, Value] = {
         "sequence_parallel": True, "use_distributed_optimizer": True, "bf16": True,
         "recompute_modules": _RECOMPUTE, "moe_token_dispatcher_type": "alltoall",
@@ -79,6 +77,16 @@ def read_verl(launch: Launch, asked: Asked) -> Reading:
         given=given, values=defaults | values, problems=tuple(_notes(words))
     )
     return reading_of(arguments, target, ranks, model=_model(words, asked), line=launch.line)
+
+
+def _size(values: Mapping[str, Value], name: str) -> int:
+    size = values.get(f"{name}_model_parallel_size", values.get(f"{name}_parallel_size"))
+    return size if isinstance(size, int) and size > 0 else 1
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    """Return the largest divisor of a number that is no more than `most`, and 1 at least."""
+    return max(size for size in range(1, max(1, most) + 1) if size == 1 or number % size == 0)
 
 
 def _model(words: Mapping[str, Word], asked: Asked) -> str:
