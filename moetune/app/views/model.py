@@ -225,15 +225,15 @@ def _others(plan: TrainingDocument) -> Table:
 
 def _front_figures(plan: TrainingDocument) -> Iterator[Figure]:
     """Yield time against memory of the layouts near the plan; nothing where it is alone."""
-    limit = plan.inputs.memory_limit_bytes
-    layouts = [plan.best, *(answer for answer in plan.front if answer.layout != plan.layout)]
+    limit, best = plan.inputs.memory_limit_bytes, plan.best
+    layouts = [best, *(answer for answer in plan.front if answer.layout != plan.layout)]
     options = [
         Option(
             name=answer.words,
             group="with a pipeline" if answer.layout.pp > 1 else "without a pipeline",
             step_seconds=answer.predicted.step_seconds,
             memory_bytes=answer.memory.peak_bytes,
-            is_chosen=answer is plan.best,
+            is_chosen=answer is best,
         )
         for answer in layouts
         if answer.predicted.step_seconds <= _SLOW * plan.step_seconds
