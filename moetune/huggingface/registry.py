@@ -52,11 +52,12 @@ class FoundModel:
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
-def find_decoder_model(name: str, *, world_size: int) -> FoundModel:
+def find_decoder_model(name: str, *, world_size: int, reads_files: bool = True) -> FoundModel:
     """Return a model: a paper's name, sizes, a `config.json` or its folder, or a registry's name.
 
     Args:
         world_size: ranks, for papers' layers whose experts grow with them.
+        reads_files: whether it may be a file of this machine.
 
     Raises:
         InputError: there is none, or its configuration is wrong or not understood.
@@ -69,7 +70,7 @@ def find_decoder_model(name: str, *, world_size: int) -> FoundModel:
             title=whole.title, source=whole.source, layer=decoder.layer, decoder=decoder,
             whole=whole,
         )  # fmt: skip
-    if _is_there(name):
+    if reads_files and _is_there(name):
         model = read_model(Path(name).expanduser())
     elif resolve_name(name) is not None:
         model = named_model(name)

@@ -77,7 +77,9 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
         given=given, values={"bf16": True, "moe_token_dispatcher_type": "alltoall", **values},
         problems=(*misspelt(entries, KEYS, "stops", f"{target.label}: {target.source}"), note),
     )  # fmt: skip
-    return reading_of(arguments, target, asked.world_size, model=name, line=line)
+    return reading_of(
+        arguments, target, asked.world_size, model=name, line=line, reads_files=asked.reads_files
+    )
 
 
 def _leaf(entry: Entry) -> str:

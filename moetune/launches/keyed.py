@@ -145,7 +145,7 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
     named = asked.model or _model(values)
     if named is None:
         raise InputError("the file does not name its model", "name it with --model")
-    model = find_decoder_model(named, world_size=ranks)
+    model = find_decoder_model(named, world_size=ranks, reads_files=asked.reads_files)
     if model.decoder is None:
         raise InputError(f"{named} is a single layer, not a model", "name a whole model")
     facts = {"hides_gradients": found.pop("hides_gradients", target.hides_gradients)}

@@ -117,17 +117,22 @@ def read_megatron(launch: Launch, asked: Asked) -> Reading:
     target = find_target(asked.target or "megatron")
     arguments = _fields_of(launch, target)
     model = asked.model or _named(launch)
-    return reading_of(arguments, target, launch.ranks(asked), model=model, line=launch.line)
+    return reading_of(
+        arguments, target, launch.ranks(asked), model=model, line=launch.line,
+        reads_files=asked.reads_files,
+    )  # fmt: skip
 
 
 def reading_of(
-    arguments: MegatronArguments, target: Target, ranks: int, *, model: str | None, line: int
-) -> Reading:
+    arguments: MegatronArguments, target: Target, ranks: int, *, model: str | None, line: int,
+    reads_files: bool = True,
+) -> Reading:  # fmt: skip
     """Return the training of fields of Megatron's classes.
 
     Args:
         model: its name; None to find it by its sizes.
         line: of what starts the training.
+        reads_files: whether the model may be a file.
 
     Raises:
         InputError: a value is missing or wrong, or the model is not known.
@@ -139,7 +144,7 @@ def reading_of(
         if not isinstance(values.get(key), int):
             what = f"line {line}: nothing gives {flag_of_key(key)}"
             raise InputError(what, f"give it {wanted}")
-    decoder, words = recognise(values, name=model)
+    decoder, words = recognise(values, name=model, reads_files=reads_files)
     found = read_settings(SETTINGS, values)
     if found["dispatcher"] is None:
         raise InputError(

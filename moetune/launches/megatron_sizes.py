@@ -56,17 +56,18 @@ class Recognised(NamedTuple):
     words: str
 
 
-def recognise(values: Values, *, name: str | None = None) -> Recognised:
+def recognise(values: Values, *, name: str | None = None, reads_files: bool = True) -> Recognised:
     """Return the model of arguments.
 
     Args:
         name: of the model that the arguments are of; None to find it by its sizes.
+        reads_files: whether that name may be a file.
 
     Raises:
         InputError: sizes are missing, or say no model that is understood.
     """
     if name is not None:
-        found = find_decoder_model(name, world_size=1)
+        found = find_decoder_model(name, world_size=1, reads_files=reads_files)
         if found.decoder is None:
             raise InputError(f"{name} is a single layer, not a model", "name a whole model")
         return Recognised(_changed(found.decoder, values), f"{found.title}, by its name")

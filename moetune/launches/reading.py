@@ -97,6 +97,7 @@ class Asked:
         devices_per_node: of the machine, for launchers that take all GPUs of a node.
         extra: words behind the file.
         values: variables that a script takes from its environment.
+        reads_files: whether a model may be a file of this machine.
     """
 
     target: str | None = None
@@ -105,6 +106,7 @@ class Asked:
     devices_per_node: int = 8
     extra: tuple[str, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
+    reads_files: bool = True
 
 
 def rows_of(

@@ -76,7 +76,10 @@ def read_verl(launch: Launch, asked: Asked) -> Reading:
     arguments = MegatronArguments(
         given=given, values=defaults | values, problems=tuple(_notes(words))
     )
-    return reading_of(arguments, target, ranks, model=_model(words, asked), line=launch.line)
+    return reading_of(
+        arguments, target, ranks, model=_model(words, asked), line=launch.line,
+        reads_files=asked.reads_files,
+    )  # fmt: skip
 
 
 def _size(values: Mapping[str, Value], name: str) -> int:

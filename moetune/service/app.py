@@ -15,6 +15,7 @@ from starlette.types import Scope
 
 from moetune.app.plan import PlanRequest
 from moetune.app.planner import ServicePlanner
+from moetune.app.served_check import LaunchText
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
@@ -74,6 +75,10 @@ _ADDRESSES = (
     Address(
         "POST", "/v1/whatif", plans.changed, "A plan for changed inputs or speeds", None,
         plans.ChangeDocument,
+    ),
+    Address(
+        "POST", "/v1/check", plans.checked, "What a launch runs, and what would be better", None,
+        LaunchText,
     ),
     Address("GET", "/v1/plans", plans.stored_plans, "Stored plans", PageDocument),
     Address("GET", "/v1/machines", measurements.machines, "Machines", PageDocument),

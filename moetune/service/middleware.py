@@ -39,7 +39,7 @@ _OPEN_PATHS = frozenset({LOGIN_PATH, LOGOUT_PATH, "/healthz", "/readyz"})
 _OPEN_FOLDER = "/static/"
 _READING = frozenset({"GET", "HEAD"})
 KEEP_PATH = "/new/keep"
-_READING_POSTS = frozenset({"/v1/whatif", "/new", KEEP_PATH})
+_READING_POSTS = frozenset({"/v1/whatif", "/v1/check", "/check", "/new", KEEP_PATH})
 """These compute and store nothing, and so need the read token only; what keeps a plan asks for the
 write token itself, as a session of a browser only reads."""
 _RIGHT = "moetune.right"

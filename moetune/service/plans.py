@@ -11,13 +11,16 @@ from starlette.responses import Response
 
 from moetune.app.planner import ServicePlanner
 from moetune.app.requests import ServedQuestion, asks_for_model, served_question
+from moetune.app.served_check import LaunchText, check_text
 from moetune.app.subjects import WhyNot
+from moetune.app.views.check import check_document, check_sections
 from moetune.app.whatif import WhatIf, arguments_of, whatif
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import canonical_json, decode, shown
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.spelling import AS_ARGUMENTS, spelled
 from moetune.domain.training_document import TrainingInputs
+from moetune.report.section import values_of
 from moetune.service.bodies import (
     JSON,
     Limit,
@@ -161,6 +164,17 @@ async def _before(pools: WorkerPools, plan_id: str | None, inputs: Mapping[str, 
     with spelled(AS_ARGUMENTS):
         asked = await pools.read(_model_question, planner, inputs)
         return (await pools.solve(planner.ask, *asked)).plan
+
+
+async def checked(pools: WorkerPools, request: Request) -> Response:
+    """Return what a launch runs, what stops it, and what would be better.
+
+    Nothing of the text is run, and no file that it names is read. Nothing is stored.
+    """
+    sent = await read_document(request, pools, LaunchText)
+    found = await pools.solve(check_text, pools.planner, sent)
+    sections = [values_of(section) for section in check_sections(found)]
+    return document({**check_document(found), "sections": sections})
 
 
 async def stored_plans(pools: WorkerPools, after: PlanCursor = "", limit: Limit = 50) -> Response:

@@ -5,12 +5,14 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Page, Response
 
 from moetune.domain.plan import Plan
+from tests.cli.test_cli_check import SCRIPT
 from tests.report.lab import fill
 from tests.service.asking import Served, served
 from tests.service.test_new_plan import CONFIG, MODEL
@@ -291,6 +293,35 @@ def test_plans_are_filtered_with_the_keyboard_alone(page: Page) -> None:
     page.keyboard.press("Enter")
     page.wait_for_url("**profile=lab-after**")
     assert "No plan matches." in page.locator("main").inner_text()
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+@pytest.mark.parametrize("options", [DESK, PHONE], ids=["desk", "phone"])
+def test_a_launch_is_pasted_and_checked(
+    browser: Browser, empty_site: Served, options: dict[str, Any], scheme: str
+) -> None:
+    with watched(browser, empty_site.url, **options, color_scheme=scheme) as page:
+        page.goto("/check")
+        page.get_by_label("pasted or dropped").fill(SCRIPT)
+        page.get_by_label("Machine").select_option("h100-x8")
+        page.get_by_role("button", name="Check").click()
+        page.wait_for_url("**/check#checked")
+        assert page.get_by_label("pasted or dropped").input_value() == SCRIPT
+        assert "It starts and fits." in page.locator("#checked").inner_text()
+        width = options["viewport"]["width"]
+        picture = page.screenshot(full_page=True)
+        assert int.from_bytes(picture[16:20], "big") <= width  # as PNG has it
+
+
+def test_a_dropped_file_is_read_by_the_page(page: Page) -> None:
+    page.goto("/check")
+    page.locator("textarea").evaluate("""area => {
+        const dropped = new DataTransfer();
+        dropped.items.add(new File(["[training]"], "llama.toml"));
+        area.dispatchEvent(new DragEvent("drop", {dataTransfer: dropped, cancelable: true}));
+    }""")
+    page.wait_for_function("document.querySelector('textarea').value === '[training]'")
+    assert page.locator("[name=name]").input_value() == "llama.toml"
 
 
 @pytest.mark.parametrize("options", [DESK, PHONE], ids=["desk", "phone"])

@@ -7,7 +7,7 @@ import pytest
 from moetune.service.problems import MEDIA_TYPE
 from tests.service.asking import SMALL, Client, batch
 
-POSTS = ("/v1/plans:resolve", "/v1/whatif", "/v1/observations", "/v1/profiles")
+POSTS = ("/v1/plans:resolve", "/v1/whatif", "/v1/check", "/v1/observations", "/v1/profiles")
 LISTS = ("plans", "machines", "fits", "profiles", "observations")
 CODES = {409: 3, 422: 2, 424: 5}
 """The command line's exit codes by status."""

@@ -19,7 +19,8 @@ from tests.service.asking import client_of
 
 OPERATIONS = (("/v1/plans/{plan_id}", "GET"), ("/v1/plans/{plan_id}/explain", "GET"),
               ("/v1/plans/{plan_id}/trace", "GET"), ("/v1/plans:resolve", "POST"),
-              ("/v1/plans", "GET"), ("/v1/whatif", "POST"), ("/v1/profiles", "GET"),
+              ("/v1/plans", "GET"), ("/v1/whatif", "POST"), ("/v1/check", "POST"),
+              ("/v1/profiles", "GET"),
               ("/v1/profiles", "POST"), ("/v1/profiles/{name}", "GET"), ("/v1/machines", "GET"),
               ("/v1/fits", "GET"), ("/v1/observations", "GET"), ("/v1/observations", "POST"),
               ("/healthz", "GET"), ("/readyz", "GET"))  # fmt: skip

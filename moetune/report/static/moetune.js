@@ -1,4 +1,4 @@
-// The theme, and tables that sort and filter. Pages work without it.
+// The theme, tables that sort and filter, and files that are dropped. Pages work without it.
 "use strict";
 
 (() => {
@@ -113,8 +113,23 @@
     }
   };
 
+  // A file that is dropped on a field becomes its text, and its name that of the form.
+  const startDrops = () => {
+    for (const area of document.querySelectorAll("textarea[data-drop]")) {
+      area.addEventListener("dragover", (event) => event.preventDefault());
+      area.addEventListener("drop", async (event) => {
+        const file = event.dataTransfer.files[0];
+        if (!file) return;
+        event.preventDefault();
+        area.value = await file.text();
+        area.form.elements[area.dataset.drop].value = file.name;
+      });
+    }
+  };
+
   document.addEventListener("DOMContentLoaded", () => {
     startTheme();
     startTables();
+    startDrops();
   });
 })();

@@ -35,7 +35,7 @@ from moetune.service.plans import answer_and_store
 from moetune.service.problems import ForbiddenError, problem_of
 from moetune.service.workers import WorkerPools
 
-_REFERENCE = "h100-x8"
+REFERENCE = "h100-x8"
 _EXAMPLE = {
     "model": "qwen3-30b-a3b", "target": "megatron", "world_size": "64", "global_batch": "512",
     "seq": "4096",
@@ -45,7 +45,7 @@ _NO_FILE = {"routing": "balanced or natural"}
 """Hints of fields that name files on a command line, which a service does not read."""
 
 
-def _field(ask: Ask) -> Field:
+def field_of(ask: Ask) -> Field:
     """Return the field of a form that asks a field of the question."""
     choices = tuple(map(str, ask.choices))
     if ask.kind is bool:
@@ -62,7 +62,7 @@ def _field(ask: Ask) -> Field:
 _FIRST = ("model", "world_size", "memory_limit", "dtype")
 _GROUPS = {
     group.title: tuple(
-        _field(ask) for ask in ASKS.values() if ask.group is group and ask.name not in _FIRST
+        field_of(ask) for ask in ASKS.values() if ask.group is group and ask.name not in _FIRST
     )
     for group in GROUPS
 }
@@ -164,7 +164,7 @@ def new_plan_page(planner: ServicePlanner, request: Request) -> Page:
     try:
         profile = planner.sources.profile(None).profile.name
     except ProfileError:
-        profile = _REFERENCE
+        profile = REFERENCE
     return _page(planner, request, _Form(texts={**_EXAMPLE, "profile": profile}))
 
 
@@ -228,7 +228,7 @@ def _page(
         sections=sections,
         context={
             "values": {"profile": "", **form.texts}, "config_text": form.config_text,
-            "first": (*(_field(ASKS[name]) for name in _FIRST), machine),
+            "first": (*(field_of(ASKS[name]) for name in _FIRST), machine),
             "groups": _GROUPS, "plan": plan,
             "where": "" if error is None else _field_of(error, form),
             "command": f"moetune plan {form.command()}", "pasted": form.config or form.pasted,

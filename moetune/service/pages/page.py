@@ -27,6 +27,7 @@ _HEADERS = {"Referrer-Policy": "same-origin"}
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
 NAVIGATION = (
     ("new", "/new", "New plan"),
+    ("check", "/check", "Check"),
     ("plans", "/", "Plans"),
     ("machines", "/machines", "Machines"),
     ("models", "/models", "Models"),

@@ -16,6 +16,7 @@ from moetune.report.html import STATIC
 from moetune.service.access import Access
 from moetune.service.bodies import read_form
 from moetune.service.middleware import COOKIE, LOGIN_PATH, LOGOUT_PATH
+from moetune.service.pages.check import add_check
 from moetune.service.pages.compare import compare_page, whatif_page
 from moetune.service.pages.machines import machines_page, observed_page, profile_page
 from moetune.service.pages.models import model_page, models_page
@@ -60,6 +61,7 @@ def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> PageRenderer:
         place = address("plans", planner.sources.plan(plan.lower()).id) if plan else "/"
         return RedirectResponse(place, HTTPStatus.SEE_OTHER)
 
+    add_check(router, renderer, pools)
     add_new_plan(router, renderer, pools, access)
     _add_login(router, access, renderer)
     app.include_router(router)

@@ -1,0 +1,106 @@
+"""The page Check: a launch is pasted or dropped, and read as `moetune check` reads it.
+
+Nothing of it is run or stored. It comes in the body of a form, as it is too long for an address.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from moetune.app.planner import ServicePlanner
+from moetune.app.served_check import LaunchText, check_text
+from moetune.app.views.check import check_sections
+from moetune.domain.errors import InputError, MoetuneError, ProfileError
+from moetune.domain.question import ASKS, BUDGET_FIELDS
+from moetune.report.section import Section
+from moetune.service.bodies import read_form
+from moetune.service.pages.library import profile_names
+from moetune.service.pages.new_plan import REFERENCE, field_of
+from moetune.service.pages.page import Field, Page, PageRenderer
+from moetune.service.problems import problem_of
+from moetune.service.workers import WorkerPools
+
+_ASKED = ("model", "world_size", "target", *BUDGET_FIELDS)
+_HINTS = {"model": "Default: the file's.", "world_size": "Default: the launcher's."}
+_VALUES = Field(
+    name="variables",
+    label="Variables",
+    flag="--set",
+    hint="of the environment, such as TP=2 NODES=4",
+)
+_ARGUMENTS = Field(name="arguments", label="Arguments", hint="that the script gets", flag="--")
+
+
+def add_check(router: APIRouter, renderer: PageRenderer, pools: WorkerPools) -> None:
+    """Add the form, and the route that takes it."""
+
+    @router.get("/check")
+    def form() -> Response:
+        return renderer.render(_page(pools.planner, {}))
+
+    @router.post("/check")
+    async def checked(request: Request) -> Response:
+        texts = await read_form(request)
+        return renderer.render(await pools.solve(_answered, pools.planner, texts))
+
+
+def _answered(planner: ServicePlanner, texts: Mapping[str, str]) -> Page:
+    """Return the form with its answer, or with what is wrong."""
+    try:
+        checked = check_text(planner, _launch(texts))
+    except MoetuneError as error:
+        return _page(planner, texts, error=error)
+    return _page(planner, texts, sections=tuple(check_sections(checked)))
+
+
+def _launch(texts: Mapping[str, str]) -> LaunchText:
+    """Return the launch in a form's fields.
+
+    Raises:
+        InputError: a field is wrong.
+    """
+    filled = {name: text.strip() for name, text in texts.items() if text.strip()}
+    given: dict[str, Any] = {
+        name: ASKS[name].read(filled[name]) for name in _ASKED if name in filled
+    }
+    pairs = [word.partition("=") for word in filled.get("variables", "").split()]
+    if wrong := next((name for name, equals, _ in pairs if not equals), None):
+        raise InputError(f"{wrong!r} is not NAME=VALUE", "such as TP=2", field="variables")
+    return LaunchText(
+        text=texts.get("text", "").replace("\r\n", "\n"), name=filled.get("name", ""),
+        profile=filled.get("profile"), arguments=tuple(filled.get("arguments", "").split()),
+        values={name: value for name, _, value in pairs}, **given,
+    )  # fmt: skip
+
+
+def _page(
+    planner: ServicePlanner, texts: Mapping[str, str], *, sections: tuple[Section, ...] = (),
+    error: MoetuneError | None = None,
+) -> Page:  # fmt: skip
+    """Return the page of a form and its answer."""
+    machine = Field(
+        name="profile", label="Machine", hint="measured or reference", flag="--profile",
+        choices=profile_names(planner),
+    )  # fmt: skip
+    filled = {name: text for name, text in texts.items() if text.strip()}
+    model, world_size, target, *budget = (
+        replace(field_of(ASKS[name]), hint=_HINTS.get(name, ASKS[name].words)) for name in _ASKED
+    )
+    return Page(
+        template="check.html", title="Check", here="check", sections=sections,
+        problem=None if error is None else problem_of(error),
+        context={
+            "values": filled or {"profile": _usual_profile(planner)},
+            "first": (machine, world_size, model), "more": (target, _VALUES, _ARGUMENTS, *budget),
+            "where": "" if error is None else error.field,
+        },
+    )  # fmt: skip
+
+
+def _usual_profile(planner: ServicePlanner) -> str:
+    try:
+        return planner.sources.profile(None, for_models=True).profile.name
+    except ProfileError:
+        return REFERENCE
