@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from math import prod
 from types import MappingProxyType
 
 from moetune.domain.errors import InputError
@@ -30,6 +31,12 @@ _BASES: Mapping[str, Mapping[str, Value]] = MappingProxyType({
     },
 })  # fmt: skip
 """What recipes begin with, `src/megatron/bridge/recipes/common.py` of Megatron-Bridge 0.6."""
+_USUAL: Mapping[str, Value] = MappingProxyType({
+    "bf16": True, "moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True,
+})  # fmt: skip
+"""What its models' providers begin with, and NeMo's configurations."""
+_NEMO = "MegatronStrategy"
+_TRAINER = ("num_nodes", "devices")
 _SAYS = MappingProxyType({"peft_scheme": "peft", "mode": "peft", "recipe": "recipe"})
 """Arguments of its scripts that are no overrides."""
 _ALL = (None, "none", "None", "", "pretrain", "sft", "finetune")
@@ -85,16 +92,18 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
     Raises:
         InputError: a value is missing or wrong, or neither the file nor `--model` names the model.
     """
-    target = find_target(asked.target or "bridge")
+    is_nemo = any(_NEMO in str(entry.value) for entry in entries)
+    target = find_target(asked.target or ("megatron" if is_nemo else "bridge"))
     _check_all_trained(entries)
     given = {_leaf(entry): Given(value=_value(entry), written=entry.path, line=entry.line)
              for entry in entries if _leaf(entry) in KEYS}  # fmt: skip
     name = asked.model or next(_recipes(entries), None)
     if name is None:
         raise InputError("the file names no recipe that is known", "name the model with --model")
-    if asked.world_size is None:
+    ranks = asked.world_size or _ranks(entries)
+    if ranks is None:
         raise InputError("the file does not say how many ranks there are", "give --world-size N")
-    usual = _COMMON if any(_recipes(entries)) else {}
+    usual = _COMMON if is_nemo or any(_recipes(entries)) else {}
     base = next((_BASES[entry.value] for entry in entries if entry.value in _BASES), None)
     values = {**(base or usual), **{key: found.value for key, found in given.items()}}
     reduces = next((entry for entry in entries if _leaf(entry) == "grad_reduce_in_fp32"), None)
@@ -106,10 +115,10 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
         else (Problem(severity="note", line=None, what=_FROM_RECIPE, why="the recipe is not run"),)
     )
     arguments = MegatronArguments(
-        given=given, values={"bf16": True, "moe_token_dispatcher_type": "alltoall", **values},
+        given=given, values={**_USUAL, **values},
         problems=(*misspelt(entries, KEYS, "stops", f"{target.label}: {target.source}"), *notes),
     )  # fmt: skip
-    return reading_of(arguments, target, asked.world_size, model=name, line=line)
+    return reading_of(arguments, target, ranks, model=name, line=line)
 
 
 def _check_all_trained(entries: tuple[Entry, ...]) -> None:
@@ -132,6 +141,13 @@ def _leaf(entry: Entry) -> str:
 def _value(entry: Entry) -> Value:
     value: Value = _DTYPES.get(str(entry.value), entry.value)
     return value
+
+
+def _ranks(entries: tuple[Entry, ...]) -> int | None:
+    """Return the ranks of NeMo's trainer, of nodes times devices; None where it has none."""
+    numbers = {_leaf(entry): entry.value for entry in entries if _leaf(entry) in _TRAINER}
+    counts = [number for number in numbers.values() if isinstance(number, int)]
+    return prod(counts) if len(counts) == len(_TRAINER) else None
 
 
 def _recipes(entries: tuple[Entry, ...]) -> Iterator[str]:

@@ -37,6 +37,9 @@ _TITAN_KEYS = {
     "tensor_parallel_degree", "data_parallel_shard_degree", "local_batch_size",
     "expert_parallel_degree", "pipeline_parallel_degree", "num_tokens_per_microbatch_per_dp_rank",
 }  # fmt: skip
+_BRIDGE_KEYS = {
+    f"{name}_model_parallel_size" for name in ("tensor", "pipeline", "expert")
+}  # fmt: skip
 LARGEST_BYTES = 2**20
 """Of a file that is read."""
 
@@ -121,7 +124,7 @@ def _configured(name: str, text: str, asked: Asked) -> LaunchFile:
         return MegatronFile(reading=reading, launch=launch, text=text, asked=asked)
     if leaves & _TITAN_KEYS:
         return _keyed(TITAN, entries, text, asked, name=name)
-    if "tensor_model_parallel_size" in leaves:
+    if leaves & _BRIDGE_KEYS:
         overrides = (word.partition("=") for word in asked.extra if re.match(r"[\w.]+=", word))
         more = (Entry(path, plain_value(value), 0) for path, _, value in overrides)
         reading = read_bridge((*entries, *more), asked, line=1)

@@ -6,9 +6,9 @@ read before it where they stand in the same file.
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import add, floordiv, mul, sub
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from moetune.domain.errors import InputError
 from moetune.domain.spelling import nearest_or
@@ -19,7 +19,7 @@ _LAYOUT = re.compile(
     r"|per_device_train_batch_size|tokens_per_microbatch_per_dp_rank)\b"
 )
 _RANKS = re.compile(r"_(\d+)gpu_")
-_Functions: TypeAlias = Mapping[str, ast.FunctionDef]
+_Bindings: TypeAlias = Mapping[str, Any]
 
 
 def program_entries(name: str, text: str, function: str = "") -> tuple[Entry, ...]:
@@ -49,14 +49,12 @@ def program_entries(name: str, text: str, function: str = "") -> tuple[Entry, ..
             f"{name} has {len(makers)} functions that make a configuration",
             f"name one of them behind --: {', '.join(makers)}",
         )
-    constants = dict(_constants(tree))
-    parts = [tree] if not function else [
-        *(node for node in tree.body if isinstance(node, ast.ImportFrom)),
-        *_with_bases(functions[function], functions),
-    ]  # fmt: skip
-    return tuple(
-        entry._replace(value=constants.get(str(entry.value), entry.value))
-        for part in parts for entry in _given(part)
+    reader = _Reader(functions, dict(_constants(tree)))
+    if not function:
+        return tuple(reader.of_body(tree.body, reader.constants))
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    return (
+        *reader.of_body(imports, reader.constants), *reader.of_function(functions[function], {})
     )  # fmt: skip
 
 
@@ -73,36 +71,86 @@ def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
             yield from ((ast.unparse(target), node.value.value) for target in node.targets)
 
 
-def _with_bases(
-    function: ast.FunctionDef, functions: _Functions, seen: frozenset[str] = frozenset()
-) -> Iterator[ast.FunctionDef]:
-    """Yield a function behind those of the file whose results it goes on with."""
-    for node in function.body:
-        value = node.value if isinstance(node, ast.Assign | ast.Return) else None
-        called = value.func if isinstance(value, ast.Call) else None
-        name = called.id if isinstance(called, ast.Name) else ""
-        if name in functions and name not in seen:
-            yield from _with_bases(functions[name], functions, seen | {function.name})
-    yield function
+class _Reader(NamedTuple):
+    """Reader of statements.
+
+    Args:
+        constants: plain values of the module, by name.
+    """
+
+    functions: Mapping[str, ast.FunctionDef]
+    constants: _Bindings
+
+    def of_function(
+        self, function: ast.FunctionDef, passed: _Bindings, seen: frozenset[str] = frozenset()
+    ) -> Iterator[Entry]:
+        """Yield what a function gives, with the usual values of arguments that are not passed."""
+        arguments = function.args
+        named = arguments.args[len(arguments.args) - len(arguments.defaults) :]
+        usual = dict(zip((one.arg for one in named), arguments.defaults, strict=True))
+        others = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        usual |= {one.arg: value for one, value in others if value is not None}
+        bindings = dict(self.constants)
+        bindings |= {key: _value(node, self.constants) for key, node in usual.items()}
+        yield from self.of_body(function.body, {**bindings, **passed}, seen | {function.name})
+
+    def of_body(
+        self, body: Iterable[ast.stmt], bindings: _Bindings, seen: frozenset[str] = frozenset()
+    ) -> Iterator[Entry]:
+        """Yield what statements assign to attributes, and named arguments of what they call."""
+        for node in body:
+            match node:
+                case ast.ImportFrom(module=str() as module, names=names):
+                    for alias in names:
+                        yield Entry(f"import.{alias.name}", module, node.lineno)
+                case ast.Assign(targets=[target], value=value):
+                    yield from self._assigned(_path(target), value, bindings, seen)
+                case ast.AnnAssign(target=target, value=ast.expr() as value):
+                    yield from self._assigned(_path(target), value, bindings, seen)
+                case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))):
+                    yield Entry(name, value=True, line=node.lineno)
+                case ast.Return(value=ast.Call() as value):
+                    yield from self._assigned("", value, bindings, seen)
+                case ast.If(test=test) if _value(test, bindings) in (False, None):
+                    yield from self.of_body(node.orelse, bindings, seen)
+                case _:
+                    for part in ("body", "orelse", "finalbody"):
+                        yield from self.of_body(getattr(node, part, ()), bindings, seen)
+
+    def _assigned(
+        self, path: str, node: ast.expr, bindings: _Bindings, seen: frozenset[str]
+    ) -> Iterator[Entry]:
+        if isinstance(node, ast.Call):
+            yield from self._called(path, node, bindings, seen)
+            return
+        value = _value(node, bindings)
+        if isinstance(value, Mapping):
+            yield from (Entry(inner, item, node.lineno) for inner, item in flat(value, path))
+        else:
+            yield Entry(path, tuple(value) if isinstance(value, list) else value, node.lineno)
+
+    def _called(
+        self, path: str, node: ast.Call, bindings: _Bindings, seen: frozenset[str]
+    ) -> Iterator[Entry]:
+        name, words = ast.unparse(node.func), [word for word in node.keywords if word.arg]
+        if name in self.functions and name not in seen:
+            passed = {str(word.arg): _value(word.value, bindings) for word in words}
+            yield from self.of_function(self.functions[name], passed, seen)
+        elif isinstance(node.func, ast.Attribute):  # Bridge.from_hf_pretrained(name).to_provider()
+            yield from self._assigned(path, node.func.value, bindings, seen)
+        yield Entry(path, name, node.lineno)
+        for number, argument in enumerate(node.args):
+            yield from self._assigned(f"{path}.{number}", argument, bindings, seen)
+        for word in words:
+            yield from self._assigned(f"{path}.{word.arg}", word.value, bindings, seen)
 
 
-def _given(tree: ast.AST) -> Iterator[Entry]:
-    """Yield what statements assign to attributes, and named arguments of what they call."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.ImportFrom(module=str() as module, names=names):
-                for alias in names:
-                    yield Entry(f"import.{alias.name}", module, node.lineno)
-            case ast.Assign(targets=[target], value=value):
-                yield from _assigned(_path(target), value)
-            case ast.AnnAssign(target=target, value=ast.expr() as value):
-                yield from _assigned(_path(target), value)
-            case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))):
-                yield Entry(name, value=True, line=node.lineno)
-            case ast.Return(value=ast.Call() as value):
-                yield from _assigned("", value)
-            case _:
-                continue
+def _value(node: ast.expr, bindings: _Bindings) -> Any:  # noqa: ANN401 - of any kind
+    """Return the plain value of an expression, or its text."""
+    try:
+        return bindings[node.id] if isinstance(node, ast.Name) else _plain(node)
+    except (KeyError, ValueError):
+        return ast.unparse(node)
 
 
 def _plain(node: ast.expr) -> Any:  # noqa: ANN401 - of any kind
@@ -124,26 +172,3 @@ def _path(target: ast.expr) -> str:
     """Return "training.seq_len" of `config.training.seq_len`, and a plain name as it is."""
     text = ast.unparse(target)
     return text.partition(".")[2] or text
-
-
-def _assigned(path: str, value: ast.expr) -> Iterator[Entry]:
-    if isinstance(value, ast.Call):
-        if isinstance(value.func, ast.Attribute):  # Bridge.from_hf_pretrained(name).to_provider()
-            yield from _assigned(path, value.func.value)
-        yield Entry(path, ast.unparse(value.func), value.lineno)
-        for number, argument in enumerate(value.args):
-            yield from _assigned(f"{path}.{number}", argument)
-        for word in value.keywords:
-            if word.arg is not None:
-                yield from _assigned(f"{path}.{word.arg}", word.value)
-        return
-    try:
-        plain = _plain(value)
-    except ValueError:
-        yield Entry(path, ast.unparse(value), value.lineno)
-        return
-    if isinstance(plain, Mapping):
-        for inner, item in flat(plain, path):
-            yield Entry(inner, item, value.lineno)
-    else:
-        yield Entry(path, tuple(plain) if isinstance(plain, list) else plain, value.lineno)

@@ -92,6 +92,19 @@ def qwen3_30b_a3b_peft_8gpu_config():
     cfg.peft = default_peft_config("lora")
     return cfg
 """
+NEMO = """\
+def trainer(pipeline=4, virtual=8, experts: int = 8, *, num_nodes: int = 8, fsdp=False):
+    strategy = run.Config(nl.MegatronStrategy, pipeline_model_parallel_size=pipeline,
+                          virtual_pipeline_model_parallel_size=virtual,
+                          expert_model_parallel_size=experts)
+    if fsdp:
+        strategy.pipeline_model_parallel_size = 1
+    return run.Config(nl.Trainer, devices=8, num_nodes=num_nodes, strategy=strategy)
+
+def pretrain_recipe(num_nodes=4):
+    return run.Partial(pretrain, trainer=trainer(experts=4, num_nodes=num_nodes), data=run.Config(
+        MockDataModule, seq_length=4096, global_batch_size=512, micro_batch_size=1))
+"""
 FACTORY = """\
 model_name_or_path: Qwen/Qwen3-30B-A3B
 finetuning_type: full
@@ -173,6 +186,8 @@ ROWS: tuple[tuple[str, str, dict[str, Any], str, dict[str, Any], int], ...] = (
     ("q.py", RECIPES, {"extra": ("qwen3_30b_a3b_pretrain_32gpu_config",
                                  "train.global_batch_size=512")},
      "bridge", {"dp": 16, "tp": 2, "ep": 4, "micro_batch": 1}, 512),
+    ("n.py", NEMO, {"model": "mixtral-8x7b", "extra": ("pretrain_recipe",)}, "megatron",
+     {"dp": 8, "pp": 4, "vpp": 8, "ep": 4, "micro_batch": 1, "zero": 1}, 512),
     ("f.yaml", FACTORY, {"world_size": 8}, "deepspeed", {"dp": 8, "zero": 3, "recompute": ()}, 16),
     ("ds.json", DEEPSPEED, {"world_size": 16, "model": "qwen3-30b-a3b", "extra": BATCH[:2]},
      "deepspeed", {"dp": 16, "ep": 8, "zero": 2, "micro_batch": 2, "recompute": ()}, 64),
