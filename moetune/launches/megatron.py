@@ -125,7 +125,7 @@ def read_megatron(launch: Launch, asked: Asked) -> Reading:
 
 def reading_of(
     arguments: MegatronArguments, target: Target, ranks: int, *, model: str | None, line: int,
-    reads_files: bool = True,
+    reads_files: bool,
 ) -> Reading:  # fmt: skip
     """Return the training of fields of Megatron's classes.
 

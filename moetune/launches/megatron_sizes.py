@@ -56,7 +56,7 @@ class Recognised(NamedTuple):
     words: str
 
 
-def recognise(values: Values, *, name: str | None = None, reads_files: bool = True) -> Recognised:
+def recognise(values: Values, *, name: str | None = None, reads_files: bool) -> Recognised:
     """Return the model of arguments.
 
     Args:
