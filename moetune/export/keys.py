@@ -9,7 +9,16 @@ from typing import Any, TypeAlias
 
 from moetune.export.planned import Planned
 
-Value: TypeAlias = int | float | bool | str | tuple[str, ...] | tuple[int, ...] | None
+Value: TypeAlias = (
+    int
+    | float
+    | bool
+    | str
+    | tuple[str, ...]
+    | tuple[int, ...]
+    | tuple[tuple[str, ...], ...]
+    | None
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +75,11 @@ def written(settings: Iterable[Setting], planned: Planned) -> dict[str, Value]:
 def read_settings(settings: Iterable[Setting], values: Mapping[str, Value]) -> dict[str, Any]:
     """Return what keys say, by the settings' names."""
     return {setting.name: setting.of(values) for setting in settings}
+
+
+def names_of(settings: Iterable[Setting]) -> tuple[str, ...]:
+    """Return the keys of all settings."""
+    return tuple(key for setting in settings for key in setting.keys)
 
 
 def keys_of(settings: Iterable[Setting], name: str) -> tuple[str, ...]:

@@ -205,13 +205,18 @@ def _parallelism(planned: Planned, recipe: Recipe) -> Iterator[str]:
         yield f"    {key}={json.dumps(value)},"
     if layout.pp > 1:
         yield "    module_fqns_per_model_part=["
-        stages = _stages(planned, has_tower=recipe.tower == "kept")
+        stages = stage_modules(planned, has_tower=recipe.tower == "kept")
         yield from (f"        [{', '.join(map(repr, stage))}]," for stage in stages)
         yield "    ],"
     yield ")"
 
 
-def _stages(planned: Planned, *, has_tower: bool) -> list[list[str]]:
+def stage_modules(planned: Planned, *, has_tower: bool) -> list[list[str]]:
+    """Return the modules of each stage by their names.
+
+    Args:
+        has_tower: whether a tower for pictures stands before the embedding.
+    """
     stages = [[f"layers.{block}" for block in blocks] for blocks in planned.stages]
     stages[0].insert(0, "tok_embeddings")
     if has_tower:

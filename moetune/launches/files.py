@@ -9,8 +9,8 @@ from typing import Protocol
 from moetune.domain.errors import InputError
 from moetune.domain.site import Site
 from moetune.domain.training import FoldedLayout
-from moetune.export.keys import Value, keys_of
-from moetune.export.megatron_values import SETTINGS
+from moetune.export.keys import Value, keys_of, names_of
+from moetune.export.megatron_values import DDP, EXPERTS, LAYOUT, NARROW, OPTIMIZER, SETTINGS
 from moetune.launches.arguments import Launch, arguments_of, find_launch
 from moetune.launches.bridge import bridge_entries, read_bridge, titan_entries, yaml_launch
 from moetune.launches.edit import edited
@@ -24,6 +24,7 @@ from moetune.launches.keyed import (
     keyed_changes,
     read_keyed,
 )
+from moetune.launches.keyed_edit import keyed_text
 from moetune.launches.megatron import KEYS, flag_of_key, plain_value, read_megatron
 from moetune.launches.megatron_changes import argument_text, argument_words, megatron_changes
 from moetune.launches.megatron_checks import Context, megatron_problems
@@ -32,7 +33,12 @@ from moetune.launches.reading import Asked, Problem, Reading
 from moetune.launches.shell import read_script
 from moetune.launches.verl import is_verl, read_verl
 
-_ASSIGNED = r"""(?<!\w)["']?{key}["']?\s*[:=]\s*("[^"]*"|'[^']*'|[^\s,#}}]+)"""
+BRIDGE_GROUPS = {
+    "ddp": names_of(DDP), "optimizer": names_of(OPTIMIZER),
+    "train": ("micro_batch_size", "global_batch_size"),
+    "checkpoint": ("ckpt_format",), "model": names_of((*LAYOUT, *EXPERTS, *NARROW)),
+}  # fmt: skip
+"""Megatron's fields by the part of Megatron-Bridge's configuration that has them."""
 _TITAN_KEYS = {
     "tensor_parallel_degree", "data_parallel_shard_degree", "local_batch_size",
     "expert_parallel_degree", "pipeline_parallel_degree", "num_tokens_per_microbatch_per_dp_rank",
@@ -40,6 +46,8 @@ _TITAN_KEYS = {
 _BRIDGE_KEYS = {
     f"{name}_model_parallel_size" for name in ("tensor", "pipeline", "expert")
 }  # fmt: skip
+_VIRTUAL = "virtual_pipeline_model_parallel_size"
+_OF_ARGUMENTS = "num_virtual_stages_per_pipeline_rank"
 LARGEST_BYTES = 2**20
 """Of a file that is read."""
 
@@ -121,7 +129,7 @@ def _configured(name: str, text: str, asked: Asked) -> LaunchFile:
     if "MODEL_ARGS" in {path.partition(".")[0] for path in paths}:
         launch = yaml_launch(entries, asked)
         reading = read_megatron(launch, asked)
-        return MegatronFile(reading=reading, launch=launch, text=text, asked=asked)
+        return MegatronFile(reading=reading, launch=launch, text=text, asked=asked, name=name)
     if leaves & _TITAN_KEYS:
         return _keyed(TITAN, entries, text, asked, name=name)
     if leaves & _BRIDGE_KEYS:
@@ -157,6 +165,13 @@ def _keyed(
     return KeyedFile(reading=reading, text=text, name=name, asked=asked, dialect=dialect)
 
 
+def _short(value: Value) -> str:
+    """Return a value as JSON; of lists in a list only their number."""
+    if isinstance(value, tuple) and value and isinstance(value[0], tuple):
+        return f"{len(value)} lists of modules"
+    return json.dumps(value)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedFile:
     """A configuration whose keys say the layout.
@@ -179,14 +194,19 @@ class KeyedFile:
     def changes(self, layout: FoldedLayout, facts: Collection[str]) -> dict[str, Value]:
         """Return the keys that another layout has otherwise."""
         if self.dialect is None:
-            return megatron_changes(self.reading, layout, facts)
+            changes = megatron_changes(self.reading, layout, facts)
+            virtual = changes.pop(_OF_ARGUMENTS, None)  # which a configuration does not have
+            usual = {key: default for setting in SETTINGS for key, default in setting.keys.items()}
+            said = {key: usual.get(key) if value is None else value
+                    for key, value in changes.items()}  # fmt: skip
+            return said if virtual is None else {**said, _VIRTUAL: virtual}
         changes = keyed_changes(self.dialect, self.reading, layout)
         keys = (key for name in facts for key in keys_of(self.dialect.settings, name))
         return {**changes, **dict.fromkeys(keys, True)}
 
     def words(self, changes: Mapping[str, Value]) -> str:
         """Return changes as assignments."""
-        return ", ".join(f"{key} = {json.dumps(value)}" for key, value in changes.items())
+        return ", ".join(f"{key} = {_short(value)}" for key, value in changes.items())
 
     def key_of(self, name: str) -> str:
         """Return the key of an attribute of the layout."""
@@ -194,19 +214,9 @@ class KeyedFile:
         return next(iter(keys_of(settings, name)), "")
 
     def written(self, changes: Mapping[str, Value]) -> str:
-        """Return the file with other values in its lines."""
-        lines = self.text.splitlines(keepends=True)
-        for key, value in changes.items():
-            place = self.reading.given.get(key)
-            line = lines[place.line - 1] if place is not None and place.line else ""
-            match = re.search(_ASSIGNED.format(key=re.escape(key.rpartition(".")[2])), line)
-            if place is None or match is None or value is None:
-                raise InputError(
-                    f"{key} stands in no line of the file", f"write it by hand: {key} = {value}"
-                )
-            new = json.dumps(list(value) if isinstance(value, tuple) else value)
-            lines[place.line - 1] = line[: match.start(1)] + new + line[match.end(1) :]
-        return "".join(lines)
+        """Return the file with other values, and with keys that it lacks."""
+        groups = BRIDGE_GROUPS if self.dialect is None else self.dialect.keys_by_table
+        return keyed_text(self.name, self.text, self.reading.given, groups, changes)
 
     def read_again(self, text: str) -> LaunchFile:
         """Return another text."""
@@ -222,6 +232,7 @@ class MegatronFile:
     text: str
     asked: Asked
     cuts: tuple[Problem, ...] = ()
+    name: str = "the copy"
 
     def problems(self, site: Site | None) -> Iterator[Problem]:
         """Yield what of the script and its arguments stops, costs or surprises."""
@@ -251,6 +262,12 @@ class MegatronFile:
 
     def written(self, changes: Mapping[str, Value]) -> str:
         """Return the script with changes."""
+        if self.name.endswith((".yaml", ".yml")):
+            given = {place.written: place for place in self.reading.given.values()}
+            wanted = {key if key in given else flag_of_key(key): value or None
+                      for key, value in changes.items()}  # fmt: skip
+            flags = dict.fromkeys((*map(flag_of_key, names_of(SETTINGS)), *wanted))
+            return keyed_text(self.name, self.text, given, {"": tuple(flags)}, wanted)
         texts = {
             key: "" if value in (None, False) else argument_text(key, value)
             for key, value in changes.items()
@@ -259,4 +276,4 @@ class MegatronFile:
 
     def read_again(self, text: str) -> LaunchFile:
         """Return another script."""
-        return open_launch("the copy", text, self.asked)
+        return open_launch(self.name, text, self.asked)

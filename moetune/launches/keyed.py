@@ -12,9 +12,9 @@ from moetune.domain.targets import find_target
 from moetune.domain.torch_rules import RECIPES
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.export.deepspeed import CONFIG
-from moetune.export.keys import Setting, Value, read_settings, size, written
+from moetune.export.keys import Setting, Value, names_of, read_settings, size, written
 from moetune.export.planned import Planned
-from moetune.export.torchtitan import BACKEND, PARALLELISM, TRAINING
+from moetune.export.torchtitan import BACKEND, PARALLELISM, TRAINING, stage_modules
 from moetune.export.transformers import DISTRIBUTED
 from moetune.huggingface.registry import find_decoder_model, model_names, named_model
 from moetune.launches.entries import Entry
@@ -61,18 +61,43 @@ class Dialect:
     """A runtime's configuration.
 
     Args:
+        groups: settings whose keys stand together, by the name of their table.
         unknown: how grave a key is that it does not have.
         arrange: completes what its keys say to a layout's and a job's values, for so many ranks.
     """
 
     target: str
-    settings: tuple[Setting, ...]
+    groups: Mapping[str, tuple[Setting, ...]]
     arrange: Callable[[Found, Mapping[str, Any], int], None]
     unknown: Severity = "stops"
 
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """The settings of all groups."""
+        return tuple(setting for group in self.groups.values() for setting in group)
+
+    @property
+    def keys_by_table(self) -> Mapping[str, tuple[str, ...]]:
+        """The keys that stand together, by the name of their table."""
+        return {table: names_of(group) for table, group in self.groups.items()}
+
+
+def _modules(planned: Planned) -> tuple[Value]:
+    if planned.layout.pp == 1:
+        return (None,)
+    recipe = next((recipe for recipe in RECIPES if recipe.is_of(planned.decoder)), None)
+    stages = stage_modules(planned, has_tower=recipe is not None and recipe.tower == "kept")
+    return (tuple(map(tuple, stages)),)
+
+
+_MODULES = Setting(
+    name="stages", keys={"module_fqns_per_model_part": None}, write=_modules,
+    read=lambda names: names,
+)  # fmt: skip
+
 
 def _titan(found: Found, values: Mapping[str, Any], ranks: int) -> None:
-    shards = found["dp"]
+    shards, stages = found["dp"], found.pop("stages")
     sharers = found["tp"] * found["cp"] * found["pp"]
     copies = found.pop("copies")
     found["dp"] = max(1, ranks // sharers) if shards == -1 else shards * copies
@@ -87,7 +112,7 @@ def _titan(found: Found, values: Mapping[str, Any], ranks: int) -> None:
             given = values.get("pipeline_parallel_schedule")
             raise InputError(f"schedule {given} is not planned", "use 1F1B or Interleaved1F1B")
         found["schedule"] = schedule
-        found["stages"] = values.get("module_fqns_per_model_part")
+        found["stages"] = stages
         several = schedule in V_SCHEDULES or schedule == "interleaved"
         found["vpp"] = 2 if several else 1  # of torchtitan where nothing says the stages
     policy = values.get("activation_checkpoint") or values.get("activation_checkpoint.mode")
@@ -113,14 +138,17 @@ def _hugging_face(found: Found, _: Mapping[str, Any], ranks: int) -> None:
     found.setdefault("zero", 3)
 
 
-TITAN = Dialect(target="torchtitan", settings=(*PARALLELISM, *TRAINING, BACKEND), arrange=_titan)
+TITAN = Dialect(
+    target="torchtitan", arrange=_titan,
+    groups={"parallelism": (*PARALLELISM, _MODULES), "training": TRAINING, "": (BACKEND,)},
+)  # fmt: skip
 DEEPSPEED = Dialect(
-    target="deepspeed", settings=(*CONFIG, *_HUGGING_FACE), arrange=_hugging_face,
+    target="deepspeed", groups={"": CONFIG, "arguments": _HUGGING_FACE}, arrange=_hugging_face,
     unknown="note",  # it ignores them
 )  # fmt: skip
 TRANSFORMERS = Dialect(
-    target="transformers", settings=(*CONFIG[:2], *DISTRIBUTED, *_HUGGING_FACE),
-    arrange=_hugging_face,
+    target="transformers", arrange=_hugging_face,
+    groups={"distributed": DISTRIBUTED, "": (*CONFIG[:2], *_HUGGING_FACE)},
 )  # fmt: skip
 
 
@@ -292,11 +320,20 @@ def _problems(values: Mapping[str, Any], given: Mapping[str, Given]) -> Iterator
 
 
 def keyed_changes(dialect: Dialect, reading: Reading, layout: FoldedLayout) -> dict[str, Value]:
-    """Return the keys that another layout has otherwise."""
+    """Return the keys that another layout has otherwise; None for one that is left out."""
     before, after = (
-        written(dialect.settings, Planned(plan_id="", job=reading.job, layout=row,
-                                          target=reading.target))
+        written(dialect.settings, Planned(plan_id="", job=reading.job, target=reading.target,
+                                          layout=row.explicit(reading.decoder)))
         for row in (reading.layout, layout)
     )  # fmt: skip
     keys = dict.fromkeys((*before, *after))
-    return {key: after.get(key) for key in keys if before.get(key) != after.get(key)}
+    changes = {key: after.get(key) for key in keys if before.get(key) != after.get(key)}
+    for setting in dialect.settings:  # other keys may say the same
+        if changes.keys() & setting.keys.keys() and setting.of(
+            {**reading.values, **changes}
+        ) != setting.of(after):
+            said = (key for key in setting.keys if key in reading.given and key not in changes)
+            changes |= dict.fromkeys(said)
+    usual = {key: value for setting in dialect.settings for key, value in setting.keys.items()}
+    return {key: value for key, value in changes.items()
+            if key in reading.given or value != usual[key]}  # fmt: skip

@@ -123,6 +123,11 @@ class _Reader(NamedTuple):
         if isinstance(node, ast.Call):
             yield from self._called(path, node, bindings, seen)
             return
+        if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
+            for key, inner in zip(node.keys, node.values, strict=True):
+                name = str(key.value) if isinstance(key, ast.Constant) else ""
+                yield from self._assigned(f"{path}.{name}" if path else name, inner, bindings, seen)
+            return
         value = _value(node, bindings)
         if isinstance(value, Mapping):
             yield from (Entry(inner, item, node.lineno) for inner, item in flat(value, path))

@@ -71,3 +71,22 @@ def drawn(target_name: str, count: int, seed: int = 7) -> Iterator[tuple[Planned
                           hub_name="a/b")  # fmt: skip
         yield planned, export_layout(planned).text
         count -= 1
+
+
+def changed(planned: Planned) -> Iterator[FoldedLayout]:
+    """Yield layouts of the same ranks that the runtime runs, and that differ in one decision."""
+    layout, job = planned.layout, planned.job
+    for name, options in choices(planned.target).items():
+        for value in options:
+            other = layout.changed(**{name: value})
+            is_idle = {"vpp": layout.pp == 1, "dispatcher": layout.ep == 1}.get(name, False)
+            if name == "dp" or is_idle:
+                continue
+            if name in ("tp", "cp", "pp"):  # replicas are what is left
+                sharers = other.tp * other.cp * other.pp
+                other = other.changed(dp=max(1, job.world_size // sharers))
+            other = other.changed(offload_activations=other.offloaded_share(job.decoder))
+            rules = (*broken_rules(other, job), *target_rules(other, planned.target, job))
+            same = other.explicit(job.decoder) == layout.explicit(job.decoder)
+            if other.world_size == job.world_size and not rules and not same:
+                yield other

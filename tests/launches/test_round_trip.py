@@ -4,7 +4,7 @@ import pytest
 
 from moetune.launches.files import open_launch
 from moetune.launches.reading import Asked
-from tests.launches.drawn import drawn
+from tests.launches.drawn import changed, drawn
 
 
 @pytest.mark.parametrize("target", ["megatron@0.16", "megatron@0.19"])
@@ -40,3 +40,22 @@ def test_a_drawn_program_is_read_back_as_it_was_written(target: str) -> None:
         assert not any("<" in row.value for row in found.rows)
         for name in ("global_batch", "length", "world_size", "dtype"):
             assert getattr(found.job, name) == getattr(job, name), (name, text)
+
+
+@pytest.mark.parametrize("target", ["megatron@0.19", *PROGRAMS])
+def test_a_changed_decision_is_written_and_read_back_as_that_layout(target: str) -> None:
+    num_written = 0
+    for planned, text in drawn(target, 8, seed=11):
+        decoder, is_script = planned.job.decoder, target.startswith("megatron")
+        asked = Asked(
+            target=target, world_size=planned.job.world_size, model=decoder.name,
+            extra=() if is_script else ("--max_seq_length", str(planned.job.length)),
+        )  # fmt: skip
+        launch = open_launch("layout.sh" if is_script else "layout.py", text, asked)
+        for layout in changed(planned):
+            if keys := launch.changes(layout, ()):
+                copy = launch.written(keys)
+                found = launch.read_again(copy).reading.layout
+                assert found.explicit(decoder) == layout.explicit(decoder), (keys, copy)
+                num_written += 1
+    assert num_written > 30
