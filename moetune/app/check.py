@@ -14,14 +14,14 @@ from typing import Any
 
 from moetune.app.plan import sound_numbers
 from moetune.app.stand_ins import stand_ins_of
-from moetune.app.training import search_of, step_prices, step_spread, usable_bytes
+from moetune.app.training import check_numbers, search_of, step_prices, step_spread, usable_bytes
 from moetune.app.training_plan import answer_of
 from moetune.domain.budget import Budget, Spread, TrainingRun
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layout import BrokenRule
 from moetune.domain.profile import Profile
 from moetune.domain.rules import broken_rules
-from moetune.domain.site import check_format, site_of
+from moetune.domain.site import site_of
 from moetune.domain.target_rules import model_rules, target_rules
 from moetune.domain.targets import Target
 from moetune.domain.training import LayoutRequest
@@ -222,6 +222,7 @@ class _Check:
         problems = [*self.launch.problems(site_of(self.profile))]
         is_sound = next(broken_rules(self.reading.layout, self.reading.job), None) is None
         try:
+            check_numbers(self.profile, self.reading.job)
             priced = self._priced() if is_sound else None
         except MoetuneError as error:  # nor has any other layout a price
             what = f"it has no price: {error.what}"
@@ -318,7 +319,6 @@ class _Check:
         Raises:
             MoetuneError: the profile does not know a time, or its machine not the format.
         """
-        check_format(self.profile, self.reading.job.dtype)
         search = self._search(self.facts)
         return search.answer_of(search.price(self.reading.layout))
 

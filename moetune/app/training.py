@@ -44,6 +44,7 @@ from moetune.domain.training import (
 from moetune.domain.training_document import PlanOrigin, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.costs import costs_of
+from moetune.fit.missing import missing_gemm
 from moetune.solve.model.alternatives import Savings, memory_front, with_graphs
 from moetune.solve.model.best import BestLayouts
 from moetune.solve.model.machine import DevicePrices
@@ -152,6 +153,19 @@ def plan_training(
     return plan
 
 
+def check_numbers(profile: Profile, job: TrainingJob) -> None:
+    """Raise before a search where a profile has no GEMM in the job's dtype.
+
+    Raises:
+        InputError: its GPUs do not multiply the format.
+        ProfileError: nothing in that dtype was measured.
+    """
+    check_format(profile, job.dtype)
+    measured = gemm_dtypes(profile)
+    if measured and job.element not in measured:
+        raise missing_gemm(profile, dtype=job.element, measured=measured)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Solved:
     """A plan, whether it fits or not, with its layout and the search that found it."""
@@ -163,7 +177,7 @@ class _Solved:
 
 def _solve(request: TrainingRequest, profile: Profile) -> _Solved:
     _check_placement_rule(request)
-    check_format(profile, request.job.dtype)
+    check_numbers(profile, request.job)
     broken = next(model_rules(request.job.decoder, request.target), None)
     if broken is not None:
         raise InfeasiblePlanError(broken.what, broken.hint)

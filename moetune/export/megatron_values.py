@@ -204,6 +204,8 @@ EXPERTS = (
         keys={"moe_token_dispatcher_type": "allgather", "moe_flex_dispatcher_backend": "deepep"},
     ),
     switch("groups_experts", "moe_grouped_gemm", lambda _: True, default=False),
+    # prices assume it: the public runs are of recipes that set it (`BlockPrices._permute`)
+    switch("fuses_rows", "moe_permute_fusion", lambda _: True, default=False),
     Setting(
         name="moe_router_dtype", keys={"moe_router_dtype": None}, read=lambda dtype: dtype,
         write=lambda planned: ("fp32" if _DISPATCHERS[planned.layout.dispatcher][1] else None,),

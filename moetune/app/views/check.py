@@ -81,7 +81,8 @@ def check_sections(checked: Checked) -> Iterator[Section]:
 def _answer(checked: Checked) -> Section:
     reading, job, answer = checked.reading, checked.reading.job, checked.answer
     stops = [problem for problem in checked.problems if problem.severity == "stops"]
-    verdict = f"As it is, {stops[0].what}." if stops else "It starts and fits."
+    fits = "It starts and fits." if answer else "Nothing known stops it, or says that it fits."
+    verdict = f"As it is, {stops[0].what}." if stops else fits
     if stops and not stops[0].what.startswith("it runs out"):
         verdict = f"It does not start as it is: {stops[0].what}."
     highlights: tuple[Highlight, ...] = ()

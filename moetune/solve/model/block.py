@@ -325,7 +325,8 @@ class BlockPrices:
         """Return the order by expert before the exchange and behind it, and the sums back.
 
         Without an exchange, and where it takes tokens as they are and sends each once, they are
-        only put in order behind it, and summed.
+        only put in order behind it, and summed. Each move is one kernel that reads and writes, as
+        with Megatron's `--moe-permute-fusion`, which exports set.
         """
         elements = rows * part.d_expert
         is_ordered_once = not self.exchanges or self.layout.dispatcher in DEDUPLICATING
