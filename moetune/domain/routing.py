@@ -207,6 +207,7 @@ EVEN = RankSkew()
 BALANCED, NATURAL = ExpertLoads(), ExpertLoads(name="natural")
 
 
+@cache
 def natural_loads(num_experts: int) -> tuple[float, ...]:
     """Return the loads of natural routing: the quantiles of a power law.
 

@@ -82,7 +82,7 @@ class BestLayouts:
                 leaders.add(search.price(node.layout))
 
     def _wholes(self, row: FoldedLayout) -> Iterator[Node]:
-        """Yield the layouts of a row, whether they fit or not.
+        """Yield the layouts of a row that may fit.
 
         Higher ZeRO stages take no less time: those behind one that leaves memory free are not
         tried.
@@ -90,7 +90,7 @@ class BestLayouts:
         search, table = self.search, self._table
         rounds, limit = search.prices.rounds_at_least(row), self._leaders.limit_of(row)
         for cut in table.cuts(row):
-            for sharded in table.zero_stages(cut):
+            for sharded in filter(self._may_fit, table.zero_stages(cut)):
                 for seconds, dispatcher in table.dispatchers(row):
                     if seconds * rounds > limit:
                         break
@@ -99,6 +99,12 @@ class BestLayouts:
                     yield table.node(bounds, layout, partial(self._fitted, layout))
                 if search.fitting.is_roomy(sharded):
                     break
+
+    def _may_fit(self, layout: FoldedLayout) -> bool:
+        """Return whether a layout fits with the least that any dispatcher takes."""
+        plain = layout.changed(dispatcher="all_to_all")  # others may have buffers of their own
+        fitting, pins = self.search.fitting, self._table.pins
+        return fitting.least_offloaded(plain, pins) <= fitting.limit_bytes
 
     def _fitted(self, layout: FoldedLayout) -> Iterator[Node]:
         """Yield a layout as it fits; what is in host memory takes no less time."""
