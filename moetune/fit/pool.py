@@ -249,7 +249,7 @@ def _joined(measured: Series | None, table: Series) -> Series:
 
 
 def resampled_medians(
-    *, times: Sequence[Sequence[float]], num: int, rng: np.random.Generator
+    *, times: Sequence[Sequence[float]], num: int, rng: "np.random.Generator"
 ) -> Floats:
     """Return medians of raw times drawn with replacement, point by point.
 

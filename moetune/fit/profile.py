@@ -226,7 +226,7 @@ def fit_lines(*, sizes: Floats, seconds: Floats) -> tuple[Floats, Floats]:
 
 
 def line_intervals(
-    *, sizes: Sequence[float], times: Sequence[Sequence[float]], rng: np.random.Generator
+    *, sizes: Sequence[float], times: Sequence[Sequence[float]], rng: "np.random.Generator"
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return the bootstrap 90 % intervals of α and β.
 

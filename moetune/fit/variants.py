@@ -91,7 +91,7 @@ class _Noise(Tables):
             times=list(times.values()), num=self.num, rng=self._rng("interference")
         ).T
 
-    def _rng(self, label: str) -> np.random.Generator:
+    def _rng(self, label: str) -> "np.random.Generator":
         # Not hash(): it differs between processes.
         return np.random.default_rng([self.seed, zlib.crc32(label.encode())])
 
