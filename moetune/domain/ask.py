@@ -45,8 +45,6 @@ class Ask:
     Args:
         kind: of its value: int, float, bool or str.
         parse: reads a text; of a text with a unit that stays one, checks it.
-        label: of a form.
-        words: its help.
         form: of a flag's value, in help; "" for its choices.
         choices: that there are; names that are suggested where others are read, too.
         smallest, largest: of a number; None for no bound above.

@@ -94,7 +94,6 @@ class StateSpace:
     """Mamba-2 mixer, or Mamba-1 where `rank` is given.
 
     Args:
-        d_inner: width of the inner tokens.
         d_state: elements of a channel's state.
         num_groups: groups that share B and C.
         num_heads: heads with a time step; 0 for Mamba-1.
@@ -155,12 +154,7 @@ class StateSpace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearAttention:
-    """Linear attention with a decay a head (lightning attention): states of key by value width.
-
-    Args:
-        gate_width: outputs of the projection that gates the output.
-        num_kv_heads: heads of keys and values.
-    """
+    """Linear attention with a decay a head (lightning attention): states of key by value width."""
 
     d_model: int
     num_heads: int
@@ -206,11 +200,7 @@ class LinearAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConvolution:
-    """Gated short convolution over a few tokens (LFM2).
-
-    Args:
-        biases: of projections and convolution, counted.
-    """
+    """Gated short convolution over a few tokens (LFM2)."""
 
     d_model: int
     kernel: int

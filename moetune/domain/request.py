@@ -79,7 +79,7 @@ class PlanInputs:
 
     @property
     def pinned(self) -> Constraints:
-        """The constraints, typed."""
+        """The constraints, typed, without those of a newer moetune."""
         return recorded_constraints(self.constraints)
 
     @property
@@ -90,12 +90,7 @@ class PlanInputs:
     def workload(
         self, layout: Layout, placement: tuple[int, ...] = (), kernel: KernelName = ""
     ) -> Workload:
-        """Return one layer, on the ranks that share its experts.
-
-        Args:
-            placement: expert of each place; empty for the natural order.
-            kernel: as of `Workload`.
-        """
+        """Return one layer, on the ranks that share its experts."""
         return Workload(
             layer=self.layer,
             world_size=layout.expert_ranks,

@@ -105,9 +105,6 @@ class ExpertLoads:
     ) -> tuple[float, ...]:
         """Return the shares of the fullest rank's rows that its experts have, 1 in all.
 
-        Args:
-            experts: as of `skew_in_order`.
-
         Returns:
             Descending; empty for balanced loads. Of a law, the means over seeded placements.
         """
@@ -175,9 +172,6 @@ class LayerRouting:
         self, *, num_experts: int, top_k: int, ranks: int, experts: tuple[int, ...] = ()
     ) -> "RankSkew":
         """Return how full the fullest of so many ranks is.
-
-        Args:
-            experts: of each place; empty for the natural order.
 
         Raises:
             InputError: the loads are of another number of experts.

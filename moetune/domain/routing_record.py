@@ -29,7 +29,6 @@ class RoutingRecord:
 
     Args:
         loads: rows of each expert, of all ranks and steps.
-        num_ranks: of the expert-parallel group.
         num_steps: newest ones, of which the quantiles are; the loads are of all steps.
         fullest_p50, fullest_p99: quantiles over the steps of the fullest rank's rows, over the
             mean of the ranks, with the experts where the layer had them.
@@ -65,11 +64,7 @@ class RoutingRecord:
         return json.dumps(encode(self), indent=2) + "\n"
 
     def in_order_of(self, experts: Sequence[int]) -> "RoutingRecord":
-        """Return the record of experts whose loads were counted by place.
-
-        Args:
-            experts: of each place; empty for the natural order.
-        """
+        """Return the record of experts whose loads were counted by place."""
         if not experts:
             return self
         return replace(self, loads=tuple(self.loads[place] for place in places_of(experts)))
@@ -149,9 +144,7 @@ class RecordedLayer:
     """Routing of one layer.
 
     Args:
-        loads: of each of its experts.
         spread: of the steps, as in `LayerRouting`.
-        top_k: experts that a token reaches.
     """
 
     loads: ExpertLoads
@@ -170,11 +163,7 @@ class RecordedLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedLayers(Tables):
-    """Routing of a model's layers of experts, in their order.
-
-    Args:
-        name: of the record's file.
-    """
+    """Routing of a model's layers of experts, in their order."""
 
     name: str
     layers: tuple[RecordedLayer, ...]

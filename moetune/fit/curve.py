@@ -220,7 +220,6 @@ class Curve:
 
         Args:
             factors: shape (curves, 1).
-            deviates: of the curves.
         """
         pieces = self.pieces
         if pieces is not None:
@@ -300,9 +299,7 @@ def curve_through(
         sizes: at least one, positive, distinct and ascending; of all curves, or a row for each.
         seconds: positive, one for each size; a row for each curve.
         alpha_seconds: start-up time of the fitted line; of many curves, shape (curves, 1).
-        least_seconds_per_size: no time between the points is below this rate's.
         growth_seconds: for each size above the largest; by default its rate is held.
-        deviates: as of `Curve`.
     """
     points = np.atleast_2d(np.asarray(sizes, float))
     monotone, logs = never_falling(np.atleast_2d(np.asarray(seconds, float)))

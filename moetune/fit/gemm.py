@@ -76,11 +76,7 @@ class Table:
 
 
 def table_of(shapes: Mapping[Shape, Series], alpha_seconds: float) -> Table:
-    """Return the table of the measured shapes.
-
-    Args:
-        alpha_seconds: start-up time of their line.
-    """
+    """Return the table of the measured shapes."""
     rows = np.array(sorted({size for series in shapes.values() for size in series.sizes}))
     curves, sizes = [*shapes.values()], np.array(list(shapes), float)
     seconds = np.concatenate(

@@ -42,7 +42,6 @@ class Series:
     Args:
         sizes: distinct, positive and ascending; rows, bytes or elements.
         times: raw block times in seconds at each size, of the undisturbed visits.
-        medians: their medians.
     """
 
     sizes: tuple[float, ...]
@@ -84,7 +83,6 @@ class Pool:
     """All that was measured without an error, by operation.
 
     Args:
-        series: by operation, over its size.
         interference: raw times by victim and the others that run.
         overlapped: raw times of computation ("comp"), by the exchanges that overlap it, and of
             exchanges ("comm") that overlap computation.

@@ -44,9 +44,6 @@ def resample_costs(
 
     An operation is drawn when it is first wanted; its draws depend on the seed and on the
     operation alone, not on the order of the queries.
-
-    Args:
-        num: how many.
     """
     index, noise = index_of(profile), _Noise(num=num, seed=seed)
     return tuple(

@@ -88,7 +88,6 @@ def tensor_parallel_makespan(
     Source: PPMoE Eq. 5 in chunks, each of them as in PipeMoE Eq. 9–12.
 
     Args:
-        degree, compute_seconds, comm_speed, comp_speed: as of `makespan`.
         transfer_seconds: t_s of one chunk's all-reduce or reduce-scatter.
     """
     overlap = shorter(transfer_seconds / comm_speed, compute_seconds / comp_speed)

@@ -34,7 +34,6 @@ def plan_warnings(
 
     Args:
         provenance: of the profile; of a published one warnings name what of it is not published.
-        launch: begins the command that measures the inputs' ranks.
     """
     ranking, profile = ranked.best, inputs.profile
     compared = [ranking.step, ranking.sequential]
@@ -106,11 +105,7 @@ def doubt_warnings(doubts: Iterable[Doubt], *, command: str) -> Iterator[str]:
 
 
 def profile_command(inputs: PlanInputs, launch: str) -> str:
-    """Return the command that adds a plan's own sizes to its profile.
-
-    Args:
-        launch: its beginning, which starts the plan's ranks.
-    """
+    """Return the command that adds a plan's own sizes to its profile."""
     flags = [f"--name {inputs.profile} --resume"]
     if inputs.model is not None:
         flags.append(f"--model {inputs.model}")

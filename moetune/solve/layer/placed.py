@@ -63,7 +63,6 @@ def place_experts(shares: Sequence[float], ranks: int, *, natural_skew: float) -
 
     Args:
         shares: of the rows, of each expert.
-        natural_skew: rows of the fullest rank over the mean in the natural order.
     """
     least = least_fullest(shares, ranks) * ranks if ranks > 1 else 1.0
     natural = LayerPlacement(
@@ -206,7 +205,6 @@ def _after_swaps(loads: Floats, sums: Floats, fullest: int) -> Floats:
 
     Args:
         loads: of the groups' experts, [group, place].
-        sums: of the groups.
     """
     moved = loads[fullest][:, None] - loads[:, None, :]
     after: Floats = np.maximum(sums[fullest] - moved, sums[:, None, None] + moved)

@@ -43,8 +43,6 @@ class LayerProblem:
         resamples: refits of the same measurements, for how sure the choice is; may be empty.
         bounds: what is pinned; `inputs.constraints` records the same for the plan's id.
         device_memory_bytes: the limit where the inputs set none.
-        provenance: of the profile.
-        launch: begins the command that measures the inputs' ranks.
         kernels: of the experts, that the profile has measured for the layer; None for the usual
             kernel.
     """
@@ -192,11 +190,7 @@ def _strategy_terms(ranked: RankedLayer) -> tuple[StrategyTerms, ...]:
 
 
 def _row(ranked: RankedLayer, row: Ranking, paper: Mapping[Strategy, float]) -> StrategyTerms:
-    """Return the row of one strategy.
-
-    Args:
-        paper: seconds of MPipeMoE's Eq. 10 by strategy.
-    """
+    """Return the row of one strategy."""
     reusing = [strategy for strategy in paper if strategy != "none"]
     peak = row.budget.peak(strategy=row.strategy, degree=row.degree)
     pins_host = row.chooser.costs.costs.copy_mode == "pinned"
@@ -223,10 +217,6 @@ def solve_ranges(chooser: DegreeChooser, tokens: int, degree: int) -> tuple[Rang
 
     A range's degree is the best one for its geometric mean that fits its last size, and that its
     first size may have. Where nothing fits, it is the one with the least memory.
-
-    Args:
-        tokens: the plan's own, per rank.
-        degree: the plan's own, which holds for `tokens`.
     """
     spans = [(low + 1, high) for low, high in pairwise([0, *_sizes(chooser, tokens)])]
     ranges: list[Range] = []

@@ -55,11 +55,7 @@ def _choice(ranking: Ranking, step: StepTime) -> Choice:
 
 
 def verdict_of(ranked: RankedLayer, confidence: Confidence, others: Sequence[StepTime]) -> Verdict:
-    """Return the decision and why it was taken.
-
-    Args:
-        others: steps of the chosen strategy at other degrees, the best first.
-    """
+    """Return the decision and why it was taken."""
     ranking = ranked.best
     rest = [*others[:1], *ranked.rivals]
     runner_up = min(rest, key=lambda step: step.seconds, default=None)
@@ -126,12 +122,7 @@ def binding_resource(step: StepTime) -> Binding:
 def explain_choice(
     *, step: StepTime, sequential: StepTime, runner_up: StepTime | None, interference: Interference
 ) -> str:
-    """Return why the degree of `step` is best.
-
-    Args:
-        sequential: one chunk.
-        runner_up: the best other choice; None where there is none.
-    """
+    """Return why the degree of `step` is best."""
     if step.degree > 1:
         return (
             f"In one chunk the step would take {format_seconds(sequential.seconds)}; "

@@ -71,11 +71,7 @@ def as_graphed(pins: LayoutRequest, layout: FoldedLayout) -> LayoutRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FasterLayout:
-    """A faster layout, and the flag that leads to it.
-
-    Args:
-        change: the flag with its value; "" for the question without pins.
-    """
+    """A faster layout, and the flag that leads to it."""
 
     change: str
     priced: PricedLayout

@@ -49,11 +49,7 @@ class BestLayouts:
         return self._answers()[0]
 
     def best_below(self, seconds: float) -> PricedLayout | None:
-        """Return the best one if it is faster than this; None where none is that fits.
-
-        Raises:
-            InputError: as of `best`.
-        """
+        """Return the best one, as `best` does, if it is faster than this and fits; else None."""
         self._run(lambda: min(self._leaders.tie_limit, seconds))
         if not self._leaders.of_sizes:
             return None
@@ -61,11 +57,7 @@ class BestLayouts:
         return best if best.step.seconds < seconds else None
 
     def ranked(self) -> list[PricedLayout]:
-        """Return the best one and the best of other sizes; where none fits, the smallest.
-
-        Raises:
-            InputError: as of `best`.
-        """
+        """Return the best one, as `best` does, and the best of other sizes."""
         self._run(lambda: self._leaders.limit)
         return self._answers()
 

@@ -145,10 +145,6 @@ def _chunked_pass(
     """Return a pass by its number of chunks, of which each has (experts, exchanges).
 
     Chunks take no less in all than the whole: points of a curve may say so, kernels do not.
-
-    Args:
-        shared_seconds: of shared experts, which run beside the exchanges.
-        kernels: that the host launches for one more chunk.
     """
     whole_experts, whole_exchange = chunks[1]
     num_bytes = prices.own_tokens * part.mean_top_k * part.d_expert * ELEMENT

@@ -46,12 +46,7 @@ def exchange_seconds(
     phase: TransferPhase,
     sends_once: bool = False,
 ) -> float:
-    """Return one dispatch or combine of a micro-batch's tokens.
-
-    Args:
-        tokens: of the rank.
-        sends_once: whether an all-to-all sends a token once to each rank of its experts.
-    """
+    """Return one dispatch or combine of a micro-batch's tokens."""
     span = device.span(layout.ep, layout.etp)
     row_bytes = part.d_expert * ELEMENT
     num_bytes = tokens * part.mean_top_k * row_bytes
@@ -128,7 +123,6 @@ def posted_chunks(
 
     Args:
         num_ranks: that the experts are on, on `num_nodes` nodes.
-        tokens: of the rank.
         reach: expected nodes that a token goes to, its own among them.
     """
     chunk = _CHUNK_TOKENS[phase][bisect.bisect_right(_RANKS, num_ranks) - 1]

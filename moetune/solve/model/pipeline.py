@@ -49,11 +49,7 @@ class StageBlocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBlocks(StageBlocks):
-    """Blocks of pipeline ranks that have the same.
-
-    Args:
-        ranks: the pipeline ranks, ascending.
-    """
+    """Blocks of pipeline ranks that have the same."""
 
     ranks: tuple[int, ...]
 

@@ -39,11 +39,7 @@ _ROUNDING = 1e-9
 class PricedLayout:
     """A layout with its step and its fullest pipeline rank.
 
-    Args:
-        saved_seconds: of the step, by hidden exchanges; only of a search's answers.
-        saved_by_graphs_seconds: as against launching each kernel; only of a search's answers.
-        mean_parts: of the step, on the mean of the pipeline ranks; only of a search's answers
-            with a pipeline.
+    What it saves, and parts on the mean of the ranks, are of a search's answers (`TrainingStep`).
     """
 
     layout: FoldedLayout
@@ -63,13 +59,6 @@ class FoldedSearch(Tables):
 
     Args:
         wholes: prices of whole layouts, of which the runtime's rules bound the layouts.
-        limit_bytes: usable memory of a device.
-        site: the machine, as the runtime's rules ask for it; None where it is not known.
-        asks_runtime: as of `LayoutSpace`.
-        host_bytes: host memory of one rank.
-        memory_of_wholes: of whole layouts.
-        space: the layouts that the rules and the target allow.
-        fitting: those that fit into memory.
     """
 
     wholes: StepPrices
@@ -184,7 +173,6 @@ class Node(NamedTuple):
 
     Args:
         bounds: least seconds and bytes of any of them, by which nodes are ordered.
-        number: a different one for each node.
         layout: with what they have in common; it is whole where there are no `parts`.
         parts: returns what takes its place.
     """
