@@ -101,11 +101,6 @@ class Ask:
                 least = f"from {self.smallest} to {self.largest}"
             raise InputError(f"{self.flag} must be {least}, got {shown(value)}", field=self.name)
 
-    def check_least(self, value: float) -> None:
-        """Raise InputError where a number is below the smallest; it may be above the largest."""
-        if value < self.smallest:
-            self.check(value)
-
     def _refuse(self, value: object) -> NoReturn:
         what = f"{self.flag} must be one of {', '.join(map(str, self.choices))}"
         raise InputError(f"{what}, got {shown(value)}", field=self.name)

@@ -124,7 +124,11 @@ PPMoE names no vocabulary; it builds on Megatron-LM and GPT-3, whose tokens are 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeModel:
-    """A named whole model of a paper."""
+    """A named whole model of a paper.
+
+    Args:
+        sequences_per_rank: of a step in the source, the default of a request.
+    """
 
     name: str
     title: str

@@ -300,10 +300,7 @@ class Plan:
 
     def observed_throughput(self, tokens_per_rank: int, seconds: float) -> Throughput | None:
         """Return the throughput of an observed step of the layer; None for a step of no time."""
-        times, peak = self.predicted, None
-        if times.model_flops_per_second_per_device is not None:
-            flops = times.model_flops_per_second_per_device
-            peak = Throughput(flops_per_second=flops, mfu=times.mfu).peak_flops_per_second
+        peak = None if self.throughput is None else self.throughput.peak_flops_per_second
         workload = replace(self.workload, tokens_per_rank=tokens_per_rank)
         return rate(layer_flops(workload), seconds, peak)
 
@@ -347,11 +344,10 @@ class Plan:
         """Return the plan, which is of a layer."""
         return self
 
-    def as_model(self, where: str = "") -> NoReturn:
+    def as_model(self) -> NoReturn:
         """Raise InputError: a whole model's plan is wanted."""
         raise InputError(
-            f"{where or f'plan {self.id[:6]}'} is the plan of a layer, and a whole model's is "
-            "wanted here",
+            f"plan {self.id[:6]} is the plan of a layer, and a whole model's is wanted here",
             f"moetune.open_planbook reads it as it is; for a layout, {MAKE_ONE}",
         )
 

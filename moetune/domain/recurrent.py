@@ -65,18 +65,13 @@ class GatedDeltaNet:
         direct = 2 * keys + 2 * values + self.gate_width + self.num_head_gates
         inputs = self.d_model * (1 if self.gate_width else 2)
         low_rank = self.gate_rank * (inputs + self._low_rank_outputs)
-        return self.d_model * direct + low_rank + self._convolution
+        return self.d_model * direct + low_rank + self.kernel * (2 * keys + values)
 
     @property
     def _low_rank_outputs(self) -> int:
         """Outputs of the decay's projection, and of the gate's where it is of low rank."""
         gate = 0 if self.gate_width else self.num_value_heads * self.value_dim
         return self.num_key_heads * self.key_dim + gate
-
-    @property
-    def _convolution(self) -> int:
-        channels = 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
-        return self.kernel * channels
 
     @property
     def parameters(self) -> int:

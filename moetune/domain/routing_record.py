@@ -23,8 +23,17 @@ SCHEMA: Literal["moetune.routing/1"] = "moetune.routing/1"
 MODEL_SCHEMA: Literal["moetune.model-routing/1"] = "moetune.model-routing/1"
 
 
+class _Record:
+    __slots__ = ()
+
+    @property
+    def text(self) -> str:
+        """The file's JSON text."""
+        return json.dumps(encode(self), indent=2) + "\n"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoutingRecord:
+class RoutingRecord(_Record):
     """Rows of a layer's recorded steps.
 
     Args:
@@ -58,11 +67,6 @@ class RoutingRecord:
         if not 1 - 1e-9 <= self.fullest_p50 <= self.fullest_p99 <= self.num_ranks * (1 + 1e-9):
             raise InputError("the fullest rank has from 1 to num_ranks times the mean rows")
 
-    @property
-    def text(self) -> str:
-        """The file's JSON text."""
-        return json.dumps(encode(self), indent=2) + "\n"
-
     def in_order_of(self, experts: Sequence[int]) -> "RoutingRecord":
         """Return the record of experts whose loads were counted by place."""
         if not experts:
@@ -75,7 +79,7 @@ class RoutingRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRoutingRecord:
+class ModelRoutingRecord(_Record):
     """Records of all layers of experts of a model, in their order.
 
     Raises:
@@ -88,11 +92,6 @@ class ModelRoutingRecord:
     def __post_init__(self) -> None:
         if not self.layers:
             raise InputError("a record of a model's routing must have a layer of experts")
-
-    @property
-    def text(self) -> str:
-        """The file's JSON text."""
-        return json.dumps(encode(self), indent=2) + "\n"
 
 
 def record_of(

@@ -286,7 +286,7 @@ class TrainingDocument:
             "of your own machine measure it with `moetune profile`, and plan with that --profile",
         )
 
-    def as_model(self, where: str = "") -> "TrainingDocument":  # noqa: ARG002 - the other kind's
+    def as_model(self) -> "TrainingDocument":
         """Return the plan, which is of a whole model."""
         return self
 

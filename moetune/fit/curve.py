@@ -350,15 +350,10 @@ def interpolation_errors(
     times that fall as the size grows, half of that fall. A single point has no error.
     """
     if len(sizes) == 2:  # noqa: PLR2004 - a line has two ends
-        return [_error_between(sizes, seconds)]
+        fall = (seconds[0] / seconds[1] - 1) / 2
+        return [fall if fall > 0 else LINE_ERROR * math.log(sizes[1] / sizes[0])]
     errors = left_out_errors(sizes=sizes, seconds=seconds, alpha_seconds=alpha_seconds)
     return [SPACING_SHARE * abs(error) for error in errors.values()]
-
-
-def _error_between(sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    if seconds[1] < seconds[0]:
-        return (seconds[0] / seconds[1] - 1) / 2
-    return LINE_ERROR * math.log(sizes[1] / sizes[0])
 
 
 def left_out_errors(

@@ -141,7 +141,7 @@ class ProfileIndex(Tables):
         if series is None:
             return None
         origin = self.pool.origins.get(key)
-        if origin is not None and not origin.has_samples:
+        if origin is not None and origin.low > origin.high:  # no times of the machine itself
             series = surface.completed(key.shape)
         return Points(
             label=f"{surface.family} {key.shape}",

@@ -68,11 +68,6 @@ class Origin:
         """The label and the source."""
         return f"{self.label} ({self.source})"
 
-    @property
-    def has_samples(self) -> bool:
-        """Whether some of the times are the machine's own."""
-        return self.low <= self.high
-
     def covers(self, size: float) -> bool:
         """Return whether the time at that size is from the table."""
         return not self.low <= size <= self.high

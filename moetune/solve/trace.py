@@ -191,10 +191,9 @@ def plan_step(*, plan: Plan, costs: Costs, decision: Decision | None = None) -> 
 def plan_timelines(*, plan: Plan, costs: Costs) -> tuple[Timeline, Timeline]:
     """Return the simulated forward and backward pass of the plan's layer."""
     layer = layer_costs(workload=plan.workload, costs=costs)
-    return (
-        _timeline(plan, layer, "forward", plan.pipeline.forward_degree),
-        _timeline(plan, layer, "backward", plan.pipeline.backward_degree),
-    )
+    pipeline = plan.pipeline
+    forward = _timeline(plan, layer, "forward", pipeline.forward_degree)
+    return forward, _timeline(plan, layer, "backward", pipeline.backward_degree)
 
 
 def _timeline(plan: Plan, layer: LayerCosts, phase: Phase, degree: int) -> Timeline:

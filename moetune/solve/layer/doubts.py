@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.costs import Doubt
-from moetune.domain.layer import LayerShape
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.units import format_bytes, format_share
@@ -110,15 +109,14 @@ def profile_command(inputs: PlanInputs, launch: str) -> str:
     if inputs.model is not None:
         flags.append(f"--model {inputs.model}")
     else:
-        flags += _sizes(inputs.layer)
+        layer = inputs.layer
+        flags += [
+            f"--d-model {layer.d_model} --d-hidden {layer.d_hidden}",
+            f"--num-experts {layer.num_experts} --top-k {layer.top_k}",
+            f"--activation {layer.activation}",
+        ]
     flags += [f"--tokens {inputs.tokens_per_rank}", f"--dtype {inputs.dtype}"]
     return f"{launch} {' '.join(flags)}"
-
-
-def _sizes(layer: LayerShape) -> Iterator[str]:
-    yield f"--d-model {layer.d_model} --d-hidden {layer.d_hidden}"
-    yield f"--num-experts {layer.num_experts} --top-k {layer.top_k}"
-    yield f"--activation {layer.activation}"
 
 
 def _explain(doubt: Doubt, sizes: Sequence[float]) -> str:

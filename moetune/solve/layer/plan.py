@@ -114,7 +114,12 @@ class LayerProblem:
             id=inputs.plan_id,
             inputs=inputs,
             layout=Layout.of_layer(inputs.expert_parallel, inputs.world_size),
-            pipeline=_pipeline(ranking),
+            pipeline=Pipeline(
+                forward_degree=ranking.degree,
+                backward_degree=ranking.degree,
+                order=ranking.order,
+                ranges=solve_ranges(ranking.chooser, ranking.table.tokens, ranking.degree),
+            ),
             memory=ranking.memory,
             predicted=_predicted(ranking, confidence, self.provenance),
             decision=verdict_of(ranked, confidence, others),
@@ -128,15 +133,6 @@ class LayerProblem:
                 strategies=_strategy_terms(ranked),
             ),
         )
-
-
-def _pipeline(ranking: Ranking) -> Pipeline:
-    return Pipeline(
-        forward_degree=ranking.degree,
-        backward_degree=ranking.degree,
-        order=ranking.order,
-        ranges=solve_ranges(ranking.chooser, ranking.table.tokens, ranking.degree),
-    )
 
 
 def _predicted(ranking: Ranking, confidence: Confidence, provenance: Provenance) -> Predicted:

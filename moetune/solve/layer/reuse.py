@@ -104,11 +104,6 @@ class ReusedChunk:
             copy_middle=None if self.copy_middle is None else copy_middle,
         )  # fmt: skip
 
-    @property
-    def copy_stream(self) -> str:
-        """The stream of the copies: a copy engine's, or the computation's."""
-        return COPIES if self.copies_overlap else COMPUTE
-
 
 def chunk_of(
     *, costs: LayerCosts, phase: Phase, strategy: Strategy, rows: float, degree: int
@@ -119,12 +114,14 @@ def chunk_of(
         ProfileError: the strategy copies, and no copies were measured.
     """
     before, after = costs.halves(phase, rows, recompute=strategy in {"S3", "S4"})
-    layer = costs.layer
-
+    layer, mode = costs.layer, costs.costs.copy_mode
+    way: Direction = "d2h" if phase == "forward" else "h2d"
     factor = costs.step_factor(rows=rows, degree=degree)
 
     def copy(width: int) -> Estimate:
-        return _copy(costs, phase, rows * width * dtype_bytes(costs.dtype)).scaled(factor)
+        num_bytes = rows * width * dtype_bytes(costs.dtype)
+        copied = costs.costs.seconds(CopyKey(way, mode != "pageable"), num_bytes).scaled(factor)
+        return copied._replace(trust="modelled") if mode == "pageable" else copied
 
     return ReusedChunk(
         transfer=costs.transfer(rows=rows, degree=degree).scaled(factor),
@@ -133,7 +130,7 @@ def chunk_of(
         copy_input=copy(layer.d_model) if strategy in OFFLOADS_INPUT else None,
         copy_middle=copy(middle_elements(layer)) if strategy in OFFLOADS_MIDDLE else None,
         sends_again=phase == "backward" and strategy in {"S2", "S4"},
-        copies_overlap=costs.costs.copy_mode == "pinned",
+        copies_overlap=mode == "pinned",
         sorts_rows=costs.sorts_rows,
     )
 
@@ -211,14 +208,8 @@ def _backward(chunk: ReusedChunk, i: int, degree: int) -> Iterator[Task]:
 
 
 def _copying(chunk: ReusedChunk, name: str, copy: Estimate, after: Sequence[str] = ()) -> Task:
-    return Task(name, "mem", chunk.copy_stream, copy.seconds, tuple(after))
-
-
-def _copy(costs: LayerCosts, phase: Phase, num_bytes: float) -> Estimate:
-    mode = costs.costs.copy_mode
-    way: Direction = "d2h" if phase == "forward" else "h2d"
-    copy = costs.costs.seconds(CopyKey(way, mode != "pageable"), num_bytes)
-    return copy._replace(trust="modelled") if mode == "pageable" else copy
+    stream = COPIES if chunk.copies_overlap else COMPUTE
+    return Task(name, "mem", stream, copy.seconds, tuple(after))
 
 
 def reused_seconds(

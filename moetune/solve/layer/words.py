@@ -153,7 +153,7 @@ def explain_choice(
 
 def explain_loss(*, rival: StepTime, best: StepTime) -> str:
     """Return by how much the other choice is slower, with its extra work and missing overlap."""
-    slower = rival.seconds / best.seconds - 1 if best.seconds else 0.0
+    slower = _slower(rival, best)
     if slower < -TIE:
         return f"{format_share(slower)}, within what predictions miss"
     if slower <= TIE:
@@ -184,7 +184,7 @@ def explain_strategy_loss(ranked: RankedLayer, loser: Ranking) -> str:
             f"does not fit: it peaks at {format_bytes(peak_bytes)}, "
             f"{format_bytes(peak_bytes - limit_bytes)} more than the limit"
         )
-    slower = rival.seconds / best.seconds - 1 if best.seconds else 0.0
+    slower = _slower(rival, best)
     if slower < -TIE:
         is_pinned = ranked.best.chooser.bounds.strategy is not None
         lost = "but the strategy is pinned" if is_pinned else "within what predictions miss"
@@ -200,6 +200,10 @@ def explain_strategy_loss(ranked: RankedLayer, loser: Ranking) -> str:
     ]
     reason = f"it {' and '.join(more_work)}" if more_work else "it hides less"
     return f"+{100 * slower:.1f} %: {reason}"
+
+
+def _slower(rival: StepTime, best: StepTime) -> float:
+    return rival.seconds / best.seconds - 1 if best.seconds else 0.0
 
 
 def _chunks(step: StepTime) -> str:

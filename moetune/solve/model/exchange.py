@@ -47,8 +47,7 @@ def exchange_seconds(
     sends_once: bool = False,
 ) -> float:
     """Return one dispatch or combine of a micro-batch's tokens."""
-    span = device.span(layout.ep, layout.etp)
-    row_bytes = part.d_expert * ELEMENT
+    span, row_bytes = device.span(layout.ep, layout.etp), part.d_expert * ELEMENT
     num_bytes = tokens * part.mean_top_k * row_bytes
     if sends_once and part.num_experts > layout.ep:
         top_k = min(part.top_k, part.num_experts)
@@ -73,8 +72,7 @@ def _deduplicated(
     phase: TransferPhase,
 ) -> float:
     """Return an exchange that sends a token once to each node and to each rank inside it."""
-    span = device.span(layout.ep, layout.etp)
-    row_bytes = part.d_expert * ELEMENT
+    span, row_bytes = device.span(layout.ep, layout.etp), part.d_expert * ELEMENT
     rows = tokens * reached(part.mean_top_k, span.size)
     if span.nodes == 1:
         return device.collective("all_to_all", span, rows * row_bytes)

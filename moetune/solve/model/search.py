@@ -99,11 +99,6 @@ class FoldedSearch(Tables):
         """The runtime."""
         return self.prices.target
 
-    @property
-    def memory(self) -> MemoryModel:
-        """The memory of layouts."""
-        return self.fitting.memory
-
     def price(self, layout: FoldedLayout) -> PricedLayout:
         """Return a layout with its price and memory, whether it fits or not."""
         step = self.wholes.step(self._cut(layout))
@@ -321,7 +316,7 @@ class LayoutTable(Tables):
                 sharded for cut in self.cuts(layout) for sharded in self.zero_stages(cut)
             ):
                 passes = prices.micro_batch_seconds(sharded) * prices.rounds_at_least(sharded)
-                size = search.memory.needs(sharded)[0], passes
+                size = search.fitting.memory.needs(sharded)[0], passes
                 if size < least and search.space.is_allowed(sharded):
                     least, smallest = size, sharded
         if smallest is None:
