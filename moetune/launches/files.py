@@ -29,6 +29,7 @@ from moetune.launches.megatron_changes import argument_text, argument_words, meg
 from moetune.launches.megatron_checks import Context, megatron_problems
 from moetune.launches.reading import Asked, Problem, Reading
 from moetune.launches.shell import read_script
+from moetune.launches.verl import is_verl, read_verl
 
 _ASSIGNED = r"""(?<!\w)["']?{key}["']?\s*[:=]\s*("[^"]*"|'[^']*'|[^\s,#}}]+)"""
 LARGEST_BYTES = 2**20
@@ -85,6 +86,8 @@ def open_launch(name: str, text: str, asked: Asked) -> LaunchFile:
         return _configured(name, text, asked)
     script = read_script(text, extra=asked.extra, values=asked.values)
     launch, cuts = find_launch(script, KEYS)
+    if is_verl(launch):
+        return KeyedFile(reading=read_verl(launch, asked), text=text, name=name, asked=asked)
     if (entries := titan_entries(launch)) or (bridge := bridge_entries(launch)):
         if entries:
             return _keyed(TITAN, entries, text, asked, ranks=launch.ranks)
