@@ -8,7 +8,7 @@ moetune's figures into `docs/assets/plan.svg`. The program's stylesheet has the 
 
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -25,9 +25,10 @@ from moetune.app.views.model_words import (
 )
 from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes
+from moetune.report.axes import ROWS, Axis
 from moetune.report.html import STATIC
-from moetune.report.marks import Bars
-from moetune.report.plan_figures import memory_parts_figure, stacked_figure
+from moetune.report.marks import Bars, Panel
+from moetune.report.plan_figures import stacked_figure
 from moetune.report.section import Figure, seconds_span
 from moetune.report.svg import figure_svg
 
@@ -90,10 +91,23 @@ def _figures(plan: TrainingDocument) -> Iterator[Figure]:
         starts=(low,), lengths=(high - low,),
     )  # fmt: skip
     yield replace(steps, panels=(replace(panel, marks=(*panel.marks, ranges)),), is_wide=True)
-    memory = plan.memory
-    limit = plan.inputs.memory_limit_bytes
+    memory, limit = plan.memory, plan.inputs.memory_limit_bytes
     title = f"Memory: {format_bytes(memory.peak_bytes)} of {format_bytes(limit)} of a device"
-    yield replace(memory_parts_figure(memory.parts, limit_bytes=limit, words=""), title=title)
+    yield replace(steps, title=title, panels=(_memory(memory.parts, limit),), is_wide=True)
+
+
+def _memory(parts: Mapping[str, float], limit_bytes: int) -> Panel:
+    """Return the parts that take memory as bars, the largest first, then what the limit leaves."""
+    sizes = sorted(((size, name) for name, size in parts.items() if size), reverse=True)
+    left = [(limit_bytes - sum(parts.values()), "free")]
+    bars = tuple(
+        Bars(
+            rows=tuple(f"{name} {format_bytes(size)}" for size, name in rows), color=color,
+            starts=(0.0,) * len(rows), lengths=tuple(size / 2**30 for size, _ in rows),
+        )
+        for rows, color in ((sizes, "accent"), (left, "third"))
+    )  # fmt: skip
+    return Panel(x=Axis(title="GiB", from_zero=True), y=ROWS, marks=bars)
 
 
 def _drawn(figure: Figure, top: float) -> tuple[str, float]:
