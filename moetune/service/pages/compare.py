@@ -45,7 +45,9 @@ def compare_page(planner: ServicePlanner, *, first: Text = "", second: Text = ""
         ),
         values={"first": first[:12], "second": second[:12]},
     )  # fmt: skip
-    return Page(title="Compare", here="compare", links=links, forms=(form,), sections=sections)
+    return Page(
+        title="Compare two plans", here="compare", links=links, forms=(form,), sections=sections
+    )
 
 
 def _flags(text: str) -> dict[str, str | None]:
