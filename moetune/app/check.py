@@ -16,6 +16,7 @@ from moetune.app.plan import sound_numbers
 from moetune.app.stand_ins import stand_ins_of
 from moetune.app.training import check_numbers, search_of, step_prices, step_spread, usable_bytes
 from moetune.app.training_plan import answer_of
+from moetune.domain.ask import LARGEST_RANKS
 from moetune.domain.budget import Budget, Spread, TrainingRun
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layout import BrokenRule
@@ -148,6 +149,9 @@ def check_file(
         launch = open_launch(file.name, text, replace(asked, devices_per_node=width))
     except RecursionError:
         raise InputError(f"{file} is nested too deeply", "give the file that starts") from None
+    if (ranks := launch.reading.job.world_size) > LARGEST_RANKS:
+        what = f"{file} starts {ranks:,} ranks, more than {LARGEST_RANKS:,}"
+        raise InputError(what, "give its ranks with --world-size")
     return launch, replace(check_launch(str(file), launch, profile), budget=budget)
 
 

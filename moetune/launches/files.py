@@ -28,6 +28,7 @@ from moetune.launches.keyed_edit import keyed_text
 from moetune.launches.megatron import KEYS, flag_of_key, plain_value, read_megatron
 from moetune.launches.megatron_changes import argument_text, argument_words, megatron_changes
 from moetune.launches.megatron_checks import Context, megatron_problems
+from moetune.launches.places import Code
 from moetune.launches.programs import program_entries, ranks_of
 from moetune.launches.reading import Asked, Problem, Reading
 from moetune.launches.shell import read_script
@@ -46,6 +47,10 @@ _TITAN_KEYS = {
 _BRIDGE_KEYS = {
     f"{name}_model_parallel_size" for name in ("tensor", "pipeline", "expert")
 }  # fmt: skip
+_MODE, _POLICY = "activation_checkpoint.mode", "activation_checkpoint"
+"""What torchtitan checkpoints: a word of a TOML, and in programs a class that they import."""
+_POLICIES = "torchtitan.distributed.activation_checkpoint"
+_IMPORTS = re.compile(r"(?m)^from torchtitan\b")
 _VIRTUAL = "virtual_pipeline_model_parallel_size"
 _OF_ARGUMENTS = "num_virtual_stages_per_pipeline_rank"
 LARGEST_BYTES = 2**20
@@ -167,6 +172,8 @@ def _keyed(
 
 def _short(value: Value) -> str:
     """Return a value as JSON; of lists in a list only their number."""
+    if isinstance(value, Code):
+        return value
     if isinstance(value, tuple) and value and isinstance(value[0], tuple):
         return f"{len(value)} lists of modules"
     return json.dumps(value)
@@ -201,6 +208,8 @@ class KeyedFile:
                     for key, value in changes.items()}  # fmt: skip
             return said if virtual is None else {**said, _VIRTUAL: virtual}
         changes = keyed_changes(self.dialect, self.reading, layout)
+        if self.name.endswith(".py") and (mode := changes.pop(_MODE, None)):
+            changes[_POLICY] = None if mode == "none" else Code(f"{str(mode).title()}AC.Config()")
         keys = (key for name in facts for key in keys_of(self.dialect.settings, name))
         return {**changes, **dict.fromkeys(keys, True)}
 
@@ -216,7 +225,13 @@ class KeyedFile:
     def written(self, changes: Mapping[str, Value]) -> str:
         """Return the file with other values, and with keys that it lacks."""
         groups = BRIDGE_GROUPS if self.dialect is None else self.dialect.keys_by_table
-        return keyed_text(self.name, self.text, self.reading.given, groups, changes)
+        text = keyed_text(self.name, self.text, self.reading.given, groups, changes)
+        classes = (str(value).partition(".")[0] for value in changes.values()
+                   if isinstance(value, Code))  # fmt: skip
+        for name in classes:
+            if not re.search(rf"\bimport\b.*\b{name}\b", text):
+                text = _IMPORTS.sub(f"from {_POLICIES} import {name}\n\\g<0>", text, count=1)
+        return text
 
     def read_again(self, text: str) -> LaunchFile:
         """Return another text."""

@@ -96,8 +96,16 @@ _MODULES = Setting(
 )  # fmt: skip
 
 
+_POLICY = Setting(
+    name="policy", keys={"activation_checkpoint.mode": None}, read=lambda mode: mode,
+    write=lambda planned: (next(iter(planned.layout.recompute), "none"),),
+)  # fmt: skip
+"""As TOML and arguments have it; programs assign a class to `activation_checkpoint`."""
+
+
 def _titan(found: Found, values: Mapping[str, Any], ranks: int) -> None:
     shards, stages = found["dp"], found.pop("stages")
+    del found["policy"]  # of which there are two ways
     sharers = found["tp"] * found["cp"] * found["pp"]
     copies = found.pop("copies")
     found["dp"] = max(1, ranks // sharers) if shards == -1 else shards * copies
@@ -140,7 +148,7 @@ def _hugging_face(found: Found, _: Mapping[str, Any], ranks: int) -> None:
 
 TITAN = Dialect(
     target="torchtitan", arrange=_titan,
-    groups={"parallelism": (*PARALLELISM, _MODULES), "training": TRAINING, "": (BACKEND,)},
+    groups={"parallelism": (*PARALLELISM, _MODULES), "training": TRAINING, "": (BACKEND, _POLICY)},
 )  # fmt: skip
 DEEPSPEED = Dialect(
     target="deepspeed", groups={"": CONFIG, "arguments": _HUGGING_FACE}, arrange=_hugging_face,

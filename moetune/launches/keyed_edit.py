@@ -7,6 +7,7 @@ from moetune.domain.errors import InputError
 from moetune.export.keys import Value
 from moetune.launches.places import (
     LOADED,
+    WORDS,
     Place,
     no_place,
     places_of,
@@ -86,6 +87,11 @@ class KeyedText:
                 return with_item(self.text, inside[-1], leaf, value)
             if self._is_toml:
                 return with_table(self.text, table.rstrip("."), leaf, value)
+            word = next((place for place in places.values() if place.form in WORDS), None)
+            if word is not None:
+                dashes = "--" if word.parents.startswith("--") else ""
+                moved = word._replace(parents=f"{dashes}{table}")
+                return with_item(self.text, moved, leaf, value)
             if self._is_yaml or len(above) > 1:
                 raise no_place(key, value)
             leaf, value = above[0], {leaf: value}  # type: ignore[assignment] # a new table

@@ -31,8 +31,14 @@ LOADED = "from_pretrained"
 """Leaf of the statement that loads a model, of which methods may be called behind it."""
 _LINES = frozenset({"toml", "yaml", "statement", "call"})
 """Forms of items that have lines of their own; most others stand between commas."""
-_WORDS = frozenset({"override", "argument"})
+WORDS = frozenset({"override", "argument"})
 """Forms of words of a command."""
+
+
+class Code(str):
+    """An expression of Python, which is written as it is."""
+
+    __slots__ = ()
 
 
 class Place(NamedTuple):
@@ -60,7 +66,9 @@ class Place(NamedTuple):
 
     def text_of(self, value: object) -> str:
         """Return a value as this form has it."""
-        if self.form in _WORDS:
+        if isinstance(value, Code):
+            return value
+        if self.form in WORDS:
             parts = ",".join(map(str, value)) if isinstance(value, tuple | list) else ""
             return f"'[{parts}]'" if parts else str(value)
         is_python = self.form in ("statement", "keyword") or self.parents.startswith("{")
@@ -86,7 +94,7 @@ def with_value(text: str, place: Place, value: Value) -> str:
     if place.form == "statement":
         return text[: place.value] + "None" + text[place.end :]
     start, end = place.start, place.end
-    if place.form in _WORDS:
+    if place.form in WORDS:
         return text[:start].rstrip(" ") + text[end:]
     if place.form not in _LINES:
         start, end = _with_comma(text, start, end)
@@ -108,7 +116,7 @@ def with_item(text: str, place: Place, leaf: str, value: object) -> str:
         if line_end < 0:
             return f"{text}\n{indent}{new}\n"
         return f"{text[:line_end]}\n{indent}{new}{text[line_end:]}"
-    if place.form in _WORDS:
+    if place.form in WORDS:
         return f"{text[: place.end]} {new}{text[place.end :]}"
     gap = f",\n{indent}" if not before.strip() and "\n" in text[: place.start] else ", "
     return f"{text[: place.end]}{gap}{new}{text[place.end :]}"

@@ -70,6 +70,7 @@ def recipe(cfg):
         ("a.toml", TOML, {"ep": 4}, "+expert_parallel_degree = 4"),
         ("a.toml", TOML.partition("[parallelism]")[0] + "[training]\nlocal_batch_size = 1\n"
          "seq_len = 4096\n", {"ep": 4}, "+\n+[parallelism]\n+expert_parallel_degree = 4"),
+        ("a.toml", TOML, {"recompute": ("full",)}, '+\n+[activation_checkpoint]\n+mode = "full"'),
         ("b.json", JSON, {"zero": 2}, '+  "zero_optimization": {"stage": 2},'),
         ("b.json", JSON.replace(",\n  ", ", ").replace("{\n  ", "{"), {"zero": 2},
          ('-{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8, '
@@ -90,6 +91,10 @@ def recipe(cfg):
          ("-torchrun -m torchtitan.train --parallelism.tensor_parallel_degree 2 \\\n"
          "+torchrun -m torchtitan.train --parallelism.tensor_parallel_degree 2 "
          "--parallelism.expert_parallel_degree 4 \\")),
+        ("e.sh", TITAN, {"recompute": ("full",)},
+         ("-torchrun -m torchtitan.train --parallelism.tensor_parallel_degree 2 \\\n"
+         "+torchrun -m torchtitan.train --parallelism.tensor_parallel_degree 2 "
+         "--activation_checkpoint.mode full \\")),
         ("f.py", PROGRAM, {"zero": 1}, "+    cfg.ddp.use_distributed_optimizer = True"),
     ],
 )  # fmt: skip
