@@ -47,11 +47,6 @@ if TYPE_CHECKING:
     from moetune.runtime.replicas import prepare_ddp
     from moetune.runtime.sharded.model_chunks import model_chunks
     from moetune.runtime.sharded.shard import shard
-    from moetune.runtime.sharded.state import (
-        ShardedStates,
-        full_state_dict,
-        load_full_state_dict,
-    )
 
 __all__ = [
     "AbandonedError",
@@ -80,15 +75,12 @@ __all__ = [
     "RankMismatchError",
     "RefusedLayoutError",
     "SchemaMismatchError",
-    "ShardedStates",
     "SolveLimitError",
     "StopRequest",
     "StoreUnavailableError",
     "TensorExpertLayer",
     "adapt",
     "clip_grad_norm_",
-    "full_state_dict",
-    "load_full_state_dict",
     "load_plan",
     "memory",
     "model_chunks",
@@ -111,13 +103,10 @@ _HOMES = {
     "Plan": "moetune.domain.plan",
     "PlanBook": "moetune.runtime.plans.book",
     "Profile": "moetune.domain.profile",
-    "ShardedStates": "moetune.runtime.sharded.state",
     "StopRequest": "moetune.runtime.elastic.stop",
     "TensorExpertLayer": "moetune.runtime.moe.layer",
     "adapt": "moetune.adapters.model",
     "clip_grad_norm_": "moetune.runtime.parallel.optimizer",
-    "full_state_dict": "moetune.runtime.sharded.state",
-    "load_full_state_dict": "moetune.runtime.sharded.state",
     "load_plan": "moetune.app.notebook",
     "memory": "moetune.app.notebook",
     "model_chunks": "moetune.runtime.sharded.model_chunks",

@@ -2,7 +2,6 @@
 
 import os
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from torch import nn
 
 from moetune.comm.agree import raise_on_all
 from moetune.comm.group import Communicator
-from moetune.domain.chunks import Chunk, Chunks
+from moetune.domain.chunks import Chunks
 from moetune.domain.errors import AllocationError, InputError
 from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, pinned_bytes
@@ -19,8 +18,6 @@ from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.plans.book import read_plan
 
 CHUNK_BYTES = 32 * 2**20
-_ALLOCATED_COPIES = 2
-"""Master and gradient, which a chunk allocates; the optimizer's states are torch's."""
 _MEMINFO = Path("/proc/meminfo")
 _MAX_RATIO = 1.5
 """Ratio of parameters from which a model is another one: heads may share the embedding's."""
@@ -45,33 +42,30 @@ class ShardOptions:
     def __post_init__(self) -> None:
         if self.chunk_bytes < 1:
             raise InputError(f"chunk_bytes must be at least 1, got {self.chunk_bytes}")
-        if self.cache_bytes is not None and self.cache_bytes < 2 * self.chunk_bytes:
-            raise InputError(
-                f"cache_bytes {self.cache_bytes} is less than two chunks of {self.chunk_bytes}",
-                f"use a cache_bytes of at least {2 * self.chunk_bytes}",
-            )
 
 
 def check_host_memory(
-    chunks: Sequence[Chunk], replicas: Communicator, *, copies: int, pins: bool
+    model: nn.Module, replicas: Communicator, *, num_states: int, pins: bool
 ) -> None:
     """Check that the host has memory for the shards of all its ranks; all ranks call this.
 
     Args:
-        copies: number of tensors in at least float32 for trainable values: master, gradient and
-            the optimizer's states.
-        pins: all but the optimizer's states are in page-locked memory.
+        num_states: tensors that the optimizer has of each parameter.
+        pins: parameters are in page-locked memory.
 
     Raises:
         AllocationError: hosts of all ranks lack it.
         RankMismatchError: some lack it; on all ranks.
     """
     host = socket.gethostname()
-    num_ranks = replicas.all_gather_object(host, "the names of hosts").count(host)
-    needed = num_ranks * sum(_host_bytes(chunk, copies, pins) for chunk in chunks)
+    num_here = replicas.all_gather_object(host, "the names of hosts").count(host)
+    needed = num_here * sum(
+        _host_bytes(parameter, replicas.num_ranks, num_states, pins=pins)
+        for parameter in model.parameters()
+    )
     available = available_bytes()
     problem = AllocationError(
-        f"the shards of {num_ranks} ranks need {needed} bytes of host memory "
+        f"the shards of {num_here} ranks need {needed} bytes of host memory "
         f"({format_bytes(needed)}), and {available} ({format_bytes(available)}) are available",
         "use more hosts, a smaller model, or offload=False",
     )
@@ -86,16 +80,15 @@ def available_bytes(meminfo: Path = _MEMINFO) -> int:
     raise InputError(f"MemAvailable is not in {meminfo}")
 
 
-def _host_bytes(chunk: Chunk, copies: int, pins: bool) -> int:
-    elements = chunk.num_elements // chunk.group.ranks
-    size: int = getattr(torch, chunk.group.dtype).itemsize
-    full = max(size, torch.float32.itemsize)
-    allocated, states = [size], 0
-    if chunk.group.is_trainable:
-        allocated = [full, full] if size == full else [size, full, full]
-        states = elements * full * (copies - _ALLOCATED_COPIES)
-    sizes = [elements * each for each in allocated]
-    return states + sum(map(pinned_bytes, sizes) if pins else sizes)
+def _host_bytes(parameter: nn.Parameter, num_ranks: int, num_states: int, *, pins: bool) -> int:
+    """Return the bytes of a rank's shard; of trainable ones with gradient and states."""
+    size = parameter.element_size()
+    if parameter.requires_grad:
+        size = max(size, torch.float32.itemsize)
+    shard = -(-parameter.numel() // num_ranks) * size
+    return (pinned_bytes(shard) if pins else shard) + parameter.requires_grad * (
+        (1 + num_states) * shard
+    )
 
 
 def planned_options(
