@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     )
     from moetune.domain.plan import Plan
     from moetune.domain.profile import Profile
-    from moetune.runtime.elastic.checkpoints import Checkpoint, Checkpoints
-    from moetune.runtime.elastic.stop import StopRequest
     from moetune.runtime.moe.layer import MoELayer, TensorExpertLayer
     from moetune.runtime.parallel.fsdp import prepare_fsdp
     from moetune.runtime.parallel.optimizer import clip_grad_norm_
@@ -53,8 +51,6 @@ __all__ = [
     "AllocationError",
     "BadStoreError",
     "BusyError",
-    "Checkpoint",
-    "Checkpoints",
     "CollectiveError",
     "InfeasiblePlanError",
     "InputError",
@@ -76,7 +72,6 @@ __all__ = [
     "RefusedLayoutError",
     "SchemaMismatchError",
     "SolveLimitError",
-    "StopRequest",
     "StoreUnavailableError",
     "TensorExpertLayer",
     "adapt",
@@ -95,15 +90,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Checkpoint": "moetune.runtime.elastic.checkpoints",
-    "Checkpoints": "moetune.runtime.elastic.checkpoints",
     "MoELayer": "moetune.runtime.moe.layer",
     "OneRank": "moetune.comm.group",
     "ParallelModel": "moetune.runtime.parallel.parallel_model",
     "Plan": "moetune.domain.plan",
     "PlanBook": "moetune.runtime.plans.book",
     "Profile": "moetune.domain.profile",
-    "StopRequest": "moetune.runtime.elastic.stop",
     "TensorExpertLayer": "moetune.runtime.moe.layer",
     "adapt": "moetune.adapters.model",
     "clip_grad_norm_": "moetune.runtime.parallel.optimizer",

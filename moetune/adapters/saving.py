@@ -169,7 +169,7 @@ def load_checkpoint(model: Any, folder: str | os.PathLike[str]) -> None:
 # ruff: noqa: ANN401
 _SAVE = (
     "save weights by model.save_pretrained(folder), and what training resumes from by "
-    "torch.distributed.checkpoint or moetune.Checkpoints; all ranks call these"
+    "torch.distributed.checkpoint; all ranks call these"
 )
 
 
@@ -277,7 +277,7 @@ def _trainer_check(library: Any) -> type:
                     f"the Trainer with save_strategy={str(args.save_strategy.value)!r} would write "
                     "the optimizer's states of the first rank's experts alone",
                     'set save_only_model=True or save_strategy="no"; what training resumes from '
-                    "is saved by torch.distributed.checkpoint or moetune.Checkpoints",
+                    "is saved by torch.distributed.checkpoint",
                 )
 
     return CheckExperts

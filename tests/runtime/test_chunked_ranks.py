@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 import moetune
+from examples import checkpoints
 from moetune.comm.group import OneRank
 from tests.ranks import run_ranks
 from tests.runtime import chunked_models as models
@@ -186,7 +187,7 @@ def _save(folder: str) -> None:
     model, optimizer = sharded(case)
     for step in range(3):
         step_sharded(case, step, model, optimizer)
-    moetune.Checkpoints(f"{folder}/parts").save(3, model, optimizer)
+    checkpoints.save(Path(folder), 3, model, optimizer)
     whole = whole_state(model)
     if whole:
         torch.save(whole, f"{folder}/whole.pt")
@@ -207,10 +208,7 @@ def _two_more_steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
 def _load(folder: str) -> None:
     case = Case(make=lambda: models.Sparse(lambda: _make_layer(None)), chunk_bytes=6400)
     model, optimizer = sharded(case)
-    job = moetune.Checkpoints(f"{folder}/parts")
-    newest = job.newest()
-    assert newest is not None
-    job.load(newest, model, optimizer)
+    checkpoints.load(Path(folder), checkpoints.newest(Path(folder)), model, optimizer)
     found = whole_state(model)
     for name, value in found.items():
         assert torch.equal(value, torch.load(f"{folder}/whole.pt")[name]), name
