@@ -85,11 +85,7 @@ def shard(
         AllocationError: the host lacks memory for the offloaded states.
     """
     check_joined("the sharded model")
-    if not (dist.is_available() and dist.is_initialized()):
-        raise InputError(
-            "moetune.shard needs a process group, also for one rank",
-            "call torch.distributed.init_process_group() before",
-        )
+    _check_torch()
     replicas = communicator_of(group)
     parameters = dict(model.named_parameters())
 
@@ -111,6 +107,7 @@ def shard(
         "moetune.shard",
     )
     target = next(iter(parameters.values())).device if device is None else torch.device(device)
+    _check_current(target)
     pins = options.pin and target.type != "cpu"
     if options.offload:
         num_states = _num_states(optimizer)
@@ -124,6 +121,31 @@ def shard(
     stepper.register_step_pre_hook(lambda *_: chunks.agree())
     stepper.register_step_post_hook(lambda *_: chunks.end_step())
     return model, stepper
+
+
+def _check_torch() -> None:
+    """Raise InputError where torch has no process group, or no FSDP2 whose chunks can have gaps."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise InputError(
+            "moetune.shard needs a process group, also for one rank",
+            "call torch.distributed.init_process_group() before",
+        )
+    if not hasattr(FSDPModule, "reset_iter_state"):
+        raise InputError(
+            f"moetune.shard needs torch 2.13, and this is {torch.__version__}: FSDP2 of before "
+            "takes modules of one group for lost where a pass leaves some out",
+            "update torch, or use moetune.prepare_fsdp and fully_shard",
+        )
+
+
+def _check_current(device: torch.device) -> None:
+    """Raise InputError unless FSDP2 computes on the device: it takes the process's current GPU."""
+    if device.type == "cuda" and device.index not in {None, torch.cuda.current_device()}:
+        raise InputError(
+            f"the model is on {device}, and this process's current GPU is "
+            f"cuda:{torch.cuda.current_device()}",
+            f"call torch.cuda.set_device({device.index}) before",
+        )
 
 
 def _world() -> dist.ProcessGroup:
