@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.nn import functional
 
 import moetune
-from moetune.runtime.sharded.model_chunks import ModelChunks
+from moetune.runtime.sharded.cache import Cache
 from tests.runtime import chunked_models as models
 
 EXACT = 1e-10
@@ -103,7 +103,7 @@ def train_plainly(case: Case, twin: nn.Module) -> None:
         optimizer.zero_grad()
 
 
-def check_equals_plain(case: Case, name: str = "") -> ModelChunks:
+def check_equals_plain(case: Case, name: str = "") -> Cache:
     """Train sharded, and hold the whole state against that of plain training."""
     torch.manual_seed(0)
     model, optimizer = sharded(case)
@@ -113,7 +113,7 @@ def check_equals_plain(case: Case, name: str = "") -> ModelChunks:
         step_sharded(case, step, model, optimizer)
     end = whole_state(model)
     largest = max(chunk.num_bytes for chunk in chunks.chunks)
-    assert chunks.peak_cache_bytes <= chunks.cache_capacity * largest, name
+    assert chunks.peak_bytes <= chunks.capacity * largest, name
     if rank_and_ranks()[0]:
         assert end == {}
         return chunks

@@ -78,7 +78,7 @@ def test_a_plan_and_its_file_give_chunks_cache_and_offload() -> None:
         shard(model, plan=one)
         chunks = moetune.model_chunks(model)
         largest = max(chunk.num_bytes for chunk in chunks.chunks)
-        assert chunks.cache_capacity == chosen.cache_bytes // largest >= 2
+        assert chunks.capacity == chosen.cache_bytes // largest >= 2
         model(torch.arange(32).view(1, 32)).square().mean().backward()
         assert chunks.num_gathers >= len(chunks.chunks)
 

@@ -45,7 +45,7 @@ def _every_model() -> None:
             case = Case(make=make, places=places, options={"offload": offload})
             check_equals_plain(case, f"{name}, offload {offload}")
     everything = check_equals_plain(Case(make=models.Plain, steps=25), "all cached")
-    assert everything.cache_capacity > 3
+    assert everything.capacity > 3
     check_equals_plain(Case(make=models.Plain, places=2, steps=50), "two places")
     check_equals_plain(Case(make=models.Tied, places=2, micro_batches=2, max_norm=0.1), "tied")
     check_equals_plain(Case(make=models.Twice, places=3, evaluates=True), "twice")

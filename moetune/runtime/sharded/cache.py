@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule, UnshardHandle, fully_shard
 
 from moetune.domain.chunks import Use
 from moetune.domain.errors import InputError
+from moetune.domain.units import format_bytes
 from moetune.runtime.sharded.units import Unit
 
 AT_START = -1
@@ -152,7 +153,7 @@ class GatheredChunk:
         self._module.set_reshard_after_forward(reshard_after_forward=False, recurse=False)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Cache:
     """Fetches chunks before they are used, and chooses the victims of eviction.
 
@@ -181,6 +182,12 @@ class Cache:
     _repeats: bool = False
     _uses: NextUses = field(default_factory=lambda: NextUses(()))
     _fetches: deque[Fetch] = field(default_factory=deque)
+
+    def __repr__(self) -> str:
+        return (
+            f"{len(self.chunks)} chunks, cache of {self.capacity}; {self.num_gathers} gathered, "
+            f"at most {format_bytes(self.peak_bytes)} at once"
+        )
 
     def begin_step(self) -> None:
         """End a training step, and begin the next, which is expected to repeat it."""

@@ -1,6 +1,6 @@
 """`moetune.model_chunks`: tell the cache which chunks a model's modules use, as they run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,9 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils import _pytree as pytree
 
 from moetune.comm.group import Communicator
-from moetune.domain.chunks import Use
 from moetune.domain.errors import InputError, RankMismatchError
-from moetune.domain.units import format_bytes
 from moetune.runtime.autograd import is_in_backward
 from moetune.runtime.parallel.fsdp import forget_failed_passes
 from moetune.runtime.sharded.cache import Cache, GatheredChunk
@@ -22,7 +20,7 @@ _ATTRIBUTE = "_moetune_chunks"
 
 
 class ModelChunks:
-    """The chunks of a sharded model.
+    """What tells a sharded model's cache of the passes of its modules.
 
     Args:
         model: of FSDP2; the parameters of its own are no chunk, and stay gathered in a pass.
@@ -40,37 +38,6 @@ class ModelChunks:
         self._task = -1
         object.__setattr__(model, _ATTRIBUTE, self)
         model.register_forward_hook(self._end_forward)
-
-    def __repr__(self) -> str:
-        return (
-            f"{len(self.chunks)} chunks, cache of {self.cache_capacity}; {self.num_gathers} "
-            f"gathered, at most {format_bytes(self.peak_cache_bytes)} at once"
-        )
-
-    @property
-    def chunks(self) -> Sequence[GatheredChunk]:
-        """The chunks, with the names of their parameters."""
-        return self.cache.chunks
-
-    @property
-    def order(self) -> tuple[Use, ...]:
-        """The uses of the last whole training step; empty before the second one begins."""
-        return self.cache.order
-
-    @property
-    def cache_capacity(self) -> int:
-        """Whole chunks that the cache may hold."""
-        return self.cache.capacity
-
-    @property
-    def num_gathers(self) -> int:
-        """Chunks gathered since the model was sharded."""
-        return self.cache.num_gathers
-
-    @property
-    def peak_cache_bytes(self) -> int:
-        """Most bytes of gathered chunks at once."""
-        return self.cache.peak_bytes
 
     def watch_backward(self, chunk: GatheredChunk) -> None:
         """Use a chunk where its modules' backward passes begin; before FSDP2 has hooks there."""
@@ -185,8 +152,8 @@ def with_hooks(result: Any, hook: Callable[[torch.Tensor], None]) -> Any:  # noq
     return result
 
 
-def model_chunks(model: nn.Module) -> ModelChunks:
-    """Return the chunks of a sharded model.
+def model_chunks(model: nn.Module) -> Cache:
+    """Return the cache of a sharded model's chunks.
 
     Raises:
         InputError: it is not sharded.
@@ -194,4 +161,4 @@ def model_chunks(model: nn.Module) -> ModelChunks:
     found = getattr(model, _ATTRIBUTE, None)
     if not isinstance(found, ModelChunks):
         raise InputError(f"this {type(model).__name__} is not sharded", "call moetune.shard first")
-    return found
+    return found.cache
