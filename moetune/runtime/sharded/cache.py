@@ -1,7 +1,7 @@
 """The cache of gathered chunks (Elixir's rCache): fetch, evict, and look ahead.
 
 The first step records the order in which chunks are used (Elixir §4). Steps that repeat it fetch
-ahead by Belady's policy: of the chunks that the use at hand does not need, the one leaves whose
+ahead by Belady's policy: of the chunks that the use at hand does not need, that leaves whose
 next use is farthest. A chunk whose gradients are reduced leaves the cache whatever the policy:
 FSDP2 frees it. Decisions follow from the order of uses alone, never from timing, so that all ranks
 issue the same transfers.
@@ -50,7 +50,7 @@ class NextUses:
                 self._positions.setdefault(chunk, []).append(position)
 
     def after(self, chunk: int, position: int) -> int:
-        """Return the next use after `position`, in the next step where this one has none."""
+        """Return the next use after `position`, in the next step where none is left in this."""
         positions = self._positions.get(chunk)
         if not positions:
             return 2 * self._length
@@ -157,7 +157,7 @@ class GatheredChunk:
 class Cache:
     """Fetches chunks before they are used, and chooses the victims of eviction.
 
-    In a step of unknown order the victim is the oldest; in one that repeats the last training
+    In a step of unknown order the victim is the oldest; where it repeats the last training
     step, it is the chunk whose next use is farthest away (Belady).
 
     Args:
@@ -192,9 +192,9 @@ class Cache:
     def begin_step(self) -> None:
         """End a training step, and begin the next, which is expected to repeat it."""
         self._note_freed()
-        found = tuple(self._now)
-        if found and found != self.order:
-            self.order, self._uses = found, NextUses(found)
+        order = tuple(self._now)
+        if order and order != self.order:
+            self.order, self._uses = order, NextUses(order)
         self._now, self._repeats = [], bool(self.order)
         self._fetches.clear()
         if self._repeats:
@@ -239,7 +239,7 @@ class Cache:
         self._note_freed()
 
     def _note(self, chunks: tuple[int, ...]) -> None:
-        """Record a use; the same one after another is one."""
+        """Record a use, unless it is that before."""
         if self._now and self._now[-1].chunks == chunks and not self._now[-1].leaves:
             return
         position = len(self._now)

@@ -23,7 +23,7 @@ class ModelChunks:
     """What tells a sharded model's cache of the passes of its modules.
 
     Args:
-        model: of FSDP2; the parameters of its own are no chunk, and stay gathered in a pass.
+        model: of FSDP2; parameters that it reads itself are in no chunk, and stay gathered.
         replicas: the data-parallel ranks.
 
     Attributes:
@@ -106,7 +106,7 @@ class ModelChunks:
     def _begin_pass(self) -> None:
         if is_in_backward():
             return
-        if self._is_forward or self._is_backward:  # an error has ended the last one
+        if self._is_forward or self._is_backward:  # an error has ended the last
             for chunk in self._running:
                 chunk.num_running = 0
             self._running.clear()
@@ -140,7 +140,7 @@ class ModelChunks:
 def with_hooks(result: Any, hook: Callable[[torch.Tensor], None]) -> Any:  # noqa: ANN401 - of any module
     """Return a module's result, whose gradients call the hook.
 
-    A tensor that is a view is none behind it: an in-place operation on one would drop hooks.
+    A tensor that is a view is none behind it: an in-place operation on it would drop hooks.
     """
     if not torch.is_grad_enabled():
         return result
@@ -158,7 +158,7 @@ def model_chunks(model: nn.Module) -> Cache:
     Raises:
         InputError: it is not sharded.
     """
-    found = getattr(model, _ATTRIBUTE, None)
-    if not isinstance(found, ModelChunks):
+    held = getattr(model, _ATTRIBUTE, None)
+    if not isinstance(held, ModelChunks):
         raise InputError(f"this {type(model).__name__} is not sharded", "call moetune.shard first")
-    return found.cache
+    return held.cache

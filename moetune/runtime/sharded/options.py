@@ -20,7 +20,7 @@ from moetune.runtime.plans.book import read_plan
 CHUNK_BYTES = 32 * 2**20
 _MEMINFO = Path("/proc/meminfo")
 _MAX_RATIO = 1.5
-"""Ratio of parameters from which a model is another one: heads may share the embedding's."""
+"""Ratio of parameters from which a model is another: heads may share the embedding's."""
 _ELSE = "plan this model with `moetune plan --output`, or give chunk_bytes instead of a plan"
 
 
@@ -105,42 +105,42 @@ def planned_options(
         InputError: there is no plan, the plan has no chunks or is for another model or number of
             ranks, or there are other options, too.
     """
-    found = _plan_of(plan)
-    name = f"plan {found.id[:6]}"
+    chosen = _plan_of(plan)
+    name = f"plan {chosen.id[:6]}"
     if given != ShardOptions(pin=given.pin):
         raise InputError(
             f"{name} and other options of chunks are given",
             "omit chunk_bytes, cache_bytes and offload, or the plan",
         )
-    if found.chunks is None:
+    if chosen.chunks is None:
         raise InputError(
             f"{name} has no chunks: its states are not sharded over single ranks",
             "plan with --target moetune --zero 3 --tp 1 --cp 1 --pp 1, or give chunk_bytes",
         )
-    if not found.chunks.scatter:
+    if not chosen.chunks.scatter:
         raise InputError(
             f"{name} keeps every chunk whole on every rank",
             "use DistributedDataParallel with moetune.prepare_ddp, or plan again",
         )
-    _check_ranks(found, model, num_ranks, name)
-    _check_size(found.chunks, model, name)
+    _check_ranks(chosen, model, num_ranks, name)
+    _check_size(chosen.chunks, model, name)
     return ShardOptions(
-        chunk_bytes=found.chunks.chunk_bytes, cache_bytes=found.chunks.cache_bytes,
-        offload=found.chunks.offload, pin=given.pin, plan=found.id,
+        chunk_bytes=chosen.chunks.chunk_bytes, cache_bytes=chosen.chunks.cache_bytes,
+        offload=chosen.chunks.offload, pin=given.pin, plan=chosen.id,
     )  # fmt: skip
 
 
 def _plan_of(plan: object) -> TrainingDocument:
     """Return a training's plan: of a view, of itself, or of its file."""
-    found = getattr(plan, "plan", plan)
-    if isinstance(found, str | os.PathLike):
-        found = read_plan(Path(found))
-    if not hasattr(found, "as_model"):
+    given = getattr(plan, "plan", plan)
+    if isinstance(given, str | os.PathLike):
+        given = read_plan(Path(given))
+    if not hasattr(given, "as_model"):
         raise InputError(
             f"{plan!r} is neither the plan of a training nor a path",
             "make one with moetune.plan, or give the path of a plan file",
         )
-    model: TrainingDocument = found.as_model()
+    model: TrainingDocument = given.as_model()
     return model
 
 
@@ -169,10 +169,9 @@ def _check_size(chunks: Chunks, model: nn.Module, name: str) -> None:
         if isinstance(module, PlannedLayer)
         for parameter in module.experts.parameters()
     }
-    found = sum(one.numel() * spread.get(id(one), 1) for one in model.parameters())
-    if not 1 / _MAX_RATIO < found / chunks.num_parameters < _MAX_RATIO:
+    size = sum(each.numel() * spread.get(id(each), 1) for each in model.parameters())
+    if not 1 / _MAX_RATIO < size / chunks.num_parameters < _MAX_RATIO:
         raise InputError(
-            f"{name} is for a model of {chunks.num_parameters:,} parameters, this one has "
-            f"{found:,}",
+            f"{name} is for a model of {chunks.num_parameters:,} parameters, this one has {size:,}",
             _ELSE,
         )

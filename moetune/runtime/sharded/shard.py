@@ -74,7 +74,7 @@ def shard(
         device: of the computation, the process's current GPU or "cpu"; default, that of the
             parameters.
         plan: a plan with chunks, or the path of its file: gives chunk_bytes, cache_bytes and
-            offload. Every rank gives the same one.
+            offload. Every rank gives the same.
 
     Raises:
         InputError: there is no process group, the cache is smaller than two chunks, the
@@ -127,13 +127,13 @@ def _check_torch() -> None:
     """Raise InputError where torch has no process group, or no FSDP2 whose chunks can have gaps."""
     if not (dist.is_available() and dist.is_initialized()):
         raise InputError(
-            "moetune.shard needs a process group, also for one rank",
+            "moetune.shard needs a process group, also for a single rank",
             "call torch.distributed.init_process_group() before",
         )
     if not hasattr(FSDPModule, "reset_iter_state"):
         raise InputError(
             f"moetune.shard needs torch 2.13, and this is {torch.__version__}: FSDP2 of before "
-            "takes modules of one group for lost where a pass leaves some out",
+            "takes modules of a group for lost where a pass leaves some out",
             "update torch, or use moetune.prepare_fsdp and fully_shard",
         )
 
@@ -235,7 +235,7 @@ def _policy(parameters: Collection[nn.Parameter]) -> MixedPrecisionPolicy:
     """Give trainable parameters of two bytes masters, and return how FSDP2 computes with them.
 
     Args:
-        parameters: of one dtype.
+        parameters: of a single dtype.
     """
     dtypes = {each.dtype for each in parameters}
     if not any(dtype.itemsize < torch.float32.itemsize for dtype in dtypes):
@@ -256,7 +256,7 @@ def _check_dtypes(named: Mapping[str, Collection[nn.Parameter]]) -> None:
         if len(dtypes) > 1:
             raise InputError(
                 f"{name} has parameters of several dtypes: {', '.join(sorted(dtypes))}",
-                "give a module's parameters, and those that modules share, one dtype",
+                "give a module's parameters, and those that modules share, the same dtype",
             )
 
 
