@@ -108,12 +108,19 @@ def check_equals_plain(case: Case, name: str = "") -> Cache:
     torch.manual_seed(0)
     model, optimizer = sharded(case)
     chunks = moetune.model_chunks(model)
+    gathered: list[int] = []
+    """Chunks that FSDP2 says are there, where each module begins."""
+    for module in model.modules():
+        module.register_forward_pre_hook(
+            lambda *_: gathered.append(sum(not each.is_freed for each in chunks.chunks))
+        )
     start = whole_state(model)
     for step in range(case.steps):
         step_sharded(case, step, model, optimizer)
     end = whole_state(model)
     largest = max(chunk.num_bytes for chunk in chunks.chunks)
     assert chunks.peak_bytes <= chunks.capacity * largest, name
+    assert 0 < max(gathered) <= chunks.capacity, name
     if rank_and_ranks()[0]:
         assert end == {}
         return chunks
