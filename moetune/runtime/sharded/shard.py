@@ -24,6 +24,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from moetune.comm.agree import agree
 from moetune.comm.gloo import check_joined, communicator_of
 from moetune.comm.group import Communicator
+from moetune.domain.chunks import FEWEST_PLACES
 from moetune.domain.errors import InputError
 from moetune.domain.plan import Plan
 from moetune.runtime.moe.placement import is_dtensor
@@ -41,7 +42,6 @@ from moetune.runtime.sharded.options import (
 from moetune.runtime.sharded.units import Unit, find_units, in_chunks
 
 _KINDS = (Adam, AdamW, SGD)
-_FEWEST_PLACES = 2
 
 
 def shard(
@@ -267,13 +267,13 @@ def _capacity(chunks: Sequence[GatheredChunk], options: ShardOptions) -> int:
         InputError: the number is below two.
     """
     if options.cache_bytes is None or not chunks:
-        return max(len(chunks), _FEWEST_PLACES)
+        return max(len(chunks), FEWEST_PLACES)
     largest = max(chunk.num_bytes for chunk in chunks)
-    if options.cache_bytes < _FEWEST_PLACES * largest:
+    if options.cache_bytes < FEWEST_PLACES * largest:
         raise InputError(
             f"cache_bytes {options.cache_bytes} is less than two chunks, of which the largest has "
             f"{largest} bytes",
-            f"use a cache_bytes of at least {_FEWEST_PLACES * largest}",
+            f"use a cache_bytes of at least {FEWEST_PLACES * largest}",
         )
     return options.cache_bytes // largest
 
