@@ -21,6 +21,8 @@ from moetune.runtime.sharded.units import Unit
 
 AT_START = -1
 """Stands for a time before the step's first use."""
+_MOST_USES = 2**16
+"""Of a step that are recorded: passes without an optimizer's step behind them never end one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +245,9 @@ class Cache:
         if self._now and self._now[-1].chunks == chunks and not self._now[-1].leaves:
             return
         position = len(self._now)
+        if position == _MOST_USES:
+            self._repeats = False
+            return
         is_known = position < len(self.order) and self.order[position].chunks == chunks
         self._repeats = self._repeats and is_known
         self._now.append(Use(chunks=chunks))
