@@ -22,7 +22,7 @@ from moetune.runtime.sharded.units import Unit
 AT_START = -1
 """Stands for a time before the step's first use."""
 _MOST_USES = 2**16
-"""Of a step that are recorded: passes without an optimizer's step behind them never end one."""
+"""Of a step that are recorded: passes may come without an optimizer's step behind them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
