@@ -86,8 +86,7 @@ def shard(
     """
     check_joined("the sharded model")
     _check_torch()
-    replicas = communicator_of(group)
-    parameters = dict(model.named_parameters())
+    replicas, parameters = communicator_of(group), dict(model.named_parameters())
 
     def usable_options() -> ShardOptions:
         given = ShardOptions(
@@ -100,27 +99,40 @@ def shard(
             return given
         return planned_options(plan, model, replicas.num_ranks, given=given)
 
+    described = [*map(_described, parameters.items())]
     options = agree(
-        replicas,
-        usable_options,
-        lambda options: [str(options), *map(_described, parameters.items())],
-        "moetune.shard",
+        replicas, usable_options, lambda options: [str(options), *described], "moetune.shard"
     )
     target = next(iter(parameters.values())).device if device is None else torch.device(device)
     _check_current(target)
-    pins = options.pin and target.type != "cpu"
-    if options.offload:
-        num_states = _num_states(optimizer)
-        check_host_memory(model, replicas, num_states=num_states, pins=pins)
+    policy = _offload_policy(model, optimizer, options, replicas, target)
     names = {id(parameter): name for name, parameter in parameters.items()}
     groups = [[names[id(each)] for each in some["params"]] for some in optimizer.param_groups]
     mesh = DeviceMesh.from_group(group or _world(), target.type, mesh_dim_names=("shard",))
-    policy = CPUOffloadPolicy(pin_memory=pins) if options.offload else OffloadPolicy()
-    chunks = _in_chunks(model, options, mesh, replicas, policy)
+    held = _in_chunks(model, options, mesh, replicas, policy)
     stepper = _over(optimizer, groups, dict(model.named_parameters()))
-    stepper.register_step_pre_hook(lambda *_: chunks.agree())
-    stepper.register_step_post_hook(lambda *_: chunks.end_step())
+    stepper.register_step_pre_hook(lambda *_: held.agree())
+    stepper.register_step_post_hook(lambda *_: held.end_step())
     return model, stepper
+
+
+def _offload_policy(
+    model: nn.Module,
+    optimizer: Optimizer,
+    options: ShardOptions,
+    replicas: Communicator,
+    device: torch.device,
+) -> OffloadPolicy:
+    """Return where shards are, once all hosts have memory for them.
+
+    Raises:
+        AllocationError, RankMismatchError: as of `check_host_memory`.
+    """
+    if not options.offload:
+        return OffloadPolicy()
+    pins = options.pin and device.type != "cpu"
+    check_host_memory(model, replicas, num_states=_num_states(optimizer), pins=pins)
+    return CPUOffloadPolicy(pin_memory=pins)
 
 
 def _check_torch() -> None:
@@ -180,41 +192,37 @@ def _in_chunks(
 ) -> ModelChunks:
     """Shard a model's modules and experts, whose gathering the chunks' cache rules from now on."""
     layers = [layer for _, layer in spread_layers(model)]
-    experts = [each for layer in layers for each in layer.experts.parameters()]
+    experts = {each for layer in layers for each in layer.experts.parameters()}
     packed = in_chunks(find_units(model, experts), chunk_bytes=options.chunk_bytes)
     packed += [
         [_unit_of(model, layer.experts.module)]
         for layer in layers
         if options.offload or replicas.num_ranks > _num_summed(layer)
     ]
+    named = {unit.name: {*unit.parameters.values()} for units in packed for unit in units}
+    rest = {*model.parameters()} - experts.union(*named.values())
+    _check_dtypes({**named, "the model itself": rest, "the layers of experts": experts})
     chunks = [
         GatheredChunk(number=number, units=tuple(units)) for number, units in enumerate(packed)
     ]
-    gathered = {each for units in packed for unit in units for each in unit.parameters.values()}
-    rest = {*model.parameters()} - gathered - {*experts}
-    named = {unit.name: unit.parameters.values() for units in packed for unit in units}
-    _check_dtypes({**named, "the model itself": rest, "the layers of experts": experts})
-    cache = Cache(chunks, _capacity(chunks, options))
-    held = ModelChunks(model, cache, replicas)
+    held = ModelChunks(model, Cache(chunks, _capacity(chunks, options)), replicas)
     for chunk in chunks:
         held.watch_backward(chunk)
-    how = {"mp_policy": _policy(experts), "offload_policy": offload_policy}
-    shard_experts(model, mesh, how, keeps_placed=False)
 
-    def shard_modules(modules: nn.Module | list[nn.Module], mine: set[nn.Parameter]) -> None:
+    def sharded(modules: nn.Module | list[nn.Module], mine: set[nn.Parameter]) -> None:
         ignored = {*model.parameters()} - mine
         how = {"mp_policy": _policy(mine), "offload_policy": offload_policy}
         fully_shard(modules, mesh=mesh, ignored_params=ignored, **how)  # type: ignore[call-overload] # either kind
 
+    how = {"mp_policy": _policy(experts), "offload_policy": offload_policy}
+    shard_experts(model, mesh, how, keeps_placed=False)
     for chunk in reversed(chunks):  # modules before those that they are in
-        modules = [unit.module for unit in chunk.units]
-        if not isinstance(modules[0], FSDPModule):
-            shard_modules(
-                modules, {each for unit in chunk.units for each in unit.parameters.values()}
-            )
+        if not isinstance(chunk.units[0].module, FSDPModule):
+            mine = [named[unit.name] for unit in chunk.units]
+            sharded([unit.module for unit in chunk.units], set().union(*mine))
         chunk.take_over()
         held.watch_forward(chunk)
-    shard_modules(model, rest)
+    sharded(model, rest)
     held.watch_model()
     return held
 
