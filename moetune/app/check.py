@@ -226,7 +226,7 @@ class _Check:
         problems = [*self.launch.problems(site_of(self.profile))]
         is_sound = next(broken_rules(self.reading.layout, self.reading.job), None) is None
         try:
-            check_numbers(self.profile, self.reading.job)
+            check_numbers(self.profile, self.reading.job, self.reading.target)
             priced = self._priced() if is_sound else None
         except MoetuneError as error:  # nor has any other layout a price
             what = f"it has no price: {error.what}"

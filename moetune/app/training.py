@@ -153,8 +153,8 @@ def plan_training(
     return plan
 
 
-def check_numbers(profile: Profile, job: TrainingJob) -> None:
-    """Raise before a search where a profile has no GEMM in the job's dtype.
+def check_numbers(profile: Profile, job: TrainingJob, target: Target) -> None:
+    """Raise before a search where a profile has no GEMM in a dtype that the target runs.
 
     Raises:
         InputError: its GPUs do not multiply the format.
@@ -162,7 +162,7 @@ def check_numbers(profile: Profile, job: TrainingJob) -> None:
     """
     check_format(profile, job.dtype)
     measured = gemm_dtypes(profile)
-    if measured and job.element not in measured:
+    if measured and job.dtype in target.dtypes and job.element not in measured:
         raise missing_gemm(profile, dtype=job.element, measured=measured)
 
 
@@ -177,10 +177,11 @@ class _Solved:
 
 def _solve(request: TrainingRequest, profile: Profile) -> _Solved:
     _check_placement_rule(request)
-    check_numbers(profile, request.job)
+    check_format(profile, request.job.dtype)
     broken = next(model_rules(request.job.decoder, request.target), None)
     if broken is not None:
         raise InfeasiblePlanError(broken.what, broken.hint)
+    check_numbers(profile, request.job, request.target)
     try:
         solved = _search(request, profile)
     except RefusedLayoutError as error:

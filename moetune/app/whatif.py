@@ -214,7 +214,7 @@ def _arguments(question: WhatIf) -> Iterator[tuple[str, object]]:
                     )
                     raise InputError(
                         f"{question.spelling(str(flag))} is no flag of a plan",
-                        nearest_or(hint, argument, ASKS),
+                        hint if argument == "profile" else nearest_or(hint, argument, ASKS),
                     )
                 is_text = isinstance(text, str)
                 yield argument, ASKS[argument].read(text) if is_text else text
