@@ -5,6 +5,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from moetune.app.requests import served_question
+from moetune.app.whatif import arguments_of
+from moetune.domain.any_plan import plan_from_document
 from tests.cli.running import Cli, Result
 
 PROFILES = ("h100-x8", "rtx4090-x8", "b200-x8")
@@ -94,3 +97,16 @@ def test_where_nothing_fits_the_reasons_are_shown(cli: Cli) -> None:
     result = compare(cli, profiles="rtx4090-x8", sizes="4,8")
     assert result.code == 3
     assert "None of the choices has a plan" in result.out
+
+
+def test_a_budget_stays_when_its_plan_is_changed_or_asked_again(cli: Cli) -> None:
+    plan = cli(
+        "plan", "--model", "olmoe", "--profile", "h100-x8", "--world-size", "8", *ASKED, "--price",
+        "2", "--target", "megatron", "--output", "plan.json", "--json",
+    ).document  # fmt: skip
+    inputs = plan_from_document(plan).as_model().inputs
+    assert served_question(arguments_of(inputs, None)).question.budget == inputs.budget
+    changed = cli("whatif", "plan.json", "--constraint", "price=4", "--json").document
+    assert changed["after"]["run"]["days"] == plan["run"]["days"]
+    assert changed["after"]["run"]["cost"]["p95"] == pytest.approx(2 * plan["run"]["cost"]["p95"])
+    assert "4 a GPU-hour instead of 2" in cli("whatif", "plan.json", "--constraint", "price=4").out
