@@ -1,6 +1,6 @@
 """Stored plans and observations: lists by filters, removal by id, and pruning by age."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, NotFoundError, StoreUnavailableError
-from moetune.domain.plan import Plan
 from moetune.domain.records import Observation, PlanInfo, Removed, Stored
 
 if TYPE_CHECKING:
@@ -34,16 +33,6 @@ def read_plans(store: "SqlStore | None", infos: Sequence[PlanInfo]) -> tuple[Sto
     if store is None:
         return ()
     return tuple(StoredPlan(info=info, plan=_readable(store, info.id)) for info in infos)
-
-
-def plans_by_id(store: "SqlStore", ids: Iterable[str]) -> dict[str, Plan]:
-    """Return the plans of whole ids; training plans, and what cannot be read, are omitted."""
-    plans = {plan_id: _readable(store, plan_id) for plan_id in ids}
-    return {
-        plan_id: plan.as_layer()
-        for plan_id, plan in plans.items()
-        if plan and plan.kind != "training"
-    }
 
 
 def _readable(store: "SqlStore", plan_id: str) -> AnyPlan | None:

@@ -9,7 +9,7 @@ from moetune.app.files import find_plan, write_text
 from moetune.app.planner import Planner
 from moetune.app.profiles import FoundProfile, find_profile
 from moetune.app.sources import LocalSources
-from moetune.app.views.observed import observed_steps
+from moetune.app.views.observed import MOST_DRAWN, observed_steps
 from moetune.app.views.plan import plan_sections
 from moetune.app.views.profile import fits_section, machine_scope, profile_sections
 from moetune.app.wiring import StoreFinder
@@ -21,7 +21,6 @@ from moetune.report.section import all_figures
 
 NUM_PLANS = 5
 """Newest plans in a report for which no plan is named."""
-MOST_OBSERVATIONS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +107,7 @@ def _plan_chapter(plan: AnyPlan, stores: StoreFinder) -> Chapter:
     planner = Planner(sources=LocalSources(stores=stores))
     sections = plan_sections(planner.explain(plan), is_page=True)
     with stores() as store:
-        page = store.observation_page(plan.id, limit=MOST_OBSERVATIONS) if store else ()
+        page = store.observation_page(plan.id, limit=MOST_DRAWN) if store else ()
     return Chapter(
         name=f"plan-{plan.id[:12]}",
         short=f"Plan {plan.id[:6]}",

@@ -304,15 +304,6 @@ class Plan:
             return Throughput(flops_per_second=flops, mfu=self.predicted.mfu)
         return rate(layer_flops(self.workload), self.step_seconds, None)
 
-    def observed_throughput(self, tokens_per_rank: int, seconds: float) -> Throughput | None:
-        """Return the throughput of an observed step of the layer; None for a step of no time."""
-        times, peak = self.predicted, None
-        if times.model_flops_per_second_per_device is not None:
-            flops = times.model_flops_per_second_per_device
-            peak = Throughput(flops_per_second=flops, mfu=times.mfu).peak_flops_per_second
-        workload = replace(self.workload, tokens_per_rank=tokens_per_rank)
-        return rate(layer_flops(workload), seconds, peak)
-
     @property
     def tokens_per_second(self) -> float | None:
         """Tokens a second of all ranks together; None for a step of no time.

@@ -21,7 +21,11 @@ from moetune.app.subjects import LayerSubject, subject_of
 from moetune.app.verify import Verification, VerifiedStep
 from moetune.app.views.comparison import comparison_sections, machine_section, whatif_sections
 from moetune.app.views.models import model_section, models_section
-from moetune.app.views.observed import observed_sections, verification_sections
+from moetune.app.views.observed import (
+    observations_section,
+    observed_steps,
+    verification_sections,
+)
 from moetune.app.views.plan import explanation_sections, plan_sections
 from moetune.app.views.profile import profile_sections
 from moetune.app.views.stored_plans import stored_plans_table
@@ -81,7 +85,7 @@ def placed() -> tuple[Plan, Plan]:
 def changed() -> tuple[Section, ...]:
     question = WhatIf(changes={"tokens_per_rank": 16384}, speeds={"communication": 0.5})
     answer = change_plan(lab_plan(), profile=lab_profile(), question=question)
-    return whatif_sections(answer, is_drawn=True)
+    return whatif_sections(answer)
 
 
 def step(
@@ -119,7 +123,7 @@ def watched() -> tuple[Section, ...]:
         Stored(id=number, created_at=f"2026-03-{1 + number:02}T04:05:06.789", value=observation)
         for number, observation in enumerate(observations(lab_plan(), 30))
     ]
-    return observed_sections(stored, stored[:-7:-1], is_all=True, plans="/plans/")
+    return *observed_steps(stored), observations_section(stored[:-7:-1])
 
 
 def machines() -> tuple[Section, ...]:

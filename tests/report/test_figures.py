@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from moetune.app.subjects import LayerSubject
 from moetune.app.views.layer_reasons import options_of
-from moetune.app.views.observed import drift_figure, rolling_median, sound_rows, thinned
+from moetune.app.views.observed import drift_figure, rolling_median, sound_rows
 from moetune.app.views.plan import plan_sections
 from moetune.domain.cost_keys import CollectiveKey
 from moetune.domain.plan import Plan
@@ -174,16 +174,6 @@ def test_the_plan_is_among_its_options_with_its_own_time_and_memory() -> None:
         assert len(options) > 8
         figure = pareto_figure(options, limit_bytes=plan.inputs.memory_limit_bytes)
         assert [row[0] for row in figure.rows if row[5] == "yes"] == [chosen.name]
-
-
-@given(st.lists(st.floats(0.5, 2), min_size=1, max_size=80), st.integers(4, 12))
-def test_thinning_keeps_order_the_ends_and_every_extreme(values: list[float], most: int) -> None:
-    shown = thinned(values, most)
-    assert shown == sorted(set(shown))
-    assert len(shown) <= max(most, 4)
-    assert {0, len(values) - 1} <= set(shown)
-    drawn = [values[at] for at in shown]
-    assert (min(drawn), max(drawn)) == (min(values), max(values))
 
 
 @given(st.lists(st.floats(0.5, 2), min_size=1, max_size=60), st.integers(1, 25))

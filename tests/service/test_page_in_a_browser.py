@@ -154,7 +154,9 @@ def test_tables_sort_and_filter(page: Page) -> None:
     assert "h2d pinned, both ways" in shown.inner_text()
 
 
-def test_a_plan_has_its_timeline_and_leads_to_what_if(page: Page, plans: tuple[Plan, Plan]) -> None:
+def test_a_plan_has_its_timeline_and_its_observed_steps(
+    page: Page, plans: tuple[Plan, Plan]
+) -> None:
     page.goto("/")
     page.get_by_role("link", name=plans[0].id[:8]).click()
     assert draw_all(page) == 4
@@ -162,25 +164,10 @@ def test_a_plan_has_its_timeline_and_leads_to_what_if(page: Page, plans: tuple[P
     degrees = plans[0].pipeline.forward_degree + plans[0].pipeline.backward_degree
     assert timeline.locator(".area rect").count() == 3 * degrees
     assert "experts 1" in (timeline.locator(".area rect title").first.text_content() or "")
-    page.get_by_label("Tokens per rank").fill("16k")
-    page.get_by_label("Speed of communication").fill("0.5")
-    page.get_by_role("button", name="Plan again").click()
-    assert "16,384 tokens per rank instead of 4,096" in page.locator("main").inner_text()
-    assert draw_all(page) == 2
-    assert page.get_by_label("Tokens per rank").input_value() == "16k"
-
-
-def test_a_wrong_question_is_answered_beside_the_form(
-    browser: Browser, site: Served, plans: tuple[Plan, Plan]
-) -> None:
-    context = browser.new_context(base_url=site.url)
-    page = context.new_page()
-    page.goto(f"/plans/{plans[0].id}")
-    page.get_by_label("Ranks").fill("7")
-    page.get_by_role("button", name="Plan again").click()
-    assert page.get_by_role("alert").is_visible()
-    assert page.get_by_label("Ranks").input_value() == "7"
-    context.close()
+    assert page.locator("[data-figure=drift] .area circle").count() == 500
+    with page.expect_download() as downloading:
+        page.locator("[data-figure=drift] .csv").click()
+    assert downloading.value.path().read_text().count("\n") == 501
 
 
 def test_two_plans_are_compared(page: Page, plans: tuple[Plan, Plan]) -> None:
@@ -190,20 +177,6 @@ def test_two_plans_are_compared(page: Page, plans: tuple[Plan, Plan]) -> None:
     page.get_by_role("button", name="Compare").click()
     assert draw_all(page) == 2
     assert "inputs.memory_limit_bytes" in page.locator("[data-table=differences]").inner_text()
-
-
-def test_ten_thousand_observations_are_thinned_paged_and_downloaded_whole(page: Page) -> None:
-    page.goto("/observed")
-    assert page.locator("[data-table=observations] tbody tr").count() == 100
-    assert draw_all(page) == 1
-    drawn = page.locator("[data-figure=drift] .area circle").count()
-    assert 100 < drawn <= 600
-    with page.expect_download() as downloading:
-        page.locator("[data-figure=drift] .csv").click()
-    assert downloading.value.path().read_text().count("\n") == MANY + 1
-    page.get_by_role("link", name="Older", exact=True).click()
-    page.wait_for_load_state()
-    assert page.locator("[data-table=observations] tbody tr").count() == 100
 
 
 def test_the_page_and_its_figures_are_dark_where_the_reader_wants_it(
@@ -220,7 +193,7 @@ def test_the_page_and_its_figures_are_dark_where_the_reader_wants_it(
         assert button.inner_text() == "Theme: light"
         assert max(colour(page, tick, "fill")) < 120
         assert min(colour(page, "body", "background-color")) > 240
-        page.goto("/observed")
+        page.goto("/machines")
         assert page.get_by_role("button", name="Theme").inner_text() == "Theme: light"
         assert min(colour(page, "body", "background-color")) > 240
 
@@ -230,8 +203,7 @@ def test_no_page_is_wider_than_a_phone(
 ) -> None:
     first, second = (plan.id for plan in plans)
     pages = ("/", "/machines", "/models", "/models/deepseek-v3", "/profiles/lab", f"/plans/{first}",
-             f"/plans/{second}", "/observed", f"/compare?first={first}&second={second}",
-             f"/whatif?plan={first}&world_size=2")  # fmt: skip
+             f"/plans/{second}", f"/compare?first={first}&second={second}")  # fmt: skip
     size = {"width": 390, "height": 844}
     for url, paths in ((site.url, pages), (empty_site.url, ("/",))):
         with watched(browser, url, viewport=size, has_touch=True, is_mobile=True) as page:
@@ -265,11 +237,9 @@ def test_everything_is_reached_by_the_keyboard_alone(page: Page, plans: tuple[Pl
     tab_to(page, "Theme")
     page.keyboard.press("Enter")
     assert page.locator("html").get_attribute("data-theme") == "light"
-    tab_to(page, "world_size", "name")
-    page.keyboard.type("2")
+    tab_to(page, "Compare")
     page.keyboard.press("Enter")
-    page.wait_for_url("**/whatif?**")
-    assert "2 ranks instead of 8" in page.locator("main").inner_text()
+    page.wait_for_url("**/compare?**")
 
 
 def test_a_models_memory_is_asked_with_the_keyboard_alone(page: Page) -> None:

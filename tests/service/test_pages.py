@@ -16,7 +16,6 @@ import pytest
 from moetune.app.files import profile_to_toml
 from moetune.app.memory import MemoryQuestion, fit_memory
 from moetune.app.planner import ServicePlanner, open_planner
-from moetune.app.whatif import WhatIf, whatif
 from moetune.config import Settings
 from moetune.domain.cluster import process_bytes
 from moetune.domain.model import MODELS, WHOLE_MODELS
@@ -82,11 +81,6 @@ def addresses(plans: tuple[Plan, Plan]) -> list[str]:
         "/profiles/lab",
         "/profiles/rtx2080ti-x64",
         "/profiles/lab?operation=h2d-pinned",
-        "/observed",
-        f"/observed?plan={first}",
-        "/whatif",
-        f"/whatif?plan={first}",
-        f"/whatif?plan={first}&tokens_per_rank=16k&communication=2",
         "/new?model=gpt-s&profile=rtx2080ti-x64",
         "/new?model=olmoe&profile=h100-x8&world_size=8&global_batch=32&seq=2048&target=megatron",
         "/plans/ffffffff",
@@ -110,7 +104,7 @@ def test_an_empty_store_says_what_to_run_first(client: Client) -> None:
     text = words(answer)
     order = [text.index(f"moetune {verb}") for verb in ("profile", "plan", "verify")]
     assert order == sorted(order)
-    for page in ("/machines", "/observed", "/compare", "/whatif"):
+    for page in ("/machines", "/compare"):
         assert client.get(page).status_code == 200
     assert "rtx2080ti-x64" in words(client.get("/machines"))
 
@@ -210,9 +204,10 @@ def test_a_plan_that_another_program_broke_is_named_in_the_list(
     ("/plans/0123450000", 404, "no plan has an id that begins with"),
     ("/plans/not-an-id", 404, "not-an-id"),
     ("/profiles/nobody", 404, "nobody"),
-    ("/observed?plan=zz", 404, "zz"),
-    ("/observed?after=-1", 422, "after: Input should be greater"),
-    ("/observed?after=99999999999999999999999", 422, "after: Input should be less"),
+    ("/v1/observations?after=-1", 422, "after: Input should be greater"),
+    ("/v1/observations?after=99999999999999999999999", 422, "after: Input should be less"),
+    ("/observed", 404, "/observed does not exist"),
+    ("/whatif", 404, "/whatif does not exist"),
     ("/?after=nothing", 404, "nothing"),
     ("/compare?first=zz&second=zz", 404, "zz"),
     ("/machines.csv", 404, ""),
@@ -238,53 +233,11 @@ def test_every_figure_of_every_page_downloads_as_csv(full: Client, addresses: li
         assert rows(answer), link
 
 
-def test_what_if_shows_both_plans_and_saves_none(
-    full: Client, full_planner: ServicePlanner, plans: tuple[Plan, Plan]
-) -> None:
-    before = full_planner.reading.plans()
-    answer = full.get(f"/whatif?plan={plans[0].id}&tokens_per_rank=16k&communication=0.5")
-    asked = WhatIf(changes={"tokens_per_rank": 16384}, speeds={"communication": 0.5})
-    expected = whatif(full_planner, plans[0], asked)
-    text = words(answer)
-    for sentence in expected.words:
-        assert sentence.replace("`", "") in text
-    assert 'value="16k"' in answer.text
-    assert full_planner.reading.plans() == before
-
-
-@pytest.mark.parametrize(("query", "said"), [
-    ("tokens_per_rank=many", "Tokens per rank: count 'many'"),
-    ("communication=nan", "communication"),
-    ("world_size=7", "7"),
-])  # fmt: skip
-def test_a_question_that_makes_no_sense_keeps_the_form_and_says_why(
-    full: Client, plans: tuple[Plan, Plan], query: str, said: str
-) -> None:
-    answer = full.get(f"/whatif?plan={plans[0].id}&{query}")
-    assert 400 <= answer.status_code < 500
-    alert = re.search(r'role="alert">(.*?)</div>', answer.text, flags=re.DOTALL)
-    assert alert is not None
-    assert said in unescape(alert[1])
-    name, _, value = query.partition("=")
-    if name != "dtype":
-        assert f'name="{name}" value="{value}"' in answer.text
-
-
-def test_observations_are_paged_and_a_file_has_all(full: Client, plans: tuple[Plan, Plan]) -> None:
-    address = f"/observed?plan={plans[0].id}"
-    seen: list[str] = []
-    while address:
-        answer = full.get(address)
-        seen += re.findall(
-            r"<td class=\" brief\"[^>]*>(\d{4}-\d\d-\d\d \d\d:\d\d)</td>", answer.text
-        )
-        older = re.search(r'href="([^"]+)">Older<', answer.text)
-        address = unescape(older[1]) if older else ""
-    assert len(seen) == NUM_OBSERVATIONS
-    assert seen == sorted(seen, reverse=True)
-    found = rows(full.get(f"/observed/drift.csv?plan={plans[0].id}"))
+def test_a_plans_page_has_its_observed_steps(full: Client, plans: tuple[Plan, Plan]) -> None:
+    found = rows(full.get(f"/plans/{plans[0].id}/drift.csv"))
     assert len(found) == NUM_OBSERVATIONS
     assert {row["plan"] for row in found} == {plans[0].id}
+    assert "Observed steps" not in words(full.get(f"/plans/{plans[1].id}"))
 
 
 def test_files_are_kept_by_browsers_until_they_change(full: Client) -> None:
@@ -321,9 +274,6 @@ def test_training_plans_are_listed_and_compared(full: Client, plans: tuple[Plan,
     assert "takes dp 16 · micro-batch 1 instead of dp 4" in both
     mixed = unescape(full.get(f"/compare?first={TRAINING}&second={plans[0].id}").text)
     assert "not of the same work" in mixed
-    changed = full.get(f"/whatif?plan={TRAINING}&flags=tp=1")  # its profile is another one
-    assert changed.status_code == 424
-    assert "has changed since" in words(changed)
 
 
 @pytest.mark.thorough

@@ -15,7 +15,6 @@ from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.plan_figures import degree_figure, phases_figure
 from moetune.report.section import EMPTY, Cell, Figure, Section, Table, percent, plural, sentence
 
-_CHANGES = "now", "changed"
 _OF_A_RANK = "memory.parts.", "memory.activations."
 _SMALL, _LARGE = 0.01, 100
 _TIMES = ("predicted.parts.", "predicted.mean_parts.")
@@ -77,25 +76,18 @@ def _words(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Iterator[
     yield from compare(first, second)
 
 
-def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Section, ...]:
-    """Return the changes, their effects on the plan, and the reason.
-
-    Args:
-        is_drawn: add figures of both plans, and every field in which they differ.
-    """
+def whatif_sections(answer: WhatIfAnswer) -> tuple[Section, ...]:
+    """Return the changes, their effects on the plan, and the reason."""
     changes, *effects = answer.words
     after = answer.after
     reason = binding_words(after.best) if after.kind == "training" else after.decision.why
-    words = Section(
+    section = Section(
         name="answer",
         title=changes,
         doubts=suspect_words(after, answer.before.inputs.profile),
         paragraphs=(*effects, sentence(reason)),
     )
-    if not is_drawn:
-        return (words,)
-    figures = _drawn(answer.before, after, _CHANGES)
-    return words, figures, _differing_fields(answer.before, after, _CHANGES)
+    return (section,)
 
 
 def _differing_fields(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Section:

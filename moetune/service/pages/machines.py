@@ -1,32 +1,24 @@
-"""Pages of measurements: machines, one profile, and observed steps."""
+"""Pages of measurements: machines, and one profile."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 
-from moetune.app.drift import observed_drifts
 from moetune.app.files import bundled_profiles
-from moetune.app.library import plans_by_id
 from moetune.app.planner import ServicePlanner
-from moetune.app.report import MOST_OBSERVATIONS
-from moetune.app.views.observed import observed_sections
 from moetune.app.views.profile import profile_sections
 from moetune.domain.records import FitInfo, MachineInfo
 from moetune.report.html import age
 from moetune.report.section import Cell, Section, Table
-from moetune.service.bodies import RowCursor
 from moetune.service.pages.library import (
     Summary,
     newest_fits,
-    plan_field,
     stored_profile,
     summary_of,
 )
-from moetune.service.pages.page import Form, Link, Page, Text, address
+from moetune.service.pages.page import Link, Page, Text, address
 
 _MOST_MACHINES = 200
-PAGE_SIZE = 100
 _COMMANDS = MappingProxyType(
     {
         "Add a profile with the write token; the newest of a name is the current one": (
@@ -85,55 +77,6 @@ def profile_page(planner: ServicePlanner, name: str, *, operation: Text = "") ->
         scope=sections[0].scope,
         links=(Link(name="Profile file", href=file, file=f"{name}.json"),),
         sections=sections,
-    )
-
-
-def observed_page(planner: ServicePlanner, *, plan: Text = "", after: RowCursor = 0) -> Page:
-    """Return the page of observations.
-
-    Args:
-        plan: beginning of a plan's id; "" for all plans.
-        after: id of the last observation on the previous page; 0 for the newest.
-
-    Raises:
-        NotFoundError: there is no such plan.
-    """
-    plan = plan.lower()
-    plan_id = planner.sources.plan(plan).id if plan else ""
-    newest = planner.reading.observation_page(plan_id or None, limit=MOST_OBSERVATIONS)
-    rows = newest[:PAGE_SIZE]
-    if after:
-        rows = planner.reading.observation_page(plan_id or None, after=after, limit=PAGE_SIZE)
-    older = str(rows[-1].id) if len(rows) == PAGE_SIZE else ""
-    sections = observed_sections(
-        newest,
-        rows,
-        is_all=len(newest) < MOST_OBSERVATIONS,
-        plans="/plans/",
-        known=plans_by_id(planner.reading, {row.value.plan_id for row in rows}),
-        changes=observed_drifts(newest),
-    )
-    links = (
-        Link(name=f"Plan {plan_id[:12]}", href=address("plans", plan_id)),
-        Link(name="All plans", href="/observed"),
-    )
-    intro = "Measured steps compared with their plans' predictions."
-    if not newest:
-        intro += (
-            f" They come from `moetune verify {plan_id[:12] or 'PLAN'}`, and from training jobs "
-            "that get their plans from this service."
-        )
-    field = replace(plan_field(planner, "plan", "Only of plan"), is_required=False)
-    form = Form(action="/observed", button="Show", fields=(field,), values={"plan": plan_id[:12]})
-    return Page(
-        title="Observed",
-        here="observed",
-        intro=intro,
-        links=links if plan_id else (),
-        forms=(form,),
-        sections=sections,
-        newer=address("observed", plan=plan) if after else "",
-        older=address("observed", plan=plan, after=older) if older else "",
     )
 
 

@@ -30,8 +30,6 @@ NAVIGATION = (
     ("plans", "/", "Plans"),
     ("machines", "/machines", "Machines"),
     ("models", "/models", "Models"),
-    ("observed", "/observed", "Observed"),
-    ("whatif", "/whatif", "What if"),
     ("compare", "/compare", "Compare"),
 )
 
@@ -79,18 +77,12 @@ class Form:
     Args:
         button: its words.
         values: texts of its fields.
-        hidden: texts of fields that are not shown.
-        title: of a form behind the sections; "" of one before them.
-        words: under the title.
     """
 
     action: str
     button: str
     fields: tuple[Field, ...]
     values: Mapping[str, str] = field(default_factory=dict)
-    hidden: Mapping[str, str] = field(default_factory=dict)
-    title: str = ""
-    words: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

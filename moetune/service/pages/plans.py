@@ -6,7 +6,7 @@ from contextlib import suppress
 from moetune.app.library import read_plans
 from moetune.app.planner import ServicePlanner
 from moetune.app.subjects import Subject
-from moetune.app.views.observed import observed_steps
+from moetune.app.views.observed import MOST_DRAWN, changes_sections, observed_steps
 from moetune.app.views.plan import plan_sections
 from moetune.app.views.stored_plans import stored_plans_table
 from moetune.app.views.words import KINDS
@@ -17,7 +17,6 @@ from moetune.domain.model import MODELS
 from moetune.domain.training_document import TrainingDocument
 from moetune.huggingface.registry import whole_names
 from moetune.report.section import Section
-from moetune.service.pages.compare import whatif_form
 from moetune.service.pages.library import model_name, profile_names, stored_profile
 from moetune.service.pages.page import Field, Form, Link, Page, Text, address
 
@@ -70,7 +69,10 @@ def plans_page(
             ),
             Form(action="/", button="Filter", fields=_filter_fields(planner), values=query),
         ),
-        sections=(Section(name="plans", tables=(table,)),),
+        sections=(
+            *changes_sections(planner.reading.observation_page(None, limit=MOST_DRAWN)),
+            Section(name="plans", tables=(table,)),
+        ),
         newer=address("", **query) if after else "",
         older=address("", after=older, **query) if older else "",
     )  # fmt: skip
@@ -97,7 +99,7 @@ def plan_page(planner: ServicePlanner, plan_id: str) -> Page:
     plan = planner.sources.plan(plan_id)
     subject = planner.explain(plan)
     sections = plan_sections(subject, is_page=True)
-    observed = observed_steps(planner.reading.observation_page(plan.id, limit=500))
+    observed = observed_steps(planner.reading.observation_page(plan.id, limit=MOST_DRAWN))
     model = model_name(plan)
     commands = {
         words: f"moetune {command} {plan.id[:12]}{more}"
@@ -109,7 +111,6 @@ def plan_page(planner: ServicePlanner, plan_id: str) -> Page:
         scope=f"{sections[0].scope} · profile {plan.inputs.profile} · plan {plan.id[:12]}",
         links=tuple(_plan_links(planner, subject, model)),
         sections=(*sections, *observed),
-        forms=(whatif_form(plan, title="What if"),),
         commands=commands,
     )
 
@@ -121,11 +122,9 @@ def _plan_links(planner: ServicePlanner, subject: Subject, model: str | None) ->
         model: the name of a model that has a page.
     """
     plan = subject.plan
-    yield Link(name="What if", href="#form")
     if plan.kind == "training" and model:
         yield Link(name="New plan like this", href=_asked_anew(planner, plan, model))
     yield Link(name="Compare", href=address("compare", first=plan.id))
-    yield Link(name="Observed", href=address("observed", plan=plan.id))
     yield Link(name="Profile", href=address("profiles", plan.inputs.profile))
     if model:
         yield Link(name="Model", href=address("models", model))
@@ -139,7 +138,10 @@ def _plan_links(planner: ServicePlanner, subject: Subject, model: str | None) ->
 def _commands(plan: AnyPlan, model: str | None) -> Mapping[str, tuple[str, str]]:
     """Return what to do with a plan: commands, and what follows the plan's id in them."""
     if plan.kind != "training":
-        return {"Run it and its alternatives": ("verify", ""), "Ask why": ("explain", "")}
+        return {
+            "Run it and its alternatives": ("verify", ""), "Ask why": ("explain", ""),
+            **_whatif(plan, ""),
+        }  # fmt: skip
     # A pasted configuration has no path: the page says to save it under the model's name.
     is_named = model or plan.inputs.model_path
     config = "" if is_named else f" --model {plan.inputs.model}/config.json"
@@ -148,7 +150,13 @@ def _commands(plan: AnyPlan, model: str | None) -> Mapping[str, tuple[str, str]]
         f"Give it to {target}": ("export", f" --target {target}{config}"),
         "Ask why, and why not another layout": ("explain", config),
         "See what the step depends on": ("sensitivity", config),
+        **_whatif(plan, config),
     }
+
+
+def _whatif(plan: AnyPlan, config: str) -> Mapping[str, tuple[str, str]]:
+    ranks = 2 * plan.inputs.world_size
+    return {"Change its question, such as its ranks": ("whatif", f" --world-size {ranks}{config}")}
 
 
 def _asked_anew(planner: ServicePlanner, plan: TrainingDocument, model: str) -> str:

@@ -16,8 +16,8 @@ from moetune.report.html import STATIC
 from moetune.service.access import Access
 from moetune.service.bodies import read_form
 from moetune.service.middleware import COOKIE, LOGIN_PATH, LOGOUT_PATH
-from moetune.service.pages.compare import compare_page, whatif_page
-from moetune.service.pages.machines import machines_page, observed_page, profile_page
+from moetune.service.pages.compare import compare_page
+from moetune.service.pages.machines import machines_page, profile_page
 from moetune.service.pages.models import model_page, models_page
 from moetune.service.pages.new_plan import add_new_plan, new_plan_page
 from moetune.service.pages.page import Page, PageRenderer, Text, address
@@ -31,11 +31,9 @@ _PAGES: Mapping[str, Callable[..., Page]] = MappingProxyType(
         "/": plans_page,
         "/machines": machines_page,
         "/profiles/{name:path}": profile_page,
-        "/observed": observed_page,
         "/models": models_page,
         "/models/{name:path}": model_page,
         "/compare": compare_page,
-        "/whatif": whatif_page,
         "/new": new_plan_page,
     }
 )

@@ -37,7 +37,7 @@ def test_times_that_no_step_takes_are_refused_and_pages_stay_whole(
         assert "which no step takes" in answer.json()["detail"]
         kept = client.get("/v1/observations").json()
         assert [one for one in kept.values() if isinstance(one, list)] == [[]]
-        for path in ("/observed", f"/plans/{plan_id}"):
+        for path in ("/", f"/plans/{plan_id}"):
             assert client.get(path).status_code == 200
 
 
@@ -61,13 +61,12 @@ def test_rows_of_older_versions_break_no_page_and_can_be_removed(
         plan_id = client.post("/v1/plans:resolve", SMALL).json()["id"]
         client.post("/v1/observations", batch(plan_id))
         strange = [insert(database, plan_id, *row) for row in ((1.0, "[1e308]"), (1e-320, "[1.0]"))]
-        paths = ("/observed", f"/observed?plan={plan_id}", f"/plans/{plan_id}", "/v1/observations",
-                 "/v1/drift", "/metrics", "/observed/drift.csv")  # fmt: skip
+        paths = ("/", f"/plans/{plan_id}", "/v1/observations", "/v1/drift", "/metrics",
+                 f"/plans/{plan_id}/drift.csv")  # fmt: skip
         for path in paths:
             answer = client.get(path)
             assert answer.status_code == 200, path
             assert "inf" not in answer.text.lower().split(), path
-        assert "no step takes its time" in client.get("/observed").text
     report = tmp_path / "report.html"
     write_report(report, profile=None, plans=(plan_id,), now=datetime.now(UTC), version="1",
                  stores=partial(find_store, Settings(db=str(database))))  # fmt: skip
