@@ -11,12 +11,11 @@ from moetune.app.profiles import FoundProfile, find_profile
 from moetune.app.sources import LocalSources
 from moetune.app.views.observed import MOST_DRAWN, observed_steps
 from moetune.app.views.plan import plan_sections
-from moetune.app.views.profile import fits_section, machine_scope, profile_sections
+from moetune.app.views.profile import machine_scope, profile_sections
 from moetune.app.wiring import StoreFinder
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import ProfileError
 from moetune.report.html import Chapter, report_page
-from moetune.report.operations import operations_of
 from moetune.report.section import all_figures
 
 NUM_PLANS = 5
@@ -124,5 +123,5 @@ def _profile_chapter(machine: FoundProfile) -> Chapter:
         short=name,
         title=f"Profile {name}",
         scope=machine_scope(machine.profile),
-        sections=(*profile_sections(machine), fits_section(operations_of(machine.profile))),
+        sections=profile_sections(machine),
     )

@@ -26,7 +26,7 @@ from moetune.report.section import plural
 def report(session: Session, plan: Sequence[str], profile: str | None, output: Path) -> None:
     """Draw a profile and plans in one HTML file.
 
-    With the profile's fits, and the observed steps of the plans.
+    With the profile's operations, and the observed steps of the plans.
     """
     from datetime import UTC, datetime
     from importlib.metadata import version

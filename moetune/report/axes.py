@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal, NamedTuple, TypeAlias
 
-from moetune.domain.units import format_bytes, format_seconds
-
-Kind: TypeAlias = Literal["linear", "log", "date", "category"]
+Kind: TypeAlias = Literal["linear", "date", "category"]
 Value: TypeAlias = float | str
 """A number, a date in ISO 8601, or a category's name."""
 
@@ -25,8 +23,6 @@ _SPANS = (
 )  # fmt: skip
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
-_BYTES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
-_COUNTS = ((2**40, "T"), (2**30, "G"), (2**20, "M"), (2**10, "k"), (1, ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,74 +32,26 @@ class Axis:
     Args:
         title: with the unit.
         kind: of categories the first is on top, and they have no lines.
-        ticks: values with their labels; round ones where there are none.
         from_zero: whether 0 is on the axis, at its end.
         end: of an axis from 0; None for the largest value.
         is_share: whether values are labelled as percentages with a sign, and 0 has a line.
-        is_count: whether values are whole numbers.
     """
 
     title: str = ""
     kind: Kind = "linear"
-    ticks: tuple[tuple[float, str], ...] = ()
     from_zero: bool = False
     end: float | None = None
     is_share: bool = False
-    is_count: bool = False
 
 
 ROWS = Axis(kind="category")
 
 
-def log_seconds(title: str) -> Axis:
-    """Return a logarithmic axis of seconds, labelled "10 µs", "1 ms"."""
-    decades = [10.0**power for power in range(-9, 4)]
-    return Axis(
-        title=title,
-        kind="log",
-        ticks=tuple((decade, _whole(format_seconds(decade))) for decade in decades),
-    )
-
-
-def log_sizes(title: str, *, unit: str) -> Axis:
-    """Return a logarithmic axis with ticks at powers of two: "64 KiB", or "4k" of a count.
-
-    Args:
-        unit: "bytes", or the name of counted things.
-    """
-    return Axis(
-        title=title,
-        kind="log",
-        ticks=tuple(
-            (2**power, _whole(format_bytes(2**power)) if unit == "bytes" else _count(2**power))
-            for power in range(64)
-        ),
-    )
-
-
-def _whole(words: str) -> str:
-    return words.replace(".00", "").replace(".0", "")
-
-
-def _count(number: int) -> str:
-    """Return "512", "8k" (8192), "2M" (2^21), "1G" (2^30)."""
-    factor, letter = _unit(number, _COUNTS)
-    return f"{number / factor:.3g}{letter}"
-
-
 def seconds_unit(seconds: float) -> tuple[float, str]:
     """Return the unit for a duration: its length in seconds, and its name."""
-    return _unit(seconds, _SECONDS) if seconds else _SECONDS[0]
-
-
-def bytes_unit(num_bytes: float) -> tuple[float, str]:
-    """Return the unit for a size: its number of bytes, and its name."""
-    return _unit(num_bytes, _BYTES)
-
-
-def _unit(number: float, units: Sequence[tuple[float, str]]) -> tuple[float, str]:
-    """Return the largest unit that is not larger than the number, else the smallest."""
-    return next((unit for unit in units if number >= unit[0]), units[-1])
+    if not seconds:
+        return _SECONDS[0]
+    return next((unit for unit in _SECONDS if seconds >= unit[0]), _SECONDS[-1])
 
 
 class Tick(NamedTuple):
@@ -118,8 +66,8 @@ class Scale:
     """An axis with everything that stands on it.
 
     Args:
-        low, high: numbers where it begins and ends; decimal logarithms of a log scale, seconds
-            since 1970 of dates, indices of categories.
+        low, high: numbers where it begins and ends; seconds since 1970 of dates, indices of
+            categories.
     """
 
     axis: Axis
@@ -145,19 +93,13 @@ class Scale:
         return (place - self.low) / (self.high - self.low)
 
     def ticks(self) -> tuple[Tick, ...]:
-        """Return the labelled places: the categories, the axis's own, else round ones."""
+        """Return the labelled places: the categories, else round values."""
         if self.axis.kind == "category":
             return tuple(Tick(self.share(name), name) for name in self.categories)
-        if self.axis.ticks:
-            ticks = [Tick(self.share(place), text) for place, text in self.axis.ticks]
-            inside = [tick for tick in ticks if abs(tick.share - 0.5) <= 0.5 + _NEARLY]
-            return tuple(inside[:: -(-len(inside) // (_MOST_TICKS + 1)) or 1])
         is_date, span = self.axis.kind == "date", self.high - self.low
         step = _round_step(span / _MOST_TICKS)
         if is_date:
             step = next((step for step in _SPANS if span / step <= _MOST_TICKS), _SPANS[-1])
-        if self.axis.is_count:
-            step = max(step, 1.0)
         first, last = math.ceil(self.low / step - _NEARLY), math.floor(self.high / step + _NEARLY)
         return tuple(
             Tick(
@@ -173,7 +115,7 @@ class Scale:
 def _number(value: Value, kind: Kind) -> float:
     if kind == "date":
         return datetime.fromisoformat(str(value)).replace(tzinfo=UTC).timestamp()
-    return math.log10(float(value)) if kind == "log" else float(value)
+    return float(value)
 
 
 def _pad(numbers: Sequence[float], axis: Axis) -> tuple[float, float]:

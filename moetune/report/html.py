@@ -1,6 +1,5 @@
 """HTML of sections: Jinja templates, and the report as one file."""
 
-import base64
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -88,7 +87,7 @@ class Chapter:
 
 
 def report_page(*, title: str, made_at: str, version: str, chapters: Sequence[Chapter]) -> str:
-    """Return the report as one HTML file with its style, script, figures and their data.
+    """Return the report as one HTML file with its style, script and figures.
 
     Args:
         made_at: time of the report, as text.
@@ -102,9 +101,6 @@ def report_page(*, title: str, made_at: str, version: str, chapters: Sequence[Ch
         version=version,
         style=(STATIC / "moetune.css").read_text(encoding="utf-8"),
         script=(STATIC / "moetune.js").read_text(encoding="utf-8"),
-        csv=lambda figure: (
-            "data:text/csv;charset=utf-8;base64," + base64.b64encode(figure.csv.encode()).decode()
-        ),
         chapters=chapters,
     )  # fmt: skip
 

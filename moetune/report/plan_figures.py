@@ -1,162 +1,15 @@
-"""Figures of plans: chunks by batch, time against memory, parts of a step, memory, timelines."""
+"""Figures of plans: parts of a step, and timelines."""
 
-import itertools
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from moetune.domain.plan import Plan
 from moetune.domain.samples import ResourceClass
-from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.axes import ROWS, Axis, bytes_unit, log_sizes, seconds_unit
-from moetune.report.marks import OUTLINES, SERIES, Bars, Line, Mark, Outline, Panel, Points, Upright
-from moetune.report.section import Figure, percent
+from moetune.domain.units import format_seconds
+from moetune.report.axes import ROWS, Axis, seconds_unit
+from moetune.report.marks import SERIES, Bars, Panel
+from moetune.report.section import Figure
 from moetune.solve.layer.timeline import Span, Timeline, operation_and_chunk, shown_name
-
-
-def degree_figure(plans: Mapping[str, Plan]) -> Figure:
-    """Return the chunks of one plan or several over the batch size.
-
-    Args:
-        plans: by the name in the legend. A single plan's own batch size is marked.
-    """
-    is_alone = len(plans) == 1
-    marks: list[Mark] = [
-        line
-        for (name, plan), color in zip(plans.items(), SERIES, strict=False)
-        for line in _steps(plan, "" if is_alone else f"{name} ", color)
-    ]
-    if is_alone:
-        marks += [Upright(at=plan.tokens_per_rank, words="this plan") for plan in plans.values()]
-    sizes = log_sizes("tokens per rank", unit="tokens")
-    chunks = Axis(title="chunks", from_zero=True, is_count=True)
-    return Figure(
-        name="degrees",
-        title="Chunks by batch",
-        words=(
-            "Number of chunks that a step's tokens are cut into, by the tokens on each rank. A "
-            "layer that runs with this plan looks its batch up here."
-        ),
-        panels=(Panel(x=sizes, y=chunks, marks=tuple(marks)),),
-        header=("plan", "low_tokens", "high_tokens", "forward_degree", "backward_degree"),
-        rows=tuple((name, *row) for name, plan in plans.items() for row in plan.pipeline.ranges),
-    )
-
-
-def _steps(plan: Plan, name: str, color: str) -> Iterator[Line]:
-    """Yield the degree as a line of steps; of plans of before, whose phases may differ, two."""
-    ranges = plan.pipeline.ranges
-    last = ranges[-1:]
-    sizes = tuple(row[0] for row in ranges) + tuple(row[1] for row in last)
-    phases = ["chunks forward", "chunks backward"]
-    if all(forward == backward for *_, forward, backward in ranges):
-        phases = ["chunks"]
-    for column, phase in enumerate(phases, start=2):
-        yield Line(
-            name=f"{name}{phase}", x=sizes, y=tuple(row[column] for row in (*ranges, *last)),
-            color=color, has_steps=True, is_dotted=phase == "chunks backward",
-        )  # fmt: skip
-
-
-_NEAR = 1.25
-"""Multiple of the largest memory up to which the limit is drawn; a farther one would squeeze the
-points together."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """One way to run the step.
-
-    Args:
-        group: options that belong together, such as a strategy.
-        memory_bytes: of the device that needs most.
-    """
-
-    name: str
-    group: str
-    step_seconds: float
-    memory_bytes: int
-    is_chosen: bool = False
-
-
-def pareto_front(options: Sequence[Option]) -> tuple[Option, ...]:
-    """Return the options for which no other is both faster and smaller, the least memory first.
-
-    Of equal ones the first is taken.
-    """
-    front: list[Option] = []
-    for option in sorted(options, key=lambda option: (option.memory_bytes, option.step_seconds)):
-        if not front or option.step_seconds < front[-1].step_seconds:
-            front.append(option)
-    return tuple(front)
-
-
-def pareto_figure(options: Sequence[Option], *, limit_bytes: int | None) -> Figure:
-    """Return all options by memory and step time, with Pareto front, chosen one and limit."""
-    front = pareto_front(options)
-    most = max(option.memory_bytes for option in options)
-    second, time_unit = seconds_unit(min(option.step_seconds for option in options))
-    byte, size_unit = bytes_unit(most)
-    limit, far = limit_bytes or math.inf, ""
-    marks = [*_options(options, front, units=(byte, second), limit=limit)]
-    if limit <= _NEAR * most:
-        marks.append(Upright(at=limit / byte, words="limit"))
-    elif limit_bytes:
-        far = f" The limit is {format_bytes(limit_bytes)}."
-    sizes = Axis(title=f"memory of one device, {size_unit}")
-    times = Axis(title=f"one step, {time_unit}")
-    return Figure(
-        name="memory",
-        title="Step time against memory",
-        words=(
-            "Down and to the left is better: no option is both faster and smaller than one on the "
-            "line. The filled point is the plan." + far
-        ),
-        panels=(Panel(x=sizes, y=times, marks=tuple(marks)),),
-        header=("option", "group", "memory_bytes", "step_seconds", "on_front", "chosen", "fits"),
-        rows=tuple(
-            (
-                option.name, option.group, option.memory_bytes, option.step_seconds,
-                *("yes" if is_so else "no"
-                  for is_so in (option in front, option.is_chosen, option.memory_bytes <= limit)),
-            )
-            for option in options
-        ),
-    )  # fmt: skip
-
-
-def _options(
-    options: Sequence[Option], front: Sequence[Option], *, units: tuple[float, float], limit: float
-) -> Iterator[Mark]:
-    """Yield the front, the options of each group, and the chosen one on top."""
-    byte, second = units
-
-    def points(
-        some: Sequence[Option], name: str, color: str, size: float, outline: Outline | None
-    ) -> Points:
-        return Points(
-            x=tuple(option.memory_bytes / byte for option in some),
-            y=tuple(option.step_seconds / second for option in some),
-            name=name, color=color, size=size, outline=outline,
-            hover=tuple(
-                f"{option.name}\n{format_seconds(option.step_seconds)}, "
-                f"{format_bytes(option.memory_bytes)}"
-                f"{'' if option.memory_bytes <= limit else ', does not fit'}"
-                for option in some
-            ),
-        )  # fmt: skip
-
-    yield Line(
-        x=tuple(option.memory_bytes / byte for option in front),
-        y=tuple(option.step_seconds / second for option in front),
-        name="Pareto front", color="accent/0.6", width=1.5, has_steps=True,
-    )  # fmt: skip
-    groups = dict.fromkeys(option.group for option in options)
-    for group, outline in zip(groups, itertools.cycle(OUTLINES), strict=False):
-        some = [option for option in options if option.group == group]
-        yield points(some, group, "second", 8, outline)
-    yield points([option for option in options if option.is_chosen], "chosen", "accent", 12, None)
 
 
 def phases_figure(plans: Mapping[str, Plan]) -> Figure:
@@ -195,8 +48,6 @@ def stacked_figure(parts: Mapping[str, Mapping[str, float]], *, title: str, word
         title=title,
         words=words,
         panels=(Panel(x=times, y=ROWS, marks=tuple(_stacked_bars(parts, second))),),
-        header=("plan", "phase", "seconds"),
-        rows=tuple((name, *phase) for name, phases in parts.items() for phase in phases.items()),
     )
 
 
@@ -214,47 +65,6 @@ def _stacked_bars(parts: Mapping[str, Mapping[str, float]], second: float) -> It
             hover=tuple(f"{phase}: {format_seconds(length)}" for length in seconds.values()),
         )  # fmt: skip
         ends = {name: ends[name] + length / second for name, length in seconds.items()}
-
-
-_BESIDE = 1.4
-"""Multiple of the longest bar, so that its size fits next to it on a phone, too."""
-
-
-def memory_parts_figure(parts: Mapping[str, float], *, limit_bytes: int, words: str) -> Figure:
-    """Return the parts that take memory as bars, the largest first, then what the limit leaves.
-
-    Args:
-        parts: bytes by name; those of none are omitted.
-        limit_bytes: usable memory of the device.
-        words: whose memory it is, a sentence.
-    """
-    taken = sum(parts.values())
-    free = limit_bytes - taken
-    taking = sorted(((name, size) for name, size in parts.items() if size), key=lambda row: -row[1])
-    left = [("free below the limit" if free >= 0 else "missing to the limit", abs(free))]
-    longest = max(size for _, size in (*taking, *left))
-    byte, unit = bytes_unit(longest)
-    marks = tuple(
-        Bars(
-            rows=tuple(name for name, _ in rows), starts=(0.0,) * len(rows),
-            lengths=tuple(size / byte for _, size in rows), color=color,
-            texts=tuple(format_bytes(size) for _, size in rows),
-            hover=tuple(
-                f"{name}: {format_bytes(size)}, {percent(size / limit_bytes)}"
-                for name, size in rows
-            ),
-        )
-        for rows, color in ((taking, SERIES[0]), (left, SERIES[2]))
-    )  # fmt: skip
-    return Figure(
-        name="memory-parts",
-        title="Memory part by part",
-        is_wide=True,
-        words=f"{words} {format_bytes(taken)} of the limit of {format_bytes(limit_bytes)}.",
-        panels=(Panel(x=Axis(title=unit, end=_BESIDE * longest / byte), y=ROWS, marks=marks),),
-        header=("part", "bytes", "share"),
-        rows=tuple((name, size, size / limit_bytes) for name, size in (*taking, *left)),
-    )
 
 
 CLASSES: Mapping[ResourceClass, str] = MappingProxyType({
@@ -295,14 +105,7 @@ def timeline_figure(*, forward: Timeline, backward: Timeline) -> Figure:
             for phase, timeline in phases.items()
         ),
         is_wide=True,
-        header=("phase", "span", "class", "stream", "start_seconds", "end_seconds"),
-        rows=tuple(
-            (phase, shown_name(span.name), CLASSES[span.resource], span.stream, span.start_seconds,
-             span.end_seconds)
-            for phase, timeline in phases.items()
-            for span in timeline.spans
-        ),
-    )  # fmt: skip
+    )
 
 
 def _bars(phase: str, timeline: Timeline, second: float) -> Iterator[Bars]:

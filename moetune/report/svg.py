@@ -6,7 +6,6 @@ with the figure, everything else at a percentage. Labels of the y axis stand in 
 width; the one beside it takes what is left.
 """
 
-import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,12 +14,11 @@ from html import escape
 from moetune.report.axes import Scale, Value
 from moetune.report.marks import (
     ROLES,
-    Band,
     Bars,
     Line,
+    Mark,
     Panel,
     Points,
-    Upright,
     Values,
     across,
     along,
@@ -48,12 +46,6 @@ _LONG_TICK = 4
 _RIMMED = 8
 """Pixels of the smallest points that stand out from others by a rim."""
 _ROLE = re.compile(rf"({'|'.join(ROLES)})(?:/([\d.]+))?")
-_OUTLINES = {
-    "square": "M-{r} -{r}h{d}v{d}h-{d}z",
-    "diamond": "M0 -{r}l{r} {r}l-{r} {r}l-{r} -{r}z",
-    "triangle": "M0 -{r}l{r} {d}h-{d}z",
-    "cross": "M-{r} 0h{d}M0 -{r}v{d}",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,30 +130,17 @@ def _marks(place: _Place, height: float) -> Iterator[str]:
         match mark:
             case Line():
                 yield _stretch(_line(mark, place), height)
-            case Band():
-                yield _stretch(_band(mark, place), height)
             case Points():
                 for number, (x, y) in enumerate(zip(mark.x, mark.y, strict=True)):
                     hover = _title(mark.hover, number)
                     yield _symbol(mark, mark.size, (place.x.share(x), place.down(y)), hover)
             case Bars():
                 yield from _bars(mark, place)
-            case Upright():
-                yield from _upright(mark, place)
 
 
 def _line(line: Line, place: _Place) -> str:
-    points = _points(line.x, line.y, place)
-    if line.has_steps:
-        corners = [(after[0], before[1]) for before, after in itertools.pairwise(points)]
-        pairs = zip(points, [*corners, points[-1]], strict=True)
-        points = [point for pair in pairs for point in pair]
-    return f'<path class="line" d="{_path(points)}" {_stroke(line)}/>'
-
-
-def _band(band: Band, place: _Place) -> str:
-    low, high = (_points(band.x, y, place) for y in (band.low, band.high))
-    return f'<path class="band" d="{_path([*high, *reversed(low)])}z" {_paint(band.color)}/>'
+    points = _path(_points(line.x, line.y, place))
+    return f'<path class="line" d="{points}" {_stroke(line)}/>'
 
 
 def _points(x: Values, y: Values, place: _Place) -> list[tuple[float, float]]:
@@ -177,22 +156,14 @@ def _symbol(points: Points, size: float, place: tuple[float, float], inner: str 
     """Return one point at a share of the width and a height in pixels."""
     x, y = place
     look = _paint(points.color)
-    if points.outline is not None:
-        look = f'fill="none" {_paint(points.color, "stroke")} stroke-width="1.5"'
-    elif points.size >= _RIMMED:
+    if points.size >= _RIMMED:
         look += f' {_paint("surface", "stroke")} stroke-width="1.5"'
-    if points.outline in {None, "circle"}:
-        circle = f'cx="{_percent(x)}" cy="{_px(y)}" r="{size / 2:g}"'
-        return f"<circle {circle} {look}>{inner}</circle>"
-    outline = _OUTLINES[str(points.outline)].format(r=f"{size / 2:g}", d=f"{size:g}")
-    return (
-        f'<svg x="{_percent(x)}" y="{_px(y)}" overflow="visible">'
-        f'<path d="{outline}" {look}>{inner}</path></svg>'
-    )
+    circle = f'cx="{_percent(x)}" cy="{_px(y)}" r="{size / 2:g}"'
+    return f"<circle {circle} {look}>{inner}</circle>"
 
 
 def _bars(bars: Bars, place: _Place) -> Iterator[str]:
-    """Yield bars, and the texts in or beside them."""
+    """Yield bars, and the texts in them."""
     thick = place.height / len(place.y.categories) * (1 - _FREE)
     look = f"{_paint(bars.color)} {_paint('surface', 'stroke')}"
     spans = zip(bars.rows, bars.starts, bars.lengths, strict=True)
@@ -204,9 +175,7 @@ def _bars(bars: Bars, place: _Place) -> Iterator[str]:
             f'width="{_percent(right - left)}" height="{_px(thick)}" {look}>'
             f"{_title(bars.hover, number)}</rect>"
         )
-        if bars.texts and not bars.text_color:
-            yield _text(bars.texts[number], right, middle + 4, anchor="start", shift=5)
-        elif bars.texts:
+        if bars.texts:
             needs = len(bars.texts[number]) * _IN_BARS + 2
             if bars.texts[number] and (right - left) * place.pixels >= needs:
                 look_in = "mark" if (right - left) * _PHONE >= needs else "mark roomy"
@@ -214,14 +183,6 @@ def _bars(bars: Bars, place: _Place) -> Iterator[str]:
                 yield _text(
                     bars.texts[number], center, middle + 4, look=look_in, color=bars.text_color
                 )
-
-
-def _upright(line: Upright, place: _Place) -> Iterator[str]:
-    share = place.x.share(line.at)
-    yield _vertical(share, place, f'{_paint("muted", "stroke")} stroke-dasharray="2 3"')
-    fits = share * _PHONE >= len(line.words) * _CHARACTER
-    anchor, shift = ("end", -4) if fits else ("start", 4)
-    yield _text(line.words, share, place.top + 12, anchor=anchor, shift=shift)
 
 
 def _x_labels(place: _Place, height: float) -> Iterator[str]:
@@ -258,12 +219,10 @@ def _lines(words: str) -> tuple[str, ...]:
 
 def _legend(figure: Figure) -> str:
     """Return the names of the series, once where two panels have it; of a single one nothing."""
-    marks = [
-        mark for panel in figure.panels for mark in panel.marks if not isinstance(mark, Upright)
-    ]
-    named: dict[str, Line | Band | Points | Bars] = {}
-    for mark in marks:
-        named.setdefault(mark.name, mark)
+    named: dict[str, Mark] = {}
+    for panel in figure.panels:
+        for mark in panel.marks:
+            named.setdefault(mark.name, mark)
     named.pop("", None)
     if len(named) < 2:  # noqa: PLR2004 - one series needs no name
         return ""
@@ -274,7 +233,7 @@ def _legend(figure: Figure) -> str:
     return f'<ul class="legend">{items}</ul>'
 
 
-def _swatch(mark: Line | Band | Points | Bars) -> str:
+def _swatch(mark: Mark) -> str:
     match mark:
         case Line():
             return f'<line x1="0" x2="16" y1="6" y2="6" {_stroke(mark)}/>'
@@ -294,8 +253,7 @@ def _paint(color: str, name: str = "fill") -> str:
 
 
 def _stroke(line: Line) -> str:
-    dash = ' stroke-dasharray="2 3"' if line.is_dotted else ""
-    return f'{_paint(line.color, "stroke")} stroke-width="{line.width:g}"{dash}'
+    return f'{_paint(line.color, "stroke")} stroke-width="{line.width:g}"'
 
 
 def _percent(share: float) -> str:

@@ -195,10 +195,7 @@ PAGES: Mapping[str, Callable[[], Iterable[Section]]] = {
     "training": lambda: plan_sections(subject_of(training_plan())),
     "trainings-differ": lambda: beside(training_plan(), OTHER_TRAINING),
     "whatif": changed,
-    "profile": lambda: (
-        *profile_sections(found()),
-        *profile_sections(found(), operation="", here="/x?operation="),
-    ),
+    "profile": lambda: profile_sections(found()),
     "profile-lines": lambda: profile_sections(lines_alone()),
     "machines-differ": machines,
     "models": lambda: (
@@ -215,10 +212,9 @@ def page(name: str) -> dict[str, Any]:
     """Return a page's lines, its figures' words and the values of its sections."""
     sections = tuple(PAGES[name]())
     figures = [
-        {"name": figure.name, "title": figure.title, "said": figure.words,
-         "header": list(figure.header), "num_rows": len(figure.rows)}
+        {"name": figure.name, "title": figure.title, "said": figure.words}
         for figure in all_figures(sections)
-    ]  # fmt: skip
+    ]
     lines = text_of(sections).splitlines()
     shown = {"lines": lines, "figures": figures, "values": [values_of(part) for part in sections]}
     text = json.dumps(shown, ensure_ascii=False)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetune.report.axes import Axis, Scale
-from moetune.report.plan_figures import Option, pareto_figure, stacked_figure
+from moetune.report.marks import Line, Panel, Points
+from moetune.report.plan_figures import stacked_figure
 from moetune.report.section import Figure
 from moetune.report.svg import SPAN, figure_svg
 from tests.report.test_figures import figures
@@ -61,23 +62,19 @@ def test_stacked_bars_begin_where_the_one_before_ends_and_are_as_long_as_their_s
     assert [title_of(one) for one in bars[:2]] == ["forward: 1.00 s", "forward: 2.00 s"]
 
 
-def test_points_stand_in_the_order_of_their_numbers_and_the_front_goes_through_its_own() -> None:
-    options = [
-        Option(name=f"o{at}", group="g", step_seconds=time, memory_bytes=size, is_chosen=at == 2)
-        for at, (time, size) in enumerate([(0.4, 100), (0.3, 200), (0.1, 300)])
-    ]
-    figure = pareto_figure(options, limit_bytes=320)
+def test_points_and_their_line_stand_where_their_numbers_are() -> None:
+    x, y = (100.0, 200.0, 300.0), (0.4, 0.3, 0.1)
+    marks = (Points(x=x, y=y, size=8), Line(x=x, y=y))
+    figure = Figure(name="f", title="F", words="", panels=(Panel(x=Axis(), y=Axis(), marks=marks),))
     circles = list(area_of(figure).iter("circle"))
-    places = {title_of(one).splitlines()[0]: one for one in circles}
-    left = [share(places[f"o{at}"], "cx") for at in range(3)]
-    down = [float(places[f"o{at}"].attrib["cy"]) for at in range(3)]
+    left = [share(circle, "cx") for circle in circles]
+    down = [float(circle.attrib["cy"]) for circle in circles]
     assert left[1] - left[0] == pytest.approx(left[2] - left[1], abs=1e-3)
     assert (down[2] - down[1]) == pytest.approx(2 * (down[1] - down[0]), abs=0.2)
     (path,) = [one for one in area_of(figure).iter("path") if one.get("class") == "line"]
     corners = [tuple(map(float, one.split())) for one in path.attrib["d"][1:].split("L")]
-    assert corners[0] == pytest.approx((SPAN * left[0], down[0]), abs=0.2)
-    assert corners[-1] == pytest.approx((SPAN * left[2], down[2]), abs=0.2)
-    assert "limit" in "".join(area_of(figure).itertext())
+    for corner, right, below in zip(corners, left, down, strict=True):
+        assert corner == pytest.approx((SPAN * right, below), abs=0.2)
 
 
 def test_names_of_users_stay_text() -> None:

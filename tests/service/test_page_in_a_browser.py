@@ -120,21 +120,7 @@ def test_an_empty_store_tells_a_newcomer_what_to_run(browser: Browser, empty_sit
         assert "moetune profile --nproc 2" in page.locator("pre").first.inner_text()
         page.get_by_role("link", name="machines page").click()
         page.get_by_role("link", name="rtx2080ti-x64").click()
-        assert draw_all(page) == 1
-
-
-def test_a_profile_shows_its_points_its_curve_and_its_band(page: Page) -> None:
-    page.goto("/machines")
-    page.get_by_role("link", name="lab", exact=True).click()
-    assert draw_all(page) == 1
-    fit = page.locator("[data-figure=fit]")
-    assert fit.locator(".area circle").count() > 8 * 12
-    assert fit.locator(".area .band").count() == 1
-    assert fit.locator(".area .line").count() >= 2
-    page.get_by_role("link", name="h2d pinned", exact=True).click()
-    page.wait_for_load_state()
-    assert fit.locator("h3").inner_text() == "h2d pinned"
-    assert draw_all(page) == 1
+        assert page.locator("[data-table=operations] tbody tr").count() > 2
 
 
 def test_tables_sort_and_filter(page: Page) -> None:
@@ -159,15 +145,12 @@ def test_a_plan_has_its_timeline_and_its_observed_steps(
 ) -> None:
     page.goto("/")
     page.get_by_role("link", name=plans[0].id[:8]).click()
-    assert draw_all(page) == 4
+    assert draw_all(page) == 2
     timeline = page.locator("[data-figure=timeline]")
     degrees = plans[0].pipeline.forward_degree + plans[0].pipeline.backward_degree
     assert timeline.locator(".area rect").count() == 3 * degrees
     assert "experts 1" in (timeline.locator(".area rect title").first.text_content() or "")
     assert page.locator("[data-figure=drift] .area circle").count() == 500
-    with page.expect_download() as downloading:
-        page.locator("[data-figure=drift] .csv").click()
-    assert downloading.value.path().read_text().count("\n") == 501
 
 
 def test_two_plans_are_compared(page: Page, plans: tuple[Plan, Plan]) -> None:
@@ -175,7 +158,7 @@ def test_two_plans_are_compared(page: Page, plans: tuple[Plan, Plan]) -> None:
     page.get_by_label("First plan").fill(plans[0].id[:8])
     page.get_by_label("Second plan").fill(plans[1].id[:8])
     page.get_by_role("button", name="Compare").click()
-    assert draw_all(page) == 2
+    assert draw_all(page) == 1
     assert "inputs.memory_limit_bytes" in page.locator("[data-table=differences]").inner_text()
 
 
@@ -185,7 +168,7 @@ def test_the_page_and_its_figures_are_dark_where_the_reader_wants_it(
     with watched(browser, site.url, color_scheme="dark") as page:
         page.goto(f"/plans/{plans[0].id}")
         draw_all(page)
-        tick = "[data-figure=degrees] .tick"
+        tick = "[data-figure=timeline] .tick"
         assert max(colour(page, "body", "background-color")) < 40
         assert min(colour(page, tick, "fill")) > 120
         button = page.get_by_role("button", name="Theme")
@@ -277,7 +260,7 @@ def test_a_model_is_planned_pinned_kept_and_found(
         page.wait_for_url("**/new?model=olmoe*tp=2*")
         answer = page.locator("#planned")
         assert re.search(r"Lay it out as .*tp 2", answer.inner_text())
-        assert answer.locator("[data-figure=memory-parts] rect").count()
+        assert answer.locator("[data-figure=phases] rect").count()
         if options is DESK:
             width = page.evaluate("document.documentElement.scrollWidth")
             assert width <= page.evaluate("innerWidth")

@@ -12,7 +12,7 @@ from moetune.domain.any_plan import AnyPlan
 from moetune.domain.profile import Profile
 from moetune.domain.request import constraint_words
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.plan_figures import degree_figure, phases_figure
+from moetune.report.plan_figures import phases_figure
 from moetune.report.section import EMPTY, Cell, Figure, Section, Table, percent, plural, sentence
 
 _OF_A_RANK = "memory.parts.", "memory.activations."
@@ -109,7 +109,7 @@ def _drawn(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Section:
             figures = training_figures(dict(zip(names, (first, second), strict=True)))
         else:
             layers = dict(zip(names, (first.as_layer(), second.as_layer()), strict=True))
-            figures = (phases_figure(layers), degree_figure(layers))
+            figures = (phases_figure(layers),)
     return Section(name="both", figures=tuple(figures))
 
 

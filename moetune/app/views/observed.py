@@ -20,7 +20,6 @@ from moetune.report.section import (
     Figure,
     Section,
     Table,
-    Value,
     percent,
     plural,
 )
@@ -29,10 +28,6 @@ WINDOW = 21
 """Observations in the rolling median: enough that a few slow steps do not move it."""
 MOST_DRAWN = 500
 """Newest observations in a figure."""
-_HEADER = (
-    "id", "time_utc", "plan", "source", "tokens_per_rank", "forward_degree", "backward_degree",
-    "predicted_seconds", "observed_seconds", "error", "median_error",
-)  # fmt: skip
 MOST_CHANGES = 5
 MOVED = 1.15
 """An operation that takes so much longer, or shorter, than predicted is named."""
@@ -247,11 +242,6 @@ def drift_figure(rows: Sequence[Stored[Observation]]) -> Figure:
             "stays away from 0, the machine's speed is no longer that of the profile."
         ),
         panels=(Panel(x=axes[0], y=axes[1], marks=(single, median)),),
-        header=_HEADER,
-        rows=tuple(
-            (*_values(row), error, rolling)
-            for row, error, rolling in zip(rows, errors, drift, strict=True)
-        ),
     )
 
 
@@ -261,14 +251,6 @@ def rolling_median(values: Sequence[float], window: int) -> list[float]:
         statistics.median(values[max(0, index + 1 - window) : index + 1])
         for index in range(len(values))
     ]
-
-
-def _values(row: Stored[Observation]) -> tuple[Value, ...]:
-    step = row.value
-    return (
-        row.id, row.created_at[:23], step.plan_id, step.source, step.tokens_per_rank,
-        step.forward_degree, step.backward_degree, step.predicted_seconds, step.median_seconds,
-    )  # fmt: skip
 
 
 def _hover(row: Stored[Observation]) -> str:

@@ -16,7 +16,7 @@ from moetune.service.pages.library import (
     stored_profile,
     summary_of,
 )
-from moetune.service.pages.page import Link, Page, Text, address
+from moetune.service.pages.page import Link, Page, address
 
 _MOST_MACHINES = 200
 _COMMANDS = MappingProxyType(
@@ -59,17 +59,13 @@ def machines_page(planner: ServicePlanner) -> Page:
     )
 
 
-def profile_page(planner: ServicePlanner, name: str, *, operation: Text = "") -> Page:
+def profile_page(planner: ServicePlanner, name: str) -> Page:
     """Return the page of one profile.
-
-    Args:
-        operation: key of the operation whose fit is drawn.
 
     Raises:
         NotFoundError: there is no such profile.
     """
-    here = f"{address('profiles', name)}?operation="
-    sections = profile_sections(stored_profile(planner, name), operation=operation, here=here)
+    sections = profile_sections(stored_profile(planner, name))
     file = address("v1", "profiles", name)
     return Page(
         title=name,

@@ -3,7 +3,7 @@
 Routes make a `Page` of sections and forms; `PageRenderer` puts it into its template.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -12,11 +12,10 @@ from urllib.parse import quote, urlencode
 
 from fastapi import Query, Request
 from pydantic import AfterValidator
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse
 
-from moetune.domain.errors import NotFoundError
 from moetune.report.html import environment
-from moetune.report.section import Figure, Section, all_figures
+from moetune.report.section import Section
 from moetune.service.problems import Problem
 
 _LONGEST = 200
@@ -113,22 +112,6 @@ class Page:
     commands: Mapping[str, str] = field(default_factory=dict)
     context: Mapping[str, object] = field(default_factory=dict)
 
-    def data(self, name: str) -> Response:
-        """Return the data of one of its figures as a CSV file.
-
-        Raises:
-            NotFoundError: the page has no such figure.
-        """
-        figures = {figure.name: figure for figure in all_figures(self.sections)}
-        if name not in figures:
-            names = ", ".join(figures) or "it has none"
-            raise NotFoundError(f"the page has no figure {name!r}", f"figures: {names}")
-        return Response(
-            figures[name].csv,
-            media_type="text/csv; charset=utf-8",
-            headers={"Content-Disposition": f'attachment; filename="{name}.csv"'},
-        )
-
 
 class PageRenderer:
     """Renderer of pages as HTML.
@@ -144,18 +127,13 @@ class PageRenderer:
         self._location = location
         self._templates = environment(_TEMPLATES)
 
-    def render(self, page: Page, csv: Callable[[Figure], str] = lambda _: "") -> HTMLResponse:
-        """Return the page as HTML.
-
-        Args:
-            csv: returns the address of a figure's data.
-        """
+    def render(self, page: Page) -> HTMLResponse:
+        """Return the page as HTML."""
         text = self._templates.get_template(page.template).render(
             navigation=NAVIGATION,
             location=self._location,
             version=version("moetune"),
             page=page,
-            csv=csv,
             **page.context,
         )
         if page.problem is None:

@@ -5,7 +5,6 @@ from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Annotated
-from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.responses import RedirectResponse
@@ -67,17 +66,11 @@ def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> PageRenderer:
 def _add_page(
     router: APIRouter, renderer: PageRenderer, path: str, page: Callable[[], Page]
 ) -> None:
-    """Add a page, and the data of its figures."""
-
-    @router.get(f"{path.removesuffix('/')}/{{figure}}.csv")
-    def data(figure: str, made: Annotated[Page, Depends(page)]) -> Response:
-        return made.data(figure)
+    """Add a page."""
 
     @router.get(path)
-    def shown(request: Request, made: Annotated[Page, Depends(page)]) -> Response:
-        here, query = quote(request.scope["path"].rstrip("/")), request.url.query
-        end = f"?{query}" if query else ""
-        return renderer.render(made, lambda figure: f"{here}/{figure.name}.csv{end}")
+    def shown(made: Annotated[Page, Depends(page)]) -> Response:
+        return renderer.render(made)
 
 
 def _add_login(router: APIRouter, access: Access, renderer: PageRenderer) -> None:

@@ -1,4 +1,4 @@
-"""What is sent to be stored: times that cannot be drawn, words that a spreadsheet would compute."""
+"""What is sent to be stored: times that cannot be drawn."""
 
 import sqlite3
 import stat
@@ -15,7 +15,6 @@ from moetune.app.planner import ServicePlanner
 from moetune.app.report import write_report
 from moetune.app.wiring import find_store
 from moetune.config import Settings
-from moetune.report.section import Figure
 from moetune.service.access import Access
 from moetune.service.app import create_app
 from tests.service.asking import SMALL, batch, client_of
@@ -61,8 +60,7 @@ def test_rows_of_older_versions_break_no_page_and_can_be_removed(
         plan_id = client.post("/v1/plans:resolve", SMALL).json()["id"]
         client.post("/v1/observations", batch(plan_id))
         strange = [insert(database, plan_id, *row) for row in ((1.0, "[1e308]"), (1e-320, "[1.0]"))]
-        paths = ("/", f"/plans/{plan_id}", "/v1/observations", "/v1/drift", "/metrics",
-                 f"/plans/{plan_id}/drift.csv")  # fmt: skip
+        paths = ("/", f"/plans/{plan_id}", "/v1/observations", "/v1/drift", "/metrics")  # fmt: skip
         for path in paths:
             answer = client.get(path)
             assert answer.status_code == 200, path
@@ -78,12 +76,6 @@ def test_rows_of_older_versions_break_no_page_and_can_be_removed(
     with store.open_store(str(database)) as opened:
         assert opened.remove_observations(strange) == 2
     assert store.check(str(database)) == ()
-
-
-def test_words_of_a_table_are_no_formulas() -> None:
-    figure = Figure(name="f", title="F", words="", panels=(), header=("=1+1", "seconds"),
-                    rows=(("@cmd", -1.5), ("-2", 3.0), ("plain", "+x")))  # fmt: skip
-    assert figure.csv.split("\r\n") == ["'=1+1,seconds", "'@cmd,-1.5", "'-2,3.0", "plain,'+x", ""]
 
 
 def test_a_database_and_its_backup_are_their_owners_alone(tmp_path: Path) -> None:
