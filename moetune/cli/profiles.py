@@ -1,4 +1,4 @@
-"""`moetune profiles`: describe, list, show, export, import, compare and remove profiles."""
+"""`moetune profiles`: describe, list, show, export, import and remove profiles."""
 
 import inspect
 import shlex
@@ -10,7 +10,6 @@ from moetune.cli.commands import ALL, argument, command, group, option
 from moetune.cli.completion import profile_names, stored_profiles
 from moetune.cli.options import fields, texts_of
 from moetune.cli.session import Session
-from moetune.domain.document import encode
 from moetune.domain.model import find_model
 from moetune.report.section import plural
 
@@ -112,21 +111,6 @@ def import_(session: Session, file: Path, name: str | None) -> None:
 
 
 @command(
-    "moetune profiles diff rtx2080ti-x32 rtx2080ti-x64", _profile("first"), _profile("second"), ALL
-)
-def diff(session: Session, first: str, second: str) -> None:
-    """Show every number and fact in which two profiles differ."""
-    from moetune.app.profiles import compare_profiles
-    from moetune.app.views.comparison import machine_section
-
-    left, right = session.profile(first).profile, session.profile(second).profile
-    differences = [{**encode(fact), "ratio": fact.ratio} for fact in compare_profiles(left, right)]
-    document = {"schema": "moetune.profiles.diff/1", "first": first, "second": second}
-    section = machine_section(left, right, names=(first, second))
-    session.screen.answer((section,), {**document, "differences": differences})
-
-
-@command(
     "moetune profiles remove lab",
     argument("name", "Name of a profile in the store.", names=stored_profiles),
 )
@@ -145,7 +129,7 @@ def remove(session: Session, name: str) -> None:
 
 profiles = group(
     "Profiles: measured speeds of machines.",
-    new, list_, show, export, import_, diff, remove,
+    new, list_, show, export, import_, remove,
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from moetune.app.plan import PlanRequest, make_plan
 from moetune.app.profiles import FoundProfile
 from moetune.app.subjects import LayerSubject, subject_of
 from moetune.app.verify import Verification, VerifiedStep
-from moetune.app.views.comparison import comparison_sections, machine_section, whatif_sections
+from moetune.app.views.comparison import comparison_sections, whatif_sections
 from moetune.app.views.models import model_section, models_section
 from moetune.app.views.observed import (
     observations_section,
@@ -126,13 +126,6 @@ def watched() -> tuple[Section, ...]:
     return *observed_steps(stored), observations_section(stored[:-7:-1])
 
 
-def machines() -> tuple[Section, ...]:
-    """Return what two machines have of one unit each, besides a slower link."""
-    first, second = lab_profile(), lab_profile("after", slower=1.3)
-    machine = replace(second.machine, memory_bytes=2**31, num_devices=4096)
-    return (machine_section(first, replace(second, machine=machine), names=NAMES),)
-
-
 def stored() -> tuple[Section, ...]:
     plans = (lab_plan(), training_plan(), None)
     rows = [
@@ -197,7 +190,6 @@ PAGES: Mapping[str, Callable[[], Iterable[Section]]] = {
     "whatif": changed,
     "profile": lambda: profile_sections(found()),
     "profile-lines": lambda: profile_sections(lines_alone()),
-    "machines-differ": machines,
     "models": lambda: (
         models_section(),
         *(model_section(MODELS[name], world_size=64) for name in ("tm-1", "gpt-s")),

@@ -37,7 +37,8 @@ def _news_of_a_session(monkeypatch: pytest.MonkeyPatch, num_ranks: int) -> Seque
         monkeypatch.setattr(
             torch.cuda, "mem_get_info", lambda _: (16 * GIB + 5 - reserved - _taken(cuda), 16 * GIB)
         )
-        run_session(Assignment(needed=(POINT,), preset="quick", plan_only=True),
+        monkeypatch.setattr("moetune.measure.session._Visits.visit_all", lambda *_: None)
+        run_session(Assignment(needed=(POINT,), preset="quick"),
                     device=open_device(1), ranks=MeasuringRanks(), on_news=news.append)  # fmt: skip
     monkeypatch.undo()
     return news

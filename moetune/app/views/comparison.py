@@ -1,15 +1,13 @@
-"""Two plans or two profiles side by side, as sections, with every field that differs."""
+"""Two plans side by side, as sections, with every field that differs."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from moetune.app.compare import changed_inputs, compare
-from moetune.app.profiles import compare_profiles
 from moetune.app.views.model import training_figures
 from moetune.app.views.model_words import binding_words
 from moetune.app.views.words import plan_scope, suspect_words
 from moetune.app.whatif import WhatIfAnswer
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.profile import Profile
 from moetune.domain.request import constraint_words
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.plan_figures import phases_figure
@@ -22,15 +20,6 @@ _SHARES = ("probability_best", "expected_regret", ".mfu", "_ratio")
 _UNITS: tuple[tuple[Callable[[str], bool], Callable[[float], str]], ...] = (
     (lambda key: key.endswith("_bytes") or key.startswith(_OF_A_RANK), format_bytes),
     (lambda key: key.endswith("_seconds") or key.startswith(_TIMES), format_seconds),
-    (lambda key: key.endswith("_per_byte"), lambda value: f"{format_seconds(value * 1e9)} per GB"),
-    (
-        lambda key: key.endswith("_per_mac"),
-        lambda value: f"{format_seconds(value * 1e12)} per TMAC",
-    ),
-    (
-        lambda key: key.endswith("_per_element"),
-        lambda value: f"{format_seconds(value * 1e9)} per G",
-    ),
     (
         lambda key: key.endswith("flops_per_second_per_device"),
         lambda value: f"{value / 1e12:,.3g} TFLOP/s",
@@ -111,16 +100,6 @@ def _drawn(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Section:
             layers = dict(zip(names, (first.as_layer(), second.as_layer()), strict=True))
             figures = (phases_figure(layers),)
     return Section(name="both", figures=tuple(figures))
-
-
-def machine_section(first: Profile, second: Profile, *, names: tuple[str, str]) -> Section:
-    """Return every number and fact in which two profiles differ.
-
-    Args:
-        names: the profiles' names in the table.
-    """
-    rows = [(row.key, row.first, row.second) for row in compare_profiles(first, second)]
-    return _differences(rows, names)
 
 
 def _flat(where: str, value: object) -> Iterator[tuple[str, object]]:
