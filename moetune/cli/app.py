@@ -25,6 +25,7 @@ _LONG = frozenset({"profile", "verify", "serve"})
 _ALLOCATIONS = 200_000
 """Allocations between collections of garbage elsewhere, where they took a fifth of the time."""
 _PROXY = "withdrawn: limit what clients send in a reverse proxy before the service"
+_BY_HAND = ("base", "host-memory", "memory-bandwidth", "tflops")
 _WITHDRAWN = {
     "moetune plans export": "withdrawn: `moetune plans show PLAN --json` prints the same",
     "moetune config": "withdrawn: `moetune doctor` prints the settings and their sources",
@@ -33,6 +34,10 @@ _WITHDRAWN = {
         "write; of PostgreSQL `pg_dump` does"
     ),
     "moetune db current": "withdrawn: `moetune doctor` prints the schema and the wanted one",
+    **dict.fromkeys(
+        (f"moetune profiles new --{flag}" for flag in _BY_HAND),
+        "withdrawn: write it in the file, with [scaled] for another GPU (docs/profile-file.md)",
+    ),
     "moetune profiles diff": "withdrawn: compare the files of `moetune profiles export`",
     **dict.fromkeys(
         ("moetune explain --forward-degree", "moetune explain --backward-degree"),
