@@ -1,14 +1,12 @@
 """Measured steps of plans as sections: a verification, and steps observed over time."""
 
-import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from moetune.app.drift import observed_drifts
 from moetune.app.verify import Verification, VerifiedStep
 from moetune.app.views.words import speed_cell, speed_words
 from moetune.domain.layer import Throughput
-from moetune.domain.operations import OperationTimes
 from moetune.domain.plan import Plan
 from moetune.domain.records import Observation, Stored
 from moetune.domain.units import format_chunks, format_degree, format_seconds, format_share
@@ -29,8 +27,6 @@ WINDOW = 21
 MOST_DRAWN = 500
 """Newest observations in a figure."""
 MOST_CHANGES = 5
-MOVED = 1.15
-"""An operation that takes so much longer, or shorter, than predicted is named."""
 
 
 def verification_sections(plan: Plan, verification: Verification) -> tuple[Section, ...]:
@@ -69,9 +65,7 @@ def verification_sections(plan: Plan, verification: Verification) -> tuple[Secti
         f"{alone.step_seconds / planned.step_seconds:.2f} × as fast as one chunk. "
         f"{_prediction_words(planned)} {_fastest_words(verification)}"
     )
-    return (
-        Section(name="verification", paragraphs=(words, *_drift_words(planned)), tables=(table,)),
-    )
+    return (Section(name="verification", paragraphs=(words,), tables=(table,)),)
 
 
 WIDE = 2.0
@@ -128,22 +122,6 @@ def _prediction_words(planned: VerifiedStep) -> str:
         return "Its profile was not found, so nothing was predicted for other degrees."
     error = percent(planned.error, sign=True)
     return f"Predicted: {format_seconds(planned.predicted_seconds)} ({error})."
-
-
-def _drift_words(step: VerifiedStep) -> Iterator[str]:
-    """Yield a sentence on the operation that differs most from its prediction, if one does."""
-
-    def factor(times: OperationTimes) -> float:
-        measured = statistics.median(times.seconds)
-        return measured / times.predicted_seconds if times.predicted_seconds else 1.0
-
-    most = max(step.operations, key=lambda times: abs(math.log(factor(times))), default=None)
-    if most is not None and abs(math.log(factor(most))) > math.log(MOVED):
-        yield (
-            f"{most.operation.words} differs most from its prediction: "
-            f"{format_seconds(statistics.median(most.seconds))}, {factor(most):.2f} × the "
-            f"{format_seconds(most.predicted_seconds or 0.0)} predicted beside the others."
-        )
 
 
 def _fastest_words(verification: Verification) -> str:
