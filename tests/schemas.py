@@ -32,7 +32,7 @@ from moetune.domain.model import Model, WholeModel
 from moetune.domain.placement import ModelPlacement
 from moetune.domain.plan import Confidence, Plan
 from moetune.domain.profile import Profile, ProfileQuality
-from moetune.domain.records import FitInfo, MachineInfo, Observation, PlanInfo
+from moetune.domain.records import Observation, PlanInfo
 from moetune.domain.routing_record import ModelRoutingRecord, RoutingRecord
 from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.domain.training import FoldedLayout
@@ -181,8 +181,6 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
     "doctor/1": Keys(of=Diagnosis),
     "error": Keys(of=ErrorDocument),
     "export": Keys(of=ExportDocument),
-    "fits/1": _page(tuple[FitInfo, ...]),
-    "machines/1": _page(tuple[MachineInfo, ...]),
     "model-routing": Keys(of=ModelRoutingRecord),
     "observations.page/1": _page(list_of(_OBSERVATION)),
     "plan": Keys(of=Plan),

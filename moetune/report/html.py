@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,9 +22,6 @@ _COMMAND = re.compile(r"`([^`]+)`|(?<=:  )((?:moetune|torchrun|git|pip) .*?)(?=\
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|×|[mµn]?s|[KMGT]i?B|[KMGTP]?FLOP/s)(?![\w/]))")
 _DATE = re.compile(r"\b\d{4}-\d\d-\d\d\b")
 _FLAG = re.compile(r"--[a-z][a-z-]*")
-_AGES = (
-    (86400 * 365, "year"), (86400 * 30, "month"), (86400, "day"), (3600, "hour"), (60, "minute"),
-)  # fmt: skip
 
 
 def environment(*folders: Path) -> "Environment":
@@ -49,23 +45,6 @@ def environment(*folders: Path) -> "Environment":
     )
     made.filters |= {"bytes": format_bytes, "figure_svg": figure_svg, "ticked": _mark_commands}
     return made
-
-
-def age(created_at: str, now: datetime) -> str:
-    """Return the age of a time, such as "3 days ago"; "" for no time.
-
-    Args:
-        created_at: ISO 8601 with a time zone, or "".
-        now: with a time zone.
-    """
-    if not created_at:
-        return ""
-    passed = (now - datetime.fromisoformat(created_at)).total_seconds()
-    for seconds, unit in _AGES:
-        number = int(passed // seconds)
-        if number:
-            return f"{number} {unit}{'' if number == 1 else 's'} ago"
-    return "just now"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

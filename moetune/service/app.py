@@ -76,8 +76,6 @@ _ADDRESSES = (
         plans.ChangeDocument,
     ),
     Address("GET", "/v1/plans", plans.stored_plans, "Stored plans", PageDocument),
-    Address("GET", "/v1/machines", measurements.machines, "Machines", PageDocument),
-    Address("GET", "/v1/fits", measurements.fits, "Fits", PageDocument),
     Address("GET", "/v1/profiles", measurements.profiles, "Profiles", PageDocument),
     Address("GET", "/v1/profiles/{name}", measurements.profile, "A profile", Profile),
     Address(

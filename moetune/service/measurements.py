@@ -1,4 +1,4 @@
-"""Answers of the addresses of measurements: machines, fits, profiles, and observed steps."""
+"""Answers of the addresses of measurements: profiles, and observed steps."""
 
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -64,18 +64,6 @@ class Observations:
                 raise InputError(
                     f"{where}.source must have 1 to {_MAX_SOURCE_CHARACTERS} printable characters"
                 )
-
-
-async def machines(pools: WorkerPools, after: RowCursor = 0, limit: Limit = 50) -> Response:
-    """List the machines that were measured, newest first."""
-    rows = await pools.read(pools.planner.reading.machines, after=after, limit=limit + 1)
-    return page("moetune.machines/1", rows, limit=limit)
-
-
-async def fits(pools: WorkerPools, after: RowCursor = 0, limit: Limit = 50) -> Response:
-    """List the fits of all profiles, newest first."""
-    rows = await pools.read(pools.planner.reading.fits, after=after, limit=limit + 1)
-    return page("moetune.fits/1", rows, limit=limit)
 
 
 async def profiles(pools: WorkerPools, after: NameCursor = "", limit: Limit = 50) -> Response:

@@ -149,19 +149,16 @@ def test_a_profile_is_never_a_file_of_the_machine_that_serves(full: Client, tmp_
 
 
 def test_a_plan_is_found_by_the_beginning_of_its_id(full: Client, plans: tuple[Plan, Plan]) -> None:
-    answer = full.get(f"/plans?plan={plans[1].id[:9].upper()}")
-    assert answer.status_code == 303
-    assert answer.headers["location"] == f"/plans/{plans[1].id}"
-    assert full.get("/plans").headers["location"] == "/"
+    assert full.get(f"/plans/{plans[1].id[:9]}").text == full.get(f"/plans/{plans[1].id}").text
 
 
 def test_plans_are_filtered_and_tell_their_step(full: Client, plans: tuple[Plan, Plan]) -> None:
-    for query in ("", "?kind=layer", "?profile=lab", "?profile=lab&kind=layer"):
+    for query in ("", "?profile=lab"):
         text = words(full.get(f"/{query}"))
         for plan in plans:
             assert plan.id[:8] in text
             assert format_seconds(plan.predicted.step_seconds) in text
-    for query in ("?kind=tensor", "?profile=nobody", "?model=gpt-xl", "?kind=training&profile=lab"):
+    for query in ("?profile=nobody", "?model=gpt-xl"):
         assert "No plan matches." in words(full.get(f"/{query}"))
     # A page goes on after a plan with the filter of the one before.
     rest = full.get(f"/?profile=lab&after={plans[1].id}").text
@@ -191,7 +188,6 @@ def test_a_plan_that_another_program_broke_is_named_in_the_list(
 
 
 @pytest.mark.parametrize(("address", "status", "said"), [
-    ("/?kind=person", 422, "kind must be layer, tensor, training or empty"),
     ("/?profile=lab&after=nothing", 404, "nothing"),
     ("/plans/0123450000", 404, "no plan has an id that begins with"),
     ("/plans/not-an-id", 404, "not-an-id"),
@@ -237,9 +233,7 @@ def test_pages_are_no_part_of_the_api(full: Client) -> None:
 
 
 def test_training_plans_are_listed_and_compared(full: Client, plans: tuple[Plan, Plan]) -> None:
-    listed = full.get("/?kind=training").text
-    assert TRAINING[:12] in listed
-    assert plans[0].id[:12] not in listed
+    assert TRAINING[:12] in full.get("/").text
     page = unescape(full.get(f"/plans/{TRAINING}").text)
     assert "Lay it out as dp 4 · tp 2 · pp 2 · ep 8" in page
     assert full.get(f"/v1/plans/{TRAINING}").json() == training_plan().document

@@ -9,10 +9,9 @@ from moetune.app.subjects import Subject
 from moetune.app.views.observed import MOST_DRAWN, changes_sections, observed_steps
 from moetune.app.views.plan import plan_sections
 from moetune.app.views.stored_plans import stored_plans_table
-from moetune.app.views.words import KINDS
 from moetune.app.whatif import arguments_of
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.errors import InputError, NotFoundError
+from moetune.domain.errors import NotFoundError
 from moetune.domain.model import MODELS
 from moetune.domain.training_document import TrainingDocument
 from moetune.huggingface.registry import whole_names
@@ -29,48 +28,26 @@ def plans_page(
     after: Text = "",
     model: Text = "",
     profile: Text = "",
-    kind: Text = "",
 ) -> Page:
     """Return a page of the plans that are wanted, newest first; of an empty store the first steps.
 
-    Args:
-        kind: one of `KINDS`; "" for all, as of the model and the profile.
-
     Raises:
-        InputError: there is no such kind.
         NotFoundError: there is no plan `after`.
     """
-    if kind and kind not in KINDS:
-        raise InputError(f"kind must be {', '.join(KINDS)} or empty, got {kind!r}")
     store = planner.reading
-    if not (store.plans(limit=1) or store.fits(limit=1) or store.machines(limit=1)):
+    if not (store.plans(limit=1) or store.runs()):
         return Page(template="empty.html", title="Nothing measured yet", here="plans")
-    query = {"model": model, "profile": profile, "kind": kind}
-    infos = planner.reading.plans(  # kinds stand in the documents, which are not looked at
-        model=model or None, profile=profile or None, after=after, limit=PAGE_SIZE
-    )
-    stored = read_plans(planner.reading, infos)
-    shown = [row for row in stored if kind in {"", row.plan and row.plan.kind}]
+    query = {"model": model, "profile": profile}
+    infos = store.plans(model=model or None, profile=profile or None, after=after, limit=PAGE_SIZE)
     older = infos[-1].id if len(infos) == PAGE_SIZE else ""
-    more = " on this page matches: see older ones." if older else " matches."
-    table = stored_plans_table(shown, empty=f"No plan{more}", address=address)
+    stored = read_plans(store, infos)
+    table = stored_plans_table(stored, empty="No plan matches.", address=address)
     return Page(
         title="Plans",
         here="plans",
-        forms=(
-            Form(
-                action="/plans", button="Open",
-                fields=(
-                    Field(
-                        name="plan", label="Plan id, or its beginning", placeholder="3f9c21",
-                        is_required=True,
-                    ),
-                ),
-            ),
-            Form(action="/", button="Filter", fields=_filter_fields(planner), values=query),
-        ),
+        forms=(Form(action="/", button="Filter", fields=_filter_fields(planner), values=query),),
         sections=(
-            *changes_sections(planner.reading.observation_page(None, limit=MOST_DRAWN)),
+            *changes_sections(store.observation_page(None, limit=MOST_DRAWN)),
             Section(name="plans", tables=(table,)),
         ),
         newer=address("", **query) if after else "",
@@ -80,14 +57,13 @@ def plans_page(
 
 def _filter_fields(planner: ServicePlanner) -> tuple[Field, ...]:
     names = {"model": (*MODELS, *whole_names()), "profile": profile_names(planner)}
-    suggesting = (
+    return tuple(
         Field(
             name=name, label=name.capitalize(), placeholder="all",
             suggested=dict.fromkeys(texts, ""),
         )
         for name, texts in names.items()
     )  # fmt: skip
-    return (*suggesting, Field(name="kind", label="Kind", placeholder="all", choices=KINDS))
 
 
 def plan_page(planner: ServicePlanner, plan_id: str) -> Page:

@@ -19,7 +19,7 @@ from moetune.service.pages.compare import compare_page
 from moetune.service.pages.machines import machines_page, profile_page
 from moetune.service.pages.models import model_page, models_page
 from moetune.service.pages.new_plan import add_new_plan, new_plan_page
-from moetune.service.pages.page import Page, PageRenderer, Text, address
+from moetune.service.pages.page import Page, PageRenderer
 from moetune.service.pages.plans import plan_page, plans_page
 from moetune.service.problems import Problem, problem_of
 from moetune.service.workers import WorkerPools
@@ -51,11 +51,6 @@ def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> PageRenderer:
     router = APIRouter(include_in_schema=False)
     for path, page in _PAGES.items():
         _add_page(router, renderer, path, partial(page, planner))
-
-    @router.get("/plans")
-    def find(plan: Text = "") -> Response:
-        place = address("plans", planner.sources.plan(plan.lower()).id) if plan else "/"
-        return RedirectResponse(place, HTTPStatus.SEE_OTHER)
 
     add_new_plan(router, renderer, pools, access)
     _add_login(router, access, renderer)
