@@ -32,14 +32,12 @@ class Axis:
     Args:
         title: with the unit.
         kind: of categories the first is on top, and they have no lines.
-        from_zero: whether 0 is on the axis, at its end.
-        end: of an axis from 0; None for the largest value.
+        end: of an axis from 0; None for an axis around its values.
         is_share: whether values are labelled as percentages with a sign, and 0 has a line.
     """
 
     title: str = ""
     kind: Kind = "linear"
-    from_zero: bool = False
     end: float | None = None
     is_share: bool = False
 
@@ -83,7 +81,7 @@ class Scale:
             return cls(axis=axis, low=len(names) - 0.5, high=-0.5, categories=names)
         if axis.end is not None:
             return cls(axis=axis, low=0.0, high=axis.end)
-        low, high = _pad([_number(value, axis.kind) for value in values] or [0.0, 1.0], axis)
+        low, high = _pad([_number(value, axis.kind) for value in values] or [0.0, 1.0], axis.kind)
         return cls(axis=axis, low=low, high=high)
 
     def share(self, value: Value) -> float:
@@ -118,17 +116,14 @@ def _number(value: Value, kind: Kind) -> float:
     return float(value)
 
 
-def _pad(numbers: Sequence[float], axis: Axis) -> tuple[float, float]:
+def _pad(numbers: Sequence[float], kind: Kind) -> tuple[float, float]:
     low, high = min(numbers), max(numbers)
-    if axis.from_zero:
-        low, high = min(low, 0.0), max(high, 0.0)
     size = max(abs(low), abs(high))
     if high - low <= _NEARLY * size:
-        around = _AROUND_A_DATE if axis.kind == "date" else size / 2 or 0.5
+        around = _AROUND_A_DATE if kind == "date" else size / 2 or 0.5
         low, high = low - around, high + around
     pad = _PADDING * (high - low)
-    stands = 0.0 if axis.from_zero else None
-    return low if low == stands else low - pad, high if high == stands else high + pad
+    return low - pad, high + pad
 
 
 def _round_step(least: float) -> float:

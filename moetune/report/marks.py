@@ -10,7 +10,6 @@ from typing import TypeAlias
 from moetune.report.axes import Axis, Value
 
 ROLES = ("ink", "muted", "grid", "surface", "accent", "second", "third")
-SERIES = ("accent", "second", "third")
 Values: TypeAlias = tuple[Value, ...]
 
 

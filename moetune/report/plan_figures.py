@@ -1,71 +1,14 @@
-"""Figures of plans: parts of a step, and timelines."""
+"""The figure of a layer's plan: the timeline of its step."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from moetune.domain.plan import Plan
 from moetune.domain.samples import ResourceClass
 from moetune.domain.units import format_seconds
 from moetune.report.axes import ROWS, Axis, seconds_unit
-from moetune.report.marks import SERIES, Bars, Panel
+from moetune.report.marks import Bars, Panel
 from moetune.report.section import Figure
 from moetune.solve.layer.timeline import Span, Timeline, operation_and_chunk, shown_name
-
-
-def phases_figure(plans: Mapping[str, Plan]) -> Figure:
-    """Return the predicted passes of each plan's layer as stacked bars.
-
-    Args:
-        plans: by the name next to the bar.
-    """
-    return stacked_figure(
-        {
-            name: {
-                "forward": plan.predicted.forward_seconds,
-                "backward": plan.predicted.backward_seconds,
-                "around": plan.predicted.overhead_seconds,
-            }
-            for name, plan in plans.items()
-        },
-        title="One step of the layer",
-        words=(
-            "Predicted seconds of the forward and the backward pass, and of the gate and the "
-            "sorting around them."
-        ),
-    )
-
-
-def stacked_figure(parts: Mapping[str, Mapping[str, float]], *, title: str, words: str) -> Figure:
-    """Return plans' steps as stacked bars, each as long as the plan's step.
-
-    Args:
-        parts: seconds by phase, of at most three phases, by the name next to the bar.
-    """
-    second, unit = seconds_unit(max(sum(phases.values()) for phases in parts.values()))
-    times = Axis(title=unit, from_zero=True)
-    return Figure(
-        name="phases",
-        title=title,
-        words=words,
-        panels=(Panel(x=times, y=ROWS, marks=tuple(_stacked_bars(parts, second))),),
-    )
-
-
-def _stacked_bars(parts: Mapping[str, Mapping[str, float]], second: float) -> Iterator[Bars]:
-    """Yield the bars of each phase that takes time, behind those of the phases before it."""
-    ends = dict.fromkeys(parts, 0.0)
-    phases = dict.fromkeys(phase for plan in parts.values() for phase in plan)
-    for phase, color in zip(phases, SERIES, strict=False):
-        seconds = {name: plan.get(phase, 0.0) for name, plan in parts.items()}
-        if not any(seconds.values()):
-            continue
-        yield Bars(
-            name=phase, color=color, rows=tuple(parts), starts=tuple(ends.values()),
-            lengths=tuple(length / second for length in seconds.values()),
-            hover=tuple(f"{phase}: {format_seconds(length)}" for length in seconds.values()),
-        )  # fmt: skip
-        ends = {name: ends[name] + length / second for name, length in seconds.items()}
-
 
 CLASSES: Mapping[ResourceClass, str] = MappingProxyType({
     "comp": "computation", "comm": "communication", "mem": "copies",

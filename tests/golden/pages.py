@@ -148,7 +148,7 @@ def without_profile() -> tuple[Section, ...]:
 
 
 def beside(first: AnyPlan, second: AnyPlan) -> Iterable[Section]:
-    return comparison_sections(first, second, names=NAMES, is_drawn=True)
+    return comparison_sections(first, second, names=NAMES)
 
 
 def drawn(subject: LayerSubject) -> Iterable[Section]:

@@ -17,7 +17,7 @@ from moetune.domain.records import Stored
 from moetune.fit.costs import costs_of
 from moetune.report.html import STATIC
 from moetune.report.marks import ROLES, Bars, Line, Points
-from moetune.report.plan_figures import phases_figure, timeline_figure
+from moetune.report.plan_figures import timeline_figure
 from moetune.report.section import Figure, all_figures
 from moetune.solve.trace import plan_timelines
 from tests.report.lab import lab_plan, lab_profile, observations
@@ -41,7 +41,6 @@ def figures() -> Iterator[Figure]:
     found = sound_rows(kept(lab_plan(), 40))
     layer = LayerSubject(plan=lab_plan(), profile=lab_profile())
     yield from all_figures(plan_sections(layer, is_page=True))
-    yield phases_figure({"one": lab_plan(), "other": lab_plan(1024)})
     yield drift_figure(found)
 
 

@@ -1,15 +1,15 @@
 """Figures drawn without a script: marks stand where their numbers are, in any window."""
 
 import re
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.report.axes import Axis, Scale
-from moetune.report.marks import Line, Panel, Points
-from moetune.report.plan_figures import stacked_figure
+from moetune.report.axes import ROWS, Axis, Scale
+from moetune.report.marks import Bars, Line, Panel, Points
 from moetune.report.section import Figure
 from moetune.report.svg import SPAN, figure_svg
 from tests.report.test_figures import figures
@@ -45,21 +45,19 @@ def test_every_figure_is_drawn_in_colours_of_the_theme_alone() -> None:
         assert "nan" not in text.lower()
 
 
-def test_stacked_bars_begin_where_the_one_before_ends_and_are_as_long_as_their_seconds() -> None:
-    parts = {
-        "first": {"forward": 1.0, "backward": 3.0},
-        "second": {"forward": 2.0, "backward": 0.0},
-    }
-    figure = stacked_figure(parts, title="T", words="w")
+def bars_figure(rows: tuple[str, ...], **bars: Any) -> Figure:
+    mark = Bars(rows=rows, starts=(0.0, 1.0), lengths=(1.0, 3.0), color="accent", **bars)
+    panel = Panel(x=Axis(end=4.0), y=ROWS, marks=(mark,))
+    return Figure(name="f", title="T", words="", panels=(panel,))
+
+
+def test_bars_begin_where_they_start_and_are_as_long_as_their_seconds() -> None:
+    figure = bars_figure(("first", "second"), hover=("one", "three"))
     bars = list(area_of(figure).iter("rect"))
-    (first, second, third, _) = [(share(one, "x"), share(one, "width")) for one in bars]
-    assert first[0] == second[0] == 0.0
-    assert second[1] == pytest.approx(2 * first[1], abs=1e-3)
-    assert third[0] == pytest.approx(first[0] + first[1], abs=1e-3)
-    assert third[1] == pytest.approx(3 * first[1], abs=1e-3)
-    tops = [float(one.attrib["y"]) for one in bars]
-    assert tops[0] == tops[2] < tops[1]
-    assert [title_of(one) for one in bars[:2]] == ["forward: 1.00 s", "forward: 2.00 s"]
+    places = [(share(one, "x"), share(one, "width")) for one in bars]
+    assert places == [(0.0, 0.25), (0.25, 0.75)]
+    assert float(bars[0].attrib["y"]) < float(bars[1].attrib["y"])
+    assert [title_of(one) for one in bars] == ["one", "three"]
 
 
 def test_points_and_their_line_stand_where_their_numbers_are() -> None:
@@ -79,17 +77,15 @@ def test_points_and_their_line_stand_where_their_numbers_are() -> None:
 
 def test_names_of_users_stay_text() -> None:
     strange = "</svg><script>alert(1)</script>"
-    figure = stacked_figure({strange: {"forward": 1.0}}, title=strange, words="w")
+    figure = bars_figure((strange, strange), texts=(strange, ""), text_color="ink")
     assert "<script" not in figure_svg(figure)
     assert strange in "".join(parsed(figure).itertext())
 
 
-@given(values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), to_zero=st.booleans())
-def test_every_value_of_a_linear_axis_is_inside_it(values: list[float], *, to_zero: bool) -> None:
-    scale = Scale.of(Axis(from_zero=to_zero), values)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))
+def test_every_value_of_a_linear_axis_is_inside_it(values: list[float]) -> None:
+    scale = Scale.of(Axis(), values)
     assert all(-1e-6 <= scale.share(one) <= 1 + 1e-6 for one in values)
-    if to_zero:
-        assert -1e-6 <= scale.share(0.0) <= 1 + 1e-6
 
 
 @given(st.floats(1e-6, 1e6), st.floats(1.0001, 1e4))

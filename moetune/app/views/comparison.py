@@ -1,17 +1,15 @@
 """Two plans side by side, as sections, with every field that differs."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from moetune.app.compare import changed_inputs, compare
-from moetune.app.views.model import training_figures
 from moetune.app.views.model_words import binding_words
 from moetune.app.views.words import plan_scope, suspect_words
 from moetune.app.whatif import WhatIfAnswer
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.request import constraint_words
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.plan_figures import phases_figure
-from moetune.report.section import EMPTY, Cell, Figure, Section, Table, percent, plural, sentence
+from moetune.report.section import EMPTY, Cell, Section, Table, percent, plural, sentence
 
 _OF_A_RANK = "memory.parts.", "memory.activations."
 _SMALL, _LARGE = 0.01, 100
@@ -31,13 +29,12 @@ _UNITS: tuple[tuple[Callable[[str], bool], Callable[[float], str]], ...] = (
 
 
 def comparison_sections(
-    first: AnyPlan, second: AnyPlan, *, names: tuple[str, str], is_drawn: bool = False
+    first: AnyPlan, second: AnyPlan, *, names: tuple[str, str]
 ) -> tuple[Section, ...]:
     """Return how the second plan differs from the first: in words, and field by field.
 
     Args:
-        names: the plans' names in words, tables and figures.
-        is_drawn: add figures of both plans.
+        names: the plans' names in words and tables.
     """
     doubts = (words for plan in (first, second) for words in suspect_words(plan))
     words = Section(
@@ -45,8 +42,7 @@ def comparison_sections(
         doubts=tuple(dict.fromkeys(doubts)),
         paragraphs=tuple(_words(first, second, names)),
     )
-    drawn = (_drawn(first, second, names),) if is_drawn else ()
-    return words, *drawn, _differing_fields(first, second, names)
+    return words, _differing_fields(first, second, names)
 
 
 def _words(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Iterator[str]:
@@ -88,18 +84,6 @@ def _differing_fields(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -
         )
     rows = [(key, left.get(key), right.get(key)) for key in dict.fromkeys((*left, *right))]
     return _differences([row for row in rows if row[1] != row[2]], names)
-
-
-def _drawn(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Section:
-    """Return figures of two plans of a kind; none of equal ones."""
-    figures: Iterable[Figure] = ()
-    if first.kind == second.kind and first.id != second.id:
-        if first.kind == "training" == second.kind:
-            figures = training_figures(dict(zip(names, (first, second), strict=True)))
-        else:
-            layers = dict(zip(names, (first.as_layer(), second.as_layer()), strict=True))
-            figures = (phases_figure(layers),)
-    return Section(name="both", figures=tuple(figures))
 
 
 def _flat(where: str, value: object) -> Iterator[tuple[str, object]]:

@@ -11,7 +11,7 @@ from moetune.domain.request import constraint_words
 from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.domain.units import format_degree, format_seconds
 from moetune.fit.costs import costs_of
-from moetune.report.plan_figures import phases_figure, timeline_figure
+from moetune.report.plan_figures import timeline_figure
 from moetune.report.section import Cell, Figure, Section, Table, sentence
 from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.solve.trace import plan_timelines
@@ -34,7 +34,7 @@ def layer_reasons(subject: LayerSubject, *, is_drawn: bool = False) -> Reasons:
     """Return what an explanation shows of a layer's plan.
 
     Args:
-        is_drawn: add figures, for a page.
+        is_drawn: add the timeline, for a page.
     """
     plan = subject.plan
     pins = sorted(plan.inputs.constraints.items())
@@ -58,7 +58,7 @@ def _terms(subject: LayerSubject, *, is_drawn: bool) -> Section:
         name="terms",
         title="What the time consists of",
         tables=tables,
-        figures=(_layer_figure(subject),) if is_drawn else (),
+        figures=(_timeline(subject),) if is_drawn and subject.profile else (),
         notes=(sentence(subject.note),) if subject.note else (),
     )
 
@@ -183,9 +183,6 @@ def _degree_cell(forward: int, backward: int) -> Cell:
     return Cell.words(format_degree(forward, backward))
 
 
-def _layer_figure(subject: LayerSubject) -> Figure:
-    """Return the layer's timeline; without its profile, bars of its passes."""
-    if subject.profile is None:
-        return phases_figure({"this plan": subject.plan})
+def _timeline(subject: LayerSubject) -> Figure:
     forward, backward = plan_timelines(plan=subject.plan, costs=subject.costs)
     return timeline_figure(forward=forward, backward=backward)

@@ -1,9 +1,9 @@
 """A training plan as sections: the layout, its time and memory, the next ones, and why."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
-from moetune.app.subjects.model import ModelSubject, kinds_of
+from moetune.app.subjects.model import ModelSubject
 from moetune.app.views.memory import memory_section
 from moetune.app.views.model_words import (
     binding_words,
@@ -26,11 +26,9 @@ from moetune.domain.chunks import Chunks
 from moetune.domain.pipeline import stage_words
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.domain.units import format_bytes, format_chunks, format_degree, format_seconds
-from moetune.report.plan_figures import stacked_figure
 from moetune.report.section import (
     EMPTY,
     Cell,
-    Figure,
     Highlight,
     Section,
     Table,
@@ -156,7 +154,6 @@ def _time(subject: ModelSubject) -> Section:
         name="terms", title="Time of a step, on the slowest pipeline rank",
         paragraphs=(f"Of the step: {', '.join(kinds)}.",),
         tables=(parts_table("time", ("part", "time"), parts, Cell.seconds),),
-        figures=tuple(training_figures({"this plan": plan})),
     )  # fmt: skip
 
 
@@ -270,16 +267,3 @@ def _hidden(best: TrainingAnswer) -> Iterator[str]:
             "Shared experts run beside a layer's first dispatch, backward beside its last combine: "
             f"that hides {format_seconds(hidden)} of exchanges."
         )
-
-
-def training_figures(plans: Mapping[str, TrainingDocument]) -> Iterator[Figure]:
-    """Yield the plans' steps by kind of time; nothing where an older plan has one rank's parts."""
-    if len(plans) == 1:
-        parts = {name: plan.predicted.parts for name, plan in plans.items()}
-        words = "Predicted seconds on the slowest pipeline rank."
-    else:
-        parts = {name: plan.best.mean_parts for name, plan in plans.items()}
-        words = "Predicted seconds on the mean of the pipeline ranks."
-    if all(parts.values()):
-        kinds = {name: kinds_of(seconds) for name, seconds in parts.items()}
-        yield stacked_figure(kinds, title="One step", words=words)

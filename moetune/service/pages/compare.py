@@ -21,7 +21,7 @@ def compare_page(planner: ServicePlanner, *, first: Text = "", second: Text = ""
     if first and second:
         plans = planner.sources.plan(first), planner.sources.plan(second)
         names = plans[0].id[:6], plans[1].id[:6]
-        sections = comparison_sections(*plans, names=names, is_drawn=True)
+        sections = comparison_sections(*plans, names=names)
         links = tuple(Link(name=plan.id[:6], href=address("plans", plan.id)) for plan in plans)
     form = Form(
         action="/compare",
