@@ -17,7 +17,6 @@ from moetune.app.doctor import Diagnosis
 from moetune.app.drift import OperationDrift
 from moetune.app.export import ExportDocument
 from moetune.app.plan import PlanRequest
-from moetune.app.profile_quality import GroupSummary
 from moetune.app.profiles import ProfileInfo
 from moetune.app.sensitivity import Sensitivity
 from moetune.app.subjects.values import StepDifference
@@ -90,7 +89,7 @@ _OBSERVATION = Keys({"id": int, "created_at": str}, of=Observation)
 _OVERLAPS = {"predicted": Overlap | None, "measured": Overlap | None}
 _RUN = {
     "name": str, "run_id": int, "store": str, "machine": Machine, "num_samples": int,
-    "num_reused": int, "num_failed": int, "drifted": bool, "groups": tuple[GroupSummary, ...],
+    "num_reused": int, "num_failed": int, "drifted": bool, "quality": ProfileQuality | None,
 }  # fmt: skip
 _DECODER = {
     "layer": LayerShape | None, "seq": int, "num_layers": int | None, "num_moe_layers": int | None,

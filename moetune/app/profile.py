@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from moetune.app.profile_quality import summarize
 from moetune.app.profile_request import (
     ProfileOutcome,
     ProfileRequest,
@@ -86,14 +85,12 @@ def profile_machine(
         if base is not None:
             profile = merged(profile, base)
         run.complete(profile)
-    groups = summarize(profile)
-    progress.finish(groups)
+    progress.finish(is_complete=True)
     return ProfileOutcome(
         profile=profile,
         run_id=run.begin(),
         location=store.location,
         num_reused=len(begun.samples),
-        groups=groups,
     )
 
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from moetune.cli.commands import argument, option
 from moetune.cli.completion import model_names, plan_ids, profile_names
 from moetune.domain.ask import Ask
+from moetune.domain.errors import InputError
 from moetune.domain.question import ASKS
 from moetune.domain.units import parse_bytes
 
@@ -34,6 +35,14 @@ MODEL = option(
 OVERSUBSCRIBE = option("--oversubscribe", "Start more ranks than there are cores.", bool)
 
 _FORMS: Mapping[type, str] = MappingProxyType({int: "N", float: "SHARE", str: "NAME"})
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Return the name and the value of "NAME=VALUE"; InputError for another text."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise InputError(f"{text!r} is not NAME=VALUE", "such as TP=2")
+    return name, value
 
 
 def fields(

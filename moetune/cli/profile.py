@@ -162,7 +162,7 @@ def _measure(session: Session, request: "ProfileRequest", *, resume: bool) -> in
         try:
             outcome = profile_machine(request, store=store, progress=progress, resume=resume)
         except KeyboardInterrupt:
-            progress.finish(())
+            progress.finish(is_complete=False)
             screen.note(
                 f"interrupted: {progress.num_done} of {progress.num_points} points are stored\n"
                 f"  measure the rest:  {session.command_again('--resume')}"
@@ -175,10 +175,14 @@ def _measure(session: Session, request: "ProfileRequest", *, resume: bool) -> in
 
 
 def _show(session: Session, request: "ProfileRequest", outcome: "ProfileOutcome") -> None:
+    from moetune.app.views.profile import quality_words
+
     screen, name = session.screen, outcome.profile.name
     reused = f", {outcome.num_reused} of them from an earlier run" if outcome.num_reused else ""
     screen.say(f'Profile "{name}" has {len(outcome.profile.samples)} samples{reused}.')
     screen.line(f"It is stored in {outcome.location}")
+    for words in quality_words(outcome.profile):
+        screen.say(words)
     if outcome.has_drifted:
         screen.say(
             "The machine's speed changed meanwhile by more than 3 %: measure again when nothing "

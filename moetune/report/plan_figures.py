@@ -47,7 +47,6 @@ def timeline_figure(*, forward: Timeline, backward: Timeline) -> Figure:
             )
             for phase, timeline in phases.items()
         ),
-        is_wide=True,
     )
 
 

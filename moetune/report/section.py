@@ -159,16 +159,12 @@ class Figure:
         name: of letters, digits and hyphens; unique on its page.
         words: caption and text alternative.
         panels: below each other; only the last one's x axis has a title.
-        is_wide: whether it needs the page's full width.
-        is_low: whether half the usual height is enough.
     """
 
     name: str
     title: str
     words: str
     panels: tuple[Panel, ...]
-    is_wide: bool = False
-    is_low: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,14 +33,13 @@ _IN_BARS = 0.6 * 11
 """Width of a character in a bar."""
 _PHONE = 250
 """Width of a drawing on a phone."""
-_WIDE, _HALF = 960, 440
-_HIGH, _LOW = 270, 190
-_ROWS = ((6, 36), (12, 26), (10**9, 18))
-"""Pixels of a row of bars, by the most rows."""
+_WIDE = 960
+"""Pixels of a figure in the widest window, to know which texts fit into bars."""
+_HEIGHT = 190
+_ROW = 36
+"""Pixels of a row of bars."""
 _FREE = 0.25
 """Share of a row between its bar and the next."""
-_ROW_LABELS = 24
-"""Characters of a label from which it takes two lines."""
 _TICKS, _TITLE, _HEAD, _GAP = 20, 20, 20, 12
 _LONG_TICK = 4
 _RIMMED = 8
@@ -50,18 +49,13 @@ _ROLE = re.compile(rf"({'|'.join(ROLES)})(?:/([\d.]+))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """A panel in its figure, from `top` pixels on.
-
-    Args:
-        pixels: its width in the widest window, to know which texts fit into bars.
-    """
+    """A panel in its figure, from `top` pixels on."""
 
     panel: Panel
     x: Scale
     y: Scale
     top: float
     height: float
-    pixels: float
 
     @property
     def bottom(self) -> float:
@@ -81,7 +75,7 @@ def figure_svg(figure: Figure) -> str:
     places = list(_places(figure))
     last = places[-1]
     height = last.bottom + _TICKS + (_TITLE if last.panel.x.title else 0) + 2
-    labels = [line for place in places for tick in place.y.ticks() for line in _lines(tick.text)]
+    labels = [tick.text for place in places for tick in place.y.ticks()]
     left = _CHARACTER * max(map(len, labels), default=0) + _GAP
     y_labels = "".join(part for place in places for part in _y_labels(place))
     title = places[0].panel.y.title
@@ -101,12 +95,10 @@ def _places(figure: Figure) -> Iterator[_Place]:
     for panel in figure.panels:
         x = Scale.of(panel.x, [value for mark in panel.marks for value in along(mark)])
         y = Scale.of(panel.y, [value for mark in panel.marks for value in across(mark)])
-        rows = len(y.categories)
-        height = rows * next(row for most, row in _ROWS if rows <= most)
+        height = _ROW * len(y.categories)
         place = _Place(
             panel=panel, x=x, y=y, top=top + (_HEAD if panel.title else _GAP),
-            height=height or (_LOW if figure.is_low else _HIGH),
-            pixels=_WIDE if figure.is_wide else _HALF,
+            height=height or _HEIGHT,
         )  # fmt: skip
         yield place
         top = place.bottom
@@ -177,7 +169,7 @@ def _bars(bars: Bars, place: _Place) -> Iterator[str]:
         )
         if bars.texts:
             needs = len(bars.texts[number]) * _IN_BARS + 2
-            if bars.texts[number] and (right - left) * place.pixels >= needs:
+            if bars.texts[number] and (right - left) * _WIDE >= needs:
                 look_in = "mark" if (right - left) * _PHONE >= needs else "mark roomy"
                 center = (left + right) / 2
                 yield _text(
@@ -200,21 +192,8 @@ def _x_labels(place: _Place, height: float) -> Iterator[str]:
 def _y_labels(place: _Place) -> Iterator[str]:
     """Yield the labels of a panel's y axis, at the right edge of their drawing."""
     for tick in place.y.ticks():
-        lines = _lines(tick.text)
-        for number, line in enumerate(lines):
-            down = (
-                place.bottom - place.height * tick.share + 4 + 14 * (number - (len(lines) - 1) / 2)
-            )
-            yield _text(line, 1, down, anchor="end", shift=-8)
-
-
-def _lines(words: str) -> tuple[str, ...]:
-    """Return a label's lines: two where it is long and has a space."""
-    if len(words) <= _ROW_LABELS or " " not in words:
-        return (words,)
-    spaces = [split for split, letter in enumerate(words) if letter == " "]
-    split = min(spaces, key=lambda place: abs(place - len(words) / 2))
-    return words[:split], words[split + 1 :]
+        down = place.bottom - place.height * tick.share + 4
+        yield _text(tick.text, 1, down, anchor="end", shift=-8)
 
 
 def _legend(figure: Figure) -> str:

@@ -208,8 +208,6 @@ def drift_figure(rows: Sequence[Stored[Observation]]) -> Figure:
     axes = Axis(title="time, UTC", kind="date"), Axis(title="relative error", is_share=True)
     return Figure(
         name="drift",
-        is_wide=True,
-        is_low=True,
         title="Drift",
         words=(
             f"{plural(len(rows), 'observation')}; the latest step took "
