@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, NotFoundError, StoreUnavailableError
-from moetune.domain.records import Observation, PlanInfo, Removed, Stored
+from moetune.domain.records import PlanInfo, Removed
 
 if TYPE_CHECKING:
     from moetune.store import SqlStore
@@ -40,19 +40,6 @@ def _readable(store: "SqlStore", plan_id: str) -> AnyPlan | None:
         return store.plan(plan_id)
     except InputError:
         return None
-
-
-def list_observations(
-    store: "SqlStore | None", plan: str | None, *, limit: int
-) -> tuple[Stored[Observation], ...]:
-    """Return the newest observations of all plans, or of one by the beginning of its id.
-
-    Raises:
-        NotFoundError: there is no such plan.
-        InputError: several plans begin so.
-    """
-    plan_id = None if plan is None else plan_ids(store, [plan])[0]
-    return store.observation_page(plan_id, limit=limit) if store else ()
 
 
 def plan_ids(store: "SqlStore | None", wanted: Sequence[str]) -> tuple[str, ...]:

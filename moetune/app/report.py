@@ -16,7 +16,6 @@ from moetune.app.wiring import StoreFinder
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import ProfileError
 from moetune.report.html import Chapter, report_page
-from moetune.report.section import all_figures
 
 NUM_PLANS = 5
 """Newest plans in a report for which no plan is named."""
@@ -29,7 +28,6 @@ class Report:
     file: Path
     profiles: tuple[str, ...]
     plans: tuple[str, ...]
-    num_figures: int
 
 
 def write_report(
@@ -78,7 +76,6 @@ def write_report(
         file=output,
         profiles=(machine.profile.name,) if machine else (),
         plans=tuple(plan.id for plan in shown),
-        num_figures=sum(len(all_figures(chapter.sections)) for chapter in chapters),
     )
 
 

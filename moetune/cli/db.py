@@ -1,10 +1,10 @@
 """`moetune db`: the database of profiles, plans and observations."""
 
 from moetune.cli.commands import command, group, option
+from moetune.cli.options import removed_words
 from moetune.cli.session import Session
 from moetune.domain.errors import MoetuneError, SchemaMismatchError
-from moetune.domain.units import format_bytes, parse_age
-from moetune.report.section import plural
+from moetune.domain.units import parse_age
 
 
 @command("moetune db upgrade")
@@ -51,13 +51,10 @@ def prune(session: Session, older_than: float, *, dry_run: bool) -> None:
 
     with session.made_store() as store:
         removed = library.prune(store, older_than_seconds=older_than, dry_run=dry_run)
-        size_bytes = store.size_bytes()
     document = {"schema": "moetune.db.prune/1", "location": session.location, "dry_run": dry_run}
     session.screen.result(
-        {**document, "removed": removed, "size_bytes": size_bytes},
-        f"{'would remove' if dry_run else 'removed'} {plural(removed.plans, 'plan')}, "
-        f"{plural(removed.observations, 'observation')} and "
-        f"{plural(removed.settled, 'settled size')}; the rows take {format_bytes(size_bytes)}",
+        {**document, "removed": removed},
+        f"{'would remove' if dry_run else 'removed'} {removed_words(removed)}",
     )
 
 

@@ -9,7 +9,9 @@ from moetune.cli.completion import model_names, plan_ids, profile_names
 from moetune.domain.ask import Ask
 from moetune.domain.errors import InputError
 from moetune.domain.question import ASKS
+from moetune.domain.records import Removed
 from moetune.domain.units import parse_bytes
+from moetune.report.section import plural
 
 
 def plan_argument(name: str) -> inspect.Parameter:
@@ -35,6 +37,12 @@ MODEL = option(
 OVERSUBSCRIBE = option("--oversubscribe", "Start more ranks than there are cores.", bool)
 
 _FORMS: Mapping[type, str] = MappingProxyType({int: "N", float: "SHARE", str: "NAME"})
+
+
+def removed_words(removed: Removed) -> str:
+    """Return "1 plan, 3 observations and 0 settled sizes"."""
+    counts = plural(removed.plans, "plan"), plural(removed.observations, "observation")
+    return f"{', '.join(counts)} and {plural(removed.settled, 'settled size')}"
 
 
 def pair(text: str) -> tuple[str, str]:

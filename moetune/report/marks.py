@@ -21,7 +21,6 @@ class Line:
     y: Values
     name: str = ""
     color: str = "accent"
-    width: float = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

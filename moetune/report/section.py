@@ -194,11 +194,6 @@ class Section:
     notes: tuple[str, ...] = ()
 
 
-def all_figures(sections: Iterable[Section]) -> tuple[Figure, ...]:
-    """Return the figures of all sections."""
-    return tuple(figure for section in sections for figure in section.figures)
-
-
 def values_of(section: Section) -> dict[str, object]:
     """Return the section's values for `--json`: numbers in SI units, words unchanged."""
     return {

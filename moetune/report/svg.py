@@ -42,8 +42,6 @@ _FREE = 0.25
 """Share of a row between its bar and the next."""
 _TICKS, _TITLE, _HEAD, _GAP = 20, 20, 20, 12
 _LONG_TICK = 4
-_RIMMED = 8
-"""Pixels of the smallest points that stand out from others by a rim."""
 _ROLE = re.compile(rf"({'|'.join(ROLES)})(?:/([\d.]+))?")
 
 
@@ -148,8 +146,6 @@ def _symbol(points: Points, size: float, place: tuple[float, float], inner: str 
     """Return one point at a share of the width and a height in pixels."""
     x, y = place
     look = _paint(points.color)
-    if points.size >= _RIMMED:
-        look += f' {_paint("surface", "stroke")} stroke-width="1.5"'
     circle = f'cx="{_percent(x)}" cy="{_px(y)}" r="{size / 2:g}"'
     return f"<circle {circle} {look}>{inner}</circle>"
 
@@ -232,7 +228,7 @@ def _paint(color: str, name: str = "fill") -> str:
 
 
 def _stroke(line: Line) -> str:
-    return f'{_paint(line.color, "stroke")} stroke-width="{line.width:g}"'
+    return f'{_paint(line.color, "stroke")} stroke-width="2"'
 
 
 def _percent(share: float) -> str:

@@ -66,10 +66,6 @@ _ADDRESSES = (
         "POST", "/v1/plans:resolve", plans.resolve, "The plan for these inputs", Plan,
         PlanRequest,
     ),
-    Address(
-        "GET", "/v1/plans/{plan_id}/explain", plans.explain,
-        "The reasons of a plan, or why it is not another choice",
-    ),
     Address("GET", "/v1/plans/{plan_id}/trace", plans.trace, "A plan's predicted timeline"),
     Address(
         "POST", "/v1/whatif", plans.changed, "A plan for changed inputs or speeds", None,

@@ -4,7 +4,6 @@ import pytest
 
 from moetune.app.subjects import LayerSubject, ModelSubject
 from moetune.app.views.plan import explanation_sections, plan_sections
-from moetune.report.section import all_figures
 from tests.report.lab import lab_plan, lab_profile
 from tests.training_plans import training_plan
 
@@ -21,8 +20,8 @@ def test_a_page_has_what_a_screen_has_and_figures_besides(layer: LayerSubject) -
     for section in screen:
         for table in section.tables:
             assert tables[table.name] == table
-    assert not all_figures(screen)
-    assert [figure.name for figure in all_figures(page)] == ["timeline"]
+    assert not [section for section in screen if section.figures]
+    assert [figure.name for section in page for figure in section.figures] == ["timeline"]
     assert len({section.name for section in page}) == len(page)
 
 

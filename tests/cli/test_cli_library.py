@@ -113,7 +113,6 @@ def test_pruning_counts_before_it_deletes(cli: Cli, database: Path, plans: tuple
     assert len(cli("plans", "list", "--json").document["plans"]) == 2
     done = cli(*prune, "--json").document
     assert done["removed"] == expected
-    assert 0 < done["size_bytes"] <= dry["size_bytes"]
     assert [one["id"] for one in cli("plans", "list", "--json").document["plans"]] == [plans[1]]
     assert "removed 0 plans" in cli(*prune).out
 

@@ -36,7 +36,7 @@ from moetune.domain.model import MODELS
 from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.plan import Plan
 from moetune.domain.records import PlanInfo, Stored
-from moetune.report.section import Section, all_figures, values_of
+from moetune.report.section import Section, values_of
 from moetune.report.text import text_of
 from tests.golden.answers import FOLDER
 from tests.report.lab import LAYER, lab_plan, lab_profile, observations
@@ -205,7 +205,8 @@ def page(name: str) -> dict[str, Any]:
     sections = tuple(PAGES[name]())
     figures = [
         {"name": figure.name, "title": figure.title, "said": figure.words}
-        for figure in all_figures(sections)
+        for section in sections
+        for figure in section.figures
     ]
     lines = text_of(sections).splitlines()
     shown = {"lines": lines, "figures": figures, "values": [values_of(part) for part in sections]}

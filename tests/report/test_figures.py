@@ -18,7 +18,7 @@ from moetune.fit.costs import costs_of
 from moetune.report.html import STATIC
 from moetune.report.marks import ROLES, Bars, Line, Points
 from moetune.report.plan_figures import timeline_figure
-from moetune.report.section import Figure, all_figures
+from moetune.report.section import Figure
 from moetune.solve.trace import plan_timelines
 from tests.report.lab import lab_plan, lab_profile, observations
 
@@ -40,7 +40,8 @@ def kept(plan: Plan, count: int) -> list[Stored[Any]]:
 def figures() -> Iterator[Figure]:
     found = sound_rows(kept(lab_plan(), 40))
     layer = LayerSubject(plan=lab_plan(), profile=lab_profile())
-    yield from all_figures(plan_sections(layer, is_page=True))
+    for section in plan_sections(layer, is_page=True):
+        yield from section.figures
     yield drift_figure(found)
 
 

@@ -113,7 +113,7 @@ def test_pages_of_other_sites_have_nothing_computed(service: Served) -> None:
         plan_id = client.post("/v1/plans:resolve", json=SMALL).json()["id"]
         foreign = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
         for path in (
-            "/new?model=gpt-s", f"/v1/plans/{plan_id}/explain",
+            "/new?model=gpt-s",
             f"/v1/plans/{plan_id}/trace", f"/plans/{plan_id}", "/compare",
         ):  # fmt: skip
             assert client.get(path, headers=foreign).status_code == 403, path
