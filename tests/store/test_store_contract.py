@@ -258,6 +258,7 @@ def test_times_that_nothing_takes_are_refused_wherever_they_enter(store: SqlStor
         with pytest.raises(InputError, match="which no"):
             call()
     assert len(store.plans()) == 1
+    assert store.current_fit("h200-x8") is None
     for rows in (store.samples(run_id), store.observation_page(None)):
         assert rows == ()
 
