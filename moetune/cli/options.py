@@ -3,15 +3,18 @@
 import inspect
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from moetune.cli.commands import argument, option
 from moetune.cli.completion import model_names, plan_ids, profile_names
 from moetune.domain.ask import Ask
 from moetune.domain.errors import InputError
 from moetune.domain.question import ASKS
-from moetune.domain.records import Removed
 from moetune.domain.units import parse_bytes
 from moetune.report.section import plural
+
+if TYPE_CHECKING:
+    from moetune.domain.records import Removed
 
 
 def plan_argument(name: str) -> inspect.Parameter:
@@ -39,7 +42,7 @@ OVERSUBSCRIBE = option("--oversubscribe", "Start more ranks than there are cores
 _FORMS: Mapping[type, str] = MappingProxyType({int: "N", float: "SHARE", str: "NAME"})
 
 
-def removed_words(removed: Removed) -> str:
+def removed_words(removed: "Removed") -> str:
     """Return "1 plan, 3 observations and 0 settled sizes"."""
     counts = plural(removed.plans, "plan"), plural(removed.observations, "observation")
     return f"{', '.join(counts)} and {plural(removed.settled, 'settled size')}"
