@@ -102,7 +102,6 @@ class Predicted:
         sequential_forward_seconds, sequential_backward_seconds: the same in one chunk.
         overhead_seconds: gate and permutation, 0 where the profile has not measured them.
         model_flops_per_second_per_device: see `Throughput`; None in older plans.
-        mfu: its share of the data sheet's peak; None where that is not known.
 
     Raises:
         InputError: a time is below 0.
@@ -152,12 +151,7 @@ class Alternative(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Confidence in the choice, the resource that binds it, and the reason for it.
-
-    Args:
-        probability_best: share of the bootstrap fits in which no other choice is better.
-        expected_regret: mean relative loss over those fits.
-    """
+    """Confidence in the choice, the resource that binds it, and the reason for it."""
 
     probability_best: float
     expected_regret: float
@@ -344,15 +338,10 @@ class Plan:
         """Return the plan, which is of a layer."""
         return self
 
-    def as_model(self, where: str = "") -> NoReturn:
-        """Raise InputError: a whole model's plan is wanted.
-
-        Args:
-            where: the plan's file; "" for its id.
-        """
+    def as_model(self) -> NoReturn:
+        """Raise InputError: a whole model's plan is wanted."""
         raise InputError(
-            f"{where or f'plan {self.id[:6]}'} is the plan of a layer, and a whole model's is "
-            "wanted here",
+            f"plan {self.id[:6]} is the plan of a layer, and a whole model's is wanted here",
             f"moetune.open_planbook reads it as it is; for a layout, {MAKE_ONE}",
         )
 
