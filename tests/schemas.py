@@ -17,8 +17,7 @@ from moetune.app.doctor import Diagnosis
 from moetune.app.drift import OperationDrift
 from moetune.app.export import ExportDocument
 from moetune.app.plan import PlanRequest
-from moetune.app.profile_quality import GroupSummary
-from moetune.app.profiles import Difference, ProfileInfo
+from moetune.app.profiles import ProfileInfo
 from moetune.app.sensitivity import Sensitivity
 from moetune.app.subjects.values import StepDifference
 from moetune.app.trace import Overlap
@@ -33,9 +32,8 @@ from moetune.domain.model import Model, WholeModel
 from moetune.domain.placement import ModelPlacement
 from moetune.domain.plan import Confidence, Plan
 from moetune.domain.profile import Profile, ProfileQuality
-from moetune.domain.records import FitInfo, MachineInfo, Observation, PlanInfo
+from moetune.domain.records import Observation, PlanInfo
 from moetune.domain.routing_record import ModelRoutingRecord, RoutingRecord
-from moetune.domain.samples import Point
 from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingDocument, TrainingMemory, TrainingStep
@@ -92,7 +90,7 @@ _OBSERVATION = Keys({"id": int, "created_at": str}, of=Observation)
 _OVERLAPS = {"predicted": Overlap | None, "measured": Overlap | None}
 _RUN = {
     "name": str, "run_id": int, "store": str, "machine": Machine, "num_samples": int,
-    "num_reused": int, "num_failed": int, "drifted": bool, "groups": tuple[GroupSummary, ...],
+    "num_reused": int, "num_failed": int, "drifted": bool, "quality": ProfileQuality | None,
 }  # fmt: skip
 _DECODER = {
     "layer": LayerShape | None, "seq": int, "num_layers": int | None, "num_moe_layers": int | None,
@@ -189,25 +187,14 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
         })),
     }, optional={"placement": ModelPlacement}),
     "whatif/1": Keys({"before": AnyPlan, "after": AnyPlan, "words": _Texts}, optional=_SECTIONS),
-    "profile-plan/1": Keys({
-        "num_points": int, "seconds": float,
-        "points": list_of(Keys({"point": Point, "seconds": float})),
-    }),
     "profile-run/1": Keys(_RUN),
     "profiles/1": Keys({"profiles": tuple[ProfileInfo, ...], **_SECTIONS}),
-    "profiles.diff/1": Keys({
-        "first": str, "second": str,
-        "differences": list_of(Keys({"ratio": float | None}, of=Difference)), **_SECTIONS,
-    }),
-    "config/1": Keys({"settings": Mapping[str, object]}, optional={"origins": Mapping[str, str]}),
     "problem/1": Keys({
         "type": str, "title": str, "status": int, "detail": str, "code": int, "hint": str,
     }),
     "doctor/1": Keys(of=Diagnosis),
     "error": Keys(of=ErrorDocument),
     "export": Keys(of=ExportDocument),
-    "fits/1": _page(tuple[FitInfo, ...]),
-    "machines/1": _page(tuple[MachineInfo, ...]),
     "model-routing": Keys(of=ModelRoutingRecord),
     "observations.page/1": _page(list_of(_OBSERVATION)),
     "plan": Keys(of=Plan),

@@ -2,14 +2,13 @@
 
     python docs/hooks/picture.py
 
-It plans Qwen3-235B-A22B on 256 H100 for Megatron, and draws the answer, its reasons, and two of
-moetune's figures into `docs/assets/plan.svg`. The program's stylesheet has the colours.
+It plans Qwen3-235B-A22B on 256 H100 for Megatron, and draws the answer, its reasons, and two
+figures of it into `docs/assets/plan.svg`. The program's stylesheet has the colours.
 """
 
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import cast
@@ -25,10 +24,9 @@ from moetune.app.views.model_words import (
 )
 from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes
-from moetune.report.axes import ROWS, Axis
+from moetune.report.axes import ROWS, Axis, seconds_unit
 from moetune.report.html import STATIC
 from moetune.report.marks import Bars, Panel
-from moetune.report.plan_figures import stacked_figure
 from moetune.report.section import Figure, seconds_span
 from moetune.report.svg import figure_svg
 
@@ -83,17 +81,36 @@ def _figures(plan: TrainingDocument) -> Iterator[Figure]:
     answers = {f"plan: {plan.words}": plan.best}
     answers |= {answer.words: answer for answer in plan.alternatives[:3]}
     parts = {words: kinds_of(answer.mean_parts) for words, answer in answers.items()}
-    steps = stacked_figure(parts, title="Why: the plan's step, and the next layouts'", words="")
-    low, high = plan.range_seconds
-    panel = steps.panels[0]
+    title = "Why: the plan's step, and the next layouts'"
+    yield Figure(name="steps", title=title, words="", panels=(_steps(parts, plan.range_seconds),))
+    memory, limit = plan.memory, plan.inputs.memory_limit_bytes
+    title = f"Memory: {format_bytes(memory.peak_bytes)} of {format_bytes(limit)} of a device"
+    yield Figure(name="memory", title=title, words="", panels=(_memory(memory.parts, limit),))
+
+
+def _steps(parts: Mapping[str, Mapping[str, float]], span: tuple[float, float]) -> Panel:
+    """Return steps as bars of the kinds of their parts, then the range of the plan's."""
+    longest = max(sum(kinds.values()) for kinds in parts.values())
+    second, unit = seconds_unit(longest)
+    ends, bars = dict.fromkeys(parts, 0.0), []
+    names = dict.fromkeys(kind for kinds in parts.values() for kind in kinds)
+    for name, color in zip(names, ("accent", "second", "third"), strict=False):
+        lengths = {row: kinds.get(name, 0.0) / second for row, kinds in parts.items()}
+        if any(lengths.values()):
+            bars.append(
+                Bars(
+                    name=name, color=color, rows=tuple(parts), starts=tuple(ends.values()),
+                    lengths=tuple(lengths.values()),
+                )
+            )  # fmt: skip
+        ends = {row: end + lengths[row] for row, end in ends.items()}
+    low, high = (seconds / second for seconds in span)
     ranges = Bars(
         name="nine in ten steps", color="accent/0.35", rows=("range of the plan",),
         starts=(low,), lengths=(high - low,),
     )  # fmt: skip
-    yield replace(steps, panels=(replace(panel, marks=(*panel.marks, ranges)),), is_wide=True)
-    memory, limit = plan.memory, plan.inputs.memory_limit_bytes
-    title = f"Memory: {format_bytes(memory.peak_bytes)} of {format_bytes(limit)} of a device"
-    yield replace(steps, title=title, panels=(_memory(memory.parts, limit),), is_wide=True)
+    end = 1.03 * max(longest / second, high)
+    return Panel(x=Axis(title=unit, end=end), y=ROWS, marks=(*bars, ranges))
 
 
 def _memory(parts: Mapping[str, float], limit_bytes: int) -> Panel:
@@ -107,7 +124,7 @@ def _memory(parts: Mapping[str, float], limit_bytes: int) -> Panel:
         )
         for rows, color in ((sizes, "accent"), (left, "third"))
     )  # fmt: skip
-    return Panel(x=Axis(title="GiB", from_zero=True), y=ROWS, marks=bars)
+    return Panel(x=Axis(title="GiB", end=1.03 * max(sizes)[0] / 2**30), y=ROWS, marks=bars)
 
 
 def _drawn(figure: Figure, top: float) -> tuple[str, float]:

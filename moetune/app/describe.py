@@ -1,16 +1,14 @@
 """A machine by description: what is known of it, and a reference machine for all else, as a file.
 
-Whatever the description does not say is the reference's, and the file names it in a comment.
+Whatever the description does not say is the reference's, and the file names it in a comment. A GPU
+that no reference machine has is written by hand, with `[scaled]`.
 """
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from moetune.app.files import (
     bundled_profiles,
@@ -19,66 +17,58 @@ from moetune.app.files import (
     reference_profile,
     toml_value,
 )
-from moetune.domain.ask import Group, asks_of, described
-from moetune.domain.chips import LINK_BYTES_PER_SECOND, Chip, chip_of, peak_flops
+from moetune.domain.chips import LINK_BYTES_PER_SECOND, Chip, chip_of
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.domain.site import site_of
-from moetune.domain.spelling import flag_of, nearest_then
-from moetune.domain.units import format_bytes, format_rate, parse_bytes, parse_flops, parse_rate
+from moetune.domain.spelling import about, nearest_then
+from moetune.domain.units import format_bytes, format_rate, parse_bytes, parse_rate
 from moetune.report.section import plural
-from moetune.solve.model.machine import ADAM_BYTES
 
 _NODES_OF = re.compile(r"(\w+)-(?:x4|x8|nvl72)")
 _SXM = re.compile(r"[ -]?sxm\d?$")
 _FASTEST_PCIE = 64e9
 """Bytes a second, one way, that no link of PCI Express 5 reaches."""
-_SIZES = "describe it by --tflops and --memory-bandwidth, with --memory and --link-rate"
-
-
-_MACHINE = Group(title="What is known of the machine")
-_MOST = 100_000
+_BY_HAND = "or write a file with a base and [scaled] peaks: docs/profile-file.md of moetune has one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """A machine as people know it; rates and sizes are texts with units, as they are written."""
+    """A machine as people know it; rates and sizes are texts with units, as they are written.
+
+    Args:
+        gpu: of a reference machine, such as "h100".
+        nics: network cards of a node; None with one node, or for those of the reference.
+        nic_rate: of one card, one way: "400Gbit/s".
+        memory: of one GPU, for a process: "80GB".
+        link_rate: of one GPU to the others of its node, one way: "450GB/s".
+
+    Raises:
+        InputError: a rate or a size has no unit, or cards are described by halves.
+    """
 
     name: str
-    gpu: str = described(
-        _MACHINE, "GPU", "A reference machine's, such as h100; see --tflops.", default=""
-    )
-    gpus_per_node: int = described(
-        _MACHINE, "GPUs of a node", "GPUs that NVLink or PCIe joins.", largest=_MOST
-    )
-    nodes: int = described(_MACHINE, "Nodes", "Nodes.", largest=_MOST)
-    nics: int | None = described(_MACHINE, "Cards", "Network cards of a node.", largest=_MOST)
-    nic_rate: str = described(
-        _MACHINE, "Rate of a card", "Of one card, one way: 400Gbit/s.", form="RATE",
-        parse=parse_rate, default="",
-    )  # fmt: skip
-    memory: str = described(
-        _MACHINE, "Memory of a GPU", "Of one GPU, for a process: 80GB.", parse=parse_bytes,
-        default="",
-    )  # fmt: skip
-    tflops: str = described(
-        _MACHINE, "Peak of a GPU", "Peak of another GPU, dense, bfloat16: 362TFLOP/s. The "
-        "reference's GEMMs are scaled by it.", form="RATE", parse=parse_flops, default="",
-    )  # fmt: skip
-    memory_bandwidth: str = described(
-        _MACHINE, "Bandwidth of its memory", "Of a GPU's memory: 3.35TB/s.", form="RATE",
-        parse=parse_rate, default="",
-    )  # fmt: skip
-    link_rate: str = described(
-        _MACHINE, "Rate of its links", "Of one GPU to the others of its node, one way: 450GB/s.",
-        form="RATE", parse=parse_rate, default="",
-    )  # fmt: skip
-    host_memory: str = described(
-        _MACHINE, "Memory of a host", "Of one host: 2TiB.", parse=parse_bytes, default=""
-    )
-    base: str = described(
-        _MACHINE, "Reference", "Reference machine for the rest. Default: the nearest.", default=""
-    )
+    gpu: str
+    gpus_per_node: int
+    nodes: int
+    nics: int | None = None
+    nic_rate: str = ""
+    memory: str = ""
+    link_rate: str = ""
+
+    def __post_init__(self) -> None:
+        for name, parse in (
+            ("nic_rate", parse_rate), ("memory", parse_bytes), ("link_rate", parse_rate)
+        ):  # fmt: skip
+            if text := getattr(self, name):
+                with about(name):
+                    parse(text)
+        has_cards = self.nics is not None and bool(self.nic_rate)
+        if not has_cards and (self.nodes > 1 or self.nics is not None or self.nic_rate):
+            raise InputError(
+                "the description of a network needs --nics and --nic-rate",
+                "such as --nics 8 --nic-rate 400Gbit/s for a node of eight cards",
+            )
 
     @property
     def is_on_pcie(self) -> bool:
@@ -100,36 +90,6 @@ class Described:
     stand_ins: tuple[str, ...]
 
 
-DESCRIBED = asks_of(Description)
-_EXAMPLES = {
-    "gpu": "h100", "gpus_per_node": "8", "nodes": "8", "nics": "8", "nic_rate": "400Gbit/s",
-}  # fmt: skip
-"""Values of the fields without which no machine is described; cards where it has a network."""
-
-
-def description_of(name: str, texts: Mapping[str, str]) -> Description:
-    """Return the description that the texts of flags make.
-
-    Args:
-        name: of the profile.
-        texts: by field of `Description`.
-
-    Raises:
-        InputError: a text cannot be read, or a field is missing.
-    """
-    given: dict[str, Any] = {field: DESCRIBED[field].read(text) for field, text in texts.items()}
-    for field, value in given.items():
-        DESCRIBED[field].check(value)
-    has_network = given.get("nodes", 1) > 1 or "nics" in given or "nic_rate" in given
-    wanted = [field for field in _EXAMPLES if has_network or not field.startswith("nic")]
-    if missing := [field for field in wanted if field not in given]:
-        raise InputError(
-            f"the description lacks {', '.join(map(flag_of, missing))}",
-            f"such as {', '.join(f'{flag_of(field)} {_EXAMPLES[field]}' for field in missing)}",
-        )
-    return Description(name=name, **given)
-
-
 def gpus() -> Mapping[str, str]:
     """Return the reference machine of each GPU that has whole nodes, by the GPU's name."""
     matches = ((name, _NODES_OF.fullmatch(name)) for name in bundled_profiles())
@@ -147,7 +107,7 @@ def reference_of(gpu: str) -> Profile:
     if chip is not None and chip.name in machines and _is_named(gpu, chip, machines):
         name = chip.name
     if name not in machines:
-        there = f"known: {', '.join(machines)}\n  or {_SIZES}"
+        there = f"known: {', '.join(machines)}\n  {_BY_HAND}"
         near = machines if chip is None else _of_generation(chip, machines)
         raise InputError(
             f"no reference machine has the GPU {gpu!r}", nearest_then(there, name, near)
@@ -174,10 +134,10 @@ def describe(description: Description) -> Described:
     """Return the profile file of a description, checked by the reader of such files.
 
     Raises:
-        InputError: a value that cannot be, an unknown GPU, or numbers that are missing.
+        InputError: a value that cannot be, or an unknown GPU.
     """
     _check(description)
-    base = _base_of(description)
+    base = reference_of(description.gpu)
     stand_ins = tuple(_stand_ins(description, base))
     text = "\n".join(_lines(description, base, stand_ins)) + "\n"
     document = parse_toml(text, "the description")
@@ -192,61 +152,6 @@ def _check(description: Description) -> None:
         raise InputError(f"the name {name!r} {why}", "choose another name")
 
 
-def _base_of(description: Description) -> Profile:
-    if description.base:
-        return _named_base(description)
-    if not description.tflops:
-        return reference_of(description.gpu)
-    return min(map(reference_profile, gpus().values()), key=partial(_strangeness, description))
-
-
-def _strangeness(description: Description, base: Profile) -> tuple[float, ...]:
-    """Return how unlike a reference's GPU is: chip, vendor, links, generation, and its peak.
-
-    Of those alike, machines that others measured come before those that rules derive.
-    """
-    chip, there = chip_of(description.gpu), chip_of(base.machine.device)
-    assert there is not None  # noqa: S101 - a test has all reference machines with a network
-    links = "pcie" if description.is_on_pcie else chip.links if chip else "nvlink"
-    return (
-        chip is None or chip.name != there.name,
-        (chip.vendor if chip else "nvidia") != there.vendor,
-        links != there.links,
-        chip is not None and chip.generation != there.generation,
-        base.provenance != "published",
-        abs(math.log(parse_flops(description.tflops) / _peak(base))),
-    )
-
-
-def _named_base(description: Description) -> Profile:
-    name, references = description.base, bundled_profiles()
-    if name not in references or reference_profile(name).network is None:
-        usable = [
-            reference
-            for reference in references
-            if reference in gpus().values() or reference.endswith("-efa")
-        ]
-        why = "has no rule for other nodes" if name in references else "is no reference machine"
-        raise InputError(
-            f"--base: {name!r} {why}", nearest_then(f"known: {', '.join(usable)}", name, usable)
-        )
-    if not description.tflops and reference_of(description.gpu).machine.device != (
-        reference_profile(name).machine.device
-    ):
-        raise InputError(
-            f"{name} has another GPU than {description.gpu!r}",
-            "omit --base, or say by --tflops how fast this GPU is",
-        )
-    return reference_profile(name)
-
-
-def _peak(base: Profile) -> float:
-    """Return the peak of a reference machine's GPU in bfloat16, in FLOP/s."""
-    peak = peak_flops(base.machine.device, "bfloat16")
-    assert peak is not None  # noqa: S101 - a test has all reference machines with a network
-    return peak
-
-
 def _link(base: Profile) -> float:
     """Return the rate of a reference machine's GPU to the others of its node, in bytes/s."""
     return LINK_BYTES_PER_SECOND[base.name.partition("-")[0]]
@@ -255,22 +160,17 @@ def _link(base: Profile) -> float:
 def _stand_ins(description: Description, base: Profile) -> Iterator[str]:
     """Yield the parts of the machine that are the base's, in words."""
     machine, rate = base.machine, format_rate(_link(base))
-    if description.tflops:
-        peak = f"{_peak(base) / 1e12:.0f} TFLOP/s"
-        yield f"GEMMs of {machine.device} ({peak}), by the ratio of the peaks"
-    else:
-        yield f"GEMMs of {machine.device}"
+    yield f"GEMMs of {machine.device}"
     ratio = ", by the ratio of the rates" if description.link_rate else ""
     yield f"collectives inside a node ({rate} for each GPU){ratio}"
     if description.gpus_per_node > machine.devices_per_node:
         yield f"groups of {machine.devices_per_node} for those of more GPUs in a node"
     yield "copies between host and GPU"
-    if not description.memory_bandwidth:
-        yield "memory-bound operations, at the bandwidth of its memory"
+    yield "memory-bound operations, at the bandwidth of its memory"
     if not description.memory:
         yield f"memory of a GPU, {format_bytes(machine.memory_bytes)} for a process"
     host = site_of(base).host_memory_bytes
-    if host is not None and not description.host_memory and _is_host_of(description, base):
+    if host is not None and _is_host_of(description, base):
         yield f"memory of a host, {format_bytes(host)}"
     if base.network is not None and description.nics is None:
         nic_rate = format_rate(base.network.nic_bytes_per_second)
@@ -284,7 +184,7 @@ def _is_host_of(description: Description, base: Profile) -> bool:
     hosts = site_of(base).devices_per_node
     is_domain = base.machine.devices_per_node > hosts  # of NVLink, over several hosts
     here = min(description.gpus_per_node, hosts) if is_domain else description.gpus_per_node
-    return not description.tflops and here == hosts
+    return here == hosts
 
 
 def _lines(description: Description, base: Profile, stand_ins: tuple[str, ...]) -> Iterator[str]:
@@ -306,15 +206,10 @@ def _lines(description: Description, base: Profile, stand_ins: tuple[str, ...]) 
 
 def _machine_lines(description: Description) -> Iterator[str]:
     yield "\n[machine]"
-    if description.tflops:
-        yield f"device = {toml_value(description.gpu)}"
-    num_devices = description.nodes * description.gpus_per_node
-    yield f"num_devices = {num_devices}"
+    yield f"num_devices = {description.nodes * description.gpus_per_node}"
     yield f"devices_per_node = {description.gpus_per_node}"
     if description.memory:
         yield f"memory = {toml_value(description.memory)}    # of one GPU, what a process may use"
-    if description.host_memory:
-        yield f"host_memory = {toml_value(description.host_memory)}    # of one host"
     if description.is_on_pcie:
         yield "\n[fingerprint.hardware]"
         yield 'nvlink_peers = "0"    # links of this rate are PCI Express'
@@ -331,23 +226,10 @@ def _network_lines(description: Description) -> Iterator[str]:
 
 
 def _scaled_lines(description: Description, base: Profile) -> Iterator[str]:
-    memory = description.memory_bandwidth
-    if not description.tflops and not description.link_rate and not memory:
-        return
-    yield f"\n# Times of {base.name} are scaled by the ratio of these peaks of data sheets."
-    yield "[scaled]"
-    if description.tflops:
-        yield _peaks("computation", description.tflops, f"{_peak(base) / 1e12:.10g}TFLOP/s")
-    rate = f"{_link(base) / 1e9:g}GB/s"
-    unknown = "" if description.link_rate else "    # not described: taken to be alike"
-    yield _peaks("links", description.link_rate or rate, rate) + unknown
-    betas = {row.op: row.beta_seconds_per_element for row in base.rows}
-    if memory and "adam" in betas:
-        yield _peaks("memory", memory, f"{ADAM_BYTES / betas['adam'] / 1e9:.4g}GB/s")
-
-
-def _peaks(key: str, here: str, base: str) -> str:
-    return f"{key} = {{ here = {toml_value(here)}, base = {toml_value(base)} }}"
+    if description.link_rate:
+        here, there = map(toml_value, (description.link_rate, f"{_link(base) / 1e9:g}GB/s"))
+        yield f"\n# Times of {base.name} are scaled by the ratio of these peaks of data sheets."
+        yield f"[scaled]\nlinks = {{ here = {here}, base = {there} }}"
 
 
 def check_new(path: Path, *, force: bool) -> None:

@@ -83,12 +83,12 @@ def examine(configuration: Configuration) -> Diagnosis:
         software_id=cluster.fingerprint.software_id if cluster else None,
         machine_problem=problem,
         store=_store_report(configuration.settings),
-        settings=shown_settings(configuration),
+        settings=_shown_settings(configuration),
         origins=configuration.origins,
     )
 
 
-def shown_settings(configuration: Configuration) -> Mapping[str, object]:
+def _shown_settings(configuration: Configuration) -> Mapping[str, object]:
     """Return the settings by name, without a password."""
     shown: dict[str, object] = encode(configuration.settings)
     return {**shown, "db": without_password(configuration.settings.db)}

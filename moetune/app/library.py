@@ -1,6 +1,6 @@
 """Stored plans and observations: lists by filters, removal by id, and pruning by age."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, NotFoundError, StoreUnavailableError
-from moetune.domain.plan import Plan
-from moetune.domain.records import Observation, PlanInfo, Removed, Stored
+from moetune.domain.records import PlanInfo, Removed
 
 if TYPE_CHECKING:
     from moetune.store import SqlStore
@@ -36,34 +35,11 @@ def read_plans(store: "SqlStore | None", infos: Sequence[PlanInfo]) -> tuple[Sto
     return tuple(StoredPlan(info=info, plan=_readable(store, info.id)) for info in infos)
 
 
-def plans_by_id(store: "SqlStore", ids: Iterable[str]) -> dict[str, Plan]:
-    """Return the plans of whole ids; training plans, and what cannot be read, are omitted."""
-    plans = {plan_id: _readable(store, plan_id) for plan_id in ids}
-    return {
-        plan_id: plan.as_layer()
-        for plan_id, plan in plans.items()
-        if plan and plan.kind != "training"
-    }
-
-
 def _readable(store: "SqlStore", plan_id: str) -> AnyPlan | None:
     try:
         return store.plan(plan_id)
     except InputError:
         return None
-
-
-def list_observations(
-    store: "SqlStore | None", plan: str | None, *, limit: int
-) -> tuple[Stored[Observation], ...]:
-    """Return the newest observations of all plans, or of one by the beginning of its id.
-
-    Raises:
-        NotFoundError: there is no such plan.
-        InputError: several plans begin so.
-    """
-    plan_id = None if plan is None else plan_ids(store, [plan])[0]
-    return store.observation_page(plan_id, limit=limit) if store else ()
 
 
 def plan_ids(store: "SqlStore | None", wanted: Sequence[str]) -> tuple[str, ...]:

@@ -142,8 +142,8 @@ class PlanView(Drawn):
 
         Args:
             model: the `config.json` of a model without a name.
-            choice: why it is not another one, as of `moetune explain`: `degree`, `forward_degree`,
-                `backward_degree`, `strategy`, or `layout="tp=2,pp=4"`.
+            choice: why it is not another one, as of `moetune explain`: `degree`, `strategy`, or
+                `layout="tp=2,pp=4"`.
 
         Raises:
             InputError: the choice cannot be read.

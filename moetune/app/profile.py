@@ -4,12 +4,11 @@
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from moetune.app.profile_quality import summarize
 from moetune.app.profile_request import (
     ProfileOutcome,
     ProfileRequest,
@@ -31,32 +30,6 @@ from moetune.solve.layer.times import step_time
 if TYPE_CHECKING:
     from moetune.measure.session import Assignment, News
     from moetune.store import SqlStore
-
-
-def estimate_profile(
-    request: ProfileRequest, *, store: "SqlStore | None" = None
-) -> Mapping[Point, float]:
-    """Return the seconds that each point would take, estimated with a short probe.
-
-    Args:
-        store: omits the points that an earlier run there has measured; None for all points.
-
-    Raises:
-        InputError: the request does not fit this machine.
-        CollectiveError: a rank died.
-    """
-    from moetune.measure.session import Estimates
-
-    cluster = detect_cluster(request)
-    begun = resume_state(store, profile_name(request, cluster), cluster) if store else ResumeState()
-    seconds: dict[Point, float] = {}
-
-    def receive(news: "News") -> None:
-        if isinstance(news, Estimates):
-            seconds.update(news.seconds)
-
-    _measure(request, cluster, begun.done, receive, plan_only=True)
-    return seconds
 
 
 def take_part(request: ProfileRequest) -> None:
@@ -112,14 +85,12 @@ def profile_machine(
         if base is not None:
             profile = merged(profile, base)
         run.complete(profile)
-    groups = summarize(profile)
-    progress.finish(groups)
+    progress.finish(is_complete=True)
     return ProfileOutcome(
         profile=profile,
         run_id=run.begin(),
         location=store.location,
         num_reused=len(begun.samples),
-        groups=groups,
     )
 
 
@@ -128,8 +99,6 @@ def _measure(
     cluster: Cluster,
     done: frozenset[Point],
     on_news: "Callable[[News], None]",
-    *,
-    plan_only: bool = False,
 ) -> None:
     """Measure the points that are not done."""
     import torch
@@ -159,7 +128,6 @@ def _measure(
         preset=request.preset,
         ranks_per_node=machine.devices_per_node,
         budget_seconds=request.budget_seconds,
-        plan_only=plan_only,
         seed=request.seed,
     )
     measure_on_ranks(assignment, request, on_news)

@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from moetune.domain.cluster import Group, Machine, placement_name
@@ -20,33 +19,30 @@ SPEED_OF_SOFTWARE = ("torch", "backend", "nccl", "cuda", "cudnn", "driver", "thr
 """Software facts that change how fast operations are."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSummary:
-    """One group of points after the fit.
-
-    Args:
-        quality: the worst of its fits'; without a fit, that of its median sample.
-        median_error: median leave-one-out error of its fits, relative; None without a fit.
-    """
-
-    group: str
-    num_points: int
-    num_failed: int
-    quality: Quality
-    median_error: float | None
-
-
 def quality_of(profile: Profile) -> ProfileQuality | None:
-    """Return the quality of the worst group, and which are suspect; None where none is known."""
-    groups, errors = summarize(profile), _fit_errors(profile)
-    if not groups:
+    """Return the quality of the worst group, and which are suspect; None where none is known.
+
+    A group's is the worst of its fits'; without a fit, that of its median sample.
+    """
+    by_group: dict[str, list[Sample]] = {}
+    for sample in profile.samples:
+        by_group.setdefault(group_of(sample.point, profile.machine), []).append(sample)
+    errors = _fit_errors(profile)
+    labels = {
+        group: max(_QUALITIES.index(error.quality) for error in errors[group])
+        if group in errors
+        else _middle(by_group[group])
+        for group in dict.fromkeys((*by_group, *errors))
+    }
+    if not labels:
         return None
+    worst = len(_QUALITIES) - 1
     return ProfileQuality(
-        label=_QUALITIES[max(_QUALITIES.index(group.quality) for group in groups)],
+        label=_QUALITIES[max(labels.values())],
         suspect=tuple(
-            _suspect(group.group, errors.get(group.group, []))
-            for group in groups
-            if group.quality == _QUALITIES[-1]
+            _suspect(group, errors.get(group, []))
+            for group, label in labels.items()
+            if label == worst
         ),
     )
 
@@ -81,33 +77,10 @@ def _collective_group(op: CollectiveOp, group: Group, machine: Machine) -> str:
     return f"{op}, {placement_name(group, machine)}"
 
 
-def summarize(profile: Profile) -> tuple[GroupSummary, ...]:
-    """Return the quality of each group of a profile with samples or errors, in measured order."""
-    by_group: dict[str, list[Sample]] = {}
-    for sample in profile.samples:
-        by_group.setdefault(group_of(sample.point, profile.machine), []).append(sample)
-    errors = _fit_errors(profile)
-    return tuple(
-        _summary(group, by_group.get(group, []), errors.get(group, []))
-        for group in dict.fromkeys((*by_group, *errors))
-    )
-
-
-def _summary(group: str, samples: Sequence[Sample], errors: Sequence[FitError]) -> GroupSummary:
-    labels = [_QUALITIES.index(error.quality) for error in errors]
-    return GroupSummary(
-        group=group,
-        num_points=len({sample.point for sample in samples}),
-        num_failed=sum(bool(sample.error) for sample in samples),
-        quality=_QUALITIES[max(labels)] if labels else _middle(samples),
-        median_error=statistics.median(error.median for error in errors) if errors else None,
-    )
-
-
-def _middle(samples: Sequence[Sample]) -> Quality:
-    """Return the quality of the median sample; the worst where none was timed."""
+def _middle(samples: Sequence[Sample]) -> int:
+    """Return the index of the quality of the median sample; the worst where none was timed."""
     timed = [_QUALITIES.index(sample.quality) for sample in samples if not sample.error]
-    return _QUALITIES[round(statistics.median(timed)) if timed else -1]
+    return round(statistics.median(timed)) if timed else len(_QUALITIES) - 1
 
 
 def _fit_errors(profile: Profile) -> dict[str, list[FitError]]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from moetune.app.profile_quality import GroupSummary
+from moetune.app.profile_quality import quality_of
 from moetune.config import Launch
 from moetune.domain.cluster import Cluster
 from moetune.domain.document import encode
@@ -81,7 +81,6 @@ class ProfileOutcome:
     run_id: int
     location: str
     num_reused: int
-    groups: tuple[GroupSummary, ...]
 
     @property
     def failed(self) -> tuple[Sample, ...]:
@@ -106,7 +105,7 @@ class ProfileOutcome:
             "num_reused": self.num_reused,
             "num_failed": len(self.failed),
             "drifted": self.has_drifted,
-            "groups": encode(self.groups),
+            "quality": encode(quality_of(self.profile)),
         }
 
 

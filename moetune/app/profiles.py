@@ -1,23 +1,21 @@
-"""Look-up, list, comparison, import and removal of profiles in files, store and package."""
+"""Look-up, list, import and removal of profiles in files, store and package."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from moetune.app.files import bundled_profiles, load_profile_file, reference_profile
 from moetune.app.profile_quality import quality_of
 from moetune.app.wiring import StoreFinder
-from moetune.domain.document import encode
 from moetune.domain.errors import MoetuneError, ProfileError
-from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine, Profile, Provenance, RowsLine
+from moetune.domain.profile import Profile, Provenance
 from moetune.domain.records import RunInfo
 from moetune.domain.spelling import nearest_then
 
 if TYPE_CHECKING:
     from moetune.store import SqlStore
 
-_Line = GemmLine | CollectiveLine | CopyLine | RowsLine
 Source = Literal["file", "store", "bundled", "program"]
 
 
@@ -46,22 +44,6 @@ class ProfileInfo:
     num_samples: int
     status: str
     created_at: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """One number or fact of two profiles; None where one of them lacks it."""
-
-    key: str
-    first: float | str | None
-    second: float | str | None
-
-    @property
-    def ratio(self) -> float | None:
-        """Second over first, where both are numbers."""
-        if isinstance(self.first, str) or isinstance(self.second, str):
-            return None
-        return self.second / self.first if self.first and self.second is not None else None
 
 
 def find_profile(
@@ -181,17 +163,6 @@ def remove_profile(name: str, *, store: "SqlStore | None") -> int:
     raise _unknown(name, {run.name for run in store.runs()} if store else set(), {})
 
 
-def compare_profiles(first: Profile, second: Profile) -> tuple[Difference, ...]:
-    """Return every number and fact in which two profiles differ."""
-    left, right = dict(_facts(first)), dict(_facts(second))
-    keys = [*left, *(key for key in right if key not in left)]
-    return tuple(
-        Difference(key=key, first=left.get(key), second=right.get(key))
-        for key in keys
-        if left.get(key) != right.get(key)
-    )
-
-
 def _unknown(name: str, stored: set[str], bundled: Mapping[str, Path]) -> MoetuneError:
     if name in stored:
         return ProfileError(
@@ -236,36 +207,3 @@ def _of_reference(name: str) -> ProfileInfo:
         status="",
         created_at="",
     )
-
-
-def _facts(profile: Profile) -> Iterator[tuple[str, float | str]]:
-    yield "provenance", profile.provenance
-    yield from encode(profile.machine).items()
-    lines: tuple[_Line, ...] = (
-        *profile.gemm, *profile.collective, *profile.copy, *profile.rows,
-    )  # fmt: skip
-    for line in lines:
-        for item in fields(line):
-            if "_seconds" in item.name:
-                yield f"{_label(line)} {item.name}", getattr(line, item.name)
-    for victim, speeds in encode(profile.interference).items():
-        for neighbour, speed in speeds.items():
-            yield f"{victim} beside {neighbour}", speed
-    for kind, facts in encode(profile.fingerprint).items():
-        for key, value in facts.items():
-            yield f"{kind} {key}", value
-
-
-def _label(line: _Line) -> str:
-    match line:
-        case GemmLine():
-            return f"gemm {line.dtype}"
-        case CollectiveLine():
-            flight = f" {line.in_flight} in flight" if line.in_flight > 1 else ""
-            spread = f" on {line.num_nodes} nodes" if line.num_nodes else ""
-            return f"{line.op} {line.group_size} ranks{spread}{flight}"
-        case CopyLine():
-            both = " both ways" if line.both_ways else ""
-            return f"{line.direction} {'pinned' if line.pinned else 'pageable'}{both}"
-        case RowsLine():
-            return f"{line.op} {line.dtype}"

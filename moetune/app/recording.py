@@ -6,11 +6,11 @@ sample and updates the progress display.
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
-from moetune.app.profile_quality import GroupSummary, group_of
+from moetune.app.profile_quality import group_of
 from moetune.domain.cluster import Cluster
 from moetune.domain.profile import Profile
 from moetune.domain.records import RunStatus
@@ -33,8 +33,8 @@ class Progress:
     def repeat(self, group: str, seconds_left: float) -> None:
         """Show that a finished point was measured again."""
 
-    def finish(self, summaries: Sequence[GroupSummary]) -> None:
-        """Show the groups' quality; `summaries` is empty where the measurement ended early."""
+    def finish(self, *, is_complete: bool) -> None:
+        """Show the end of the measurement; it is incomplete where Ctrl-C ended it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,19 +9,16 @@ from moetune.app.files import find_plan, write_text
 from moetune.app.planner import Planner
 from moetune.app.profiles import FoundProfile, find_profile
 from moetune.app.sources import LocalSources
-from moetune.app.views.observed import observed_steps
+from moetune.app.views.observed import MOST_DRAWN, observed_steps
 from moetune.app.views.plan import plan_sections
-from moetune.app.views.profile import fits_section, machine_scope, profile_sections
+from moetune.app.views.profile import machine_scope, profile_sections
 from moetune.app.wiring import StoreFinder
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import ProfileError
 from moetune.report.html import Chapter, report_page
-from moetune.report.operations import operations_of
-from moetune.report.section import all_figures
 
 NUM_PLANS = 5
 """Newest plans in a report for which no plan is named."""
-MOST_OBSERVATIONS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +28,6 @@ class Report:
     file: Path
     profiles: tuple[str, ...]
     plans: tuple[str, ...]
-    num_figures: int
 
 
 def write_report(
@@ -80,7 +76,6 @@ def write_report(
         file=output,
         profiles=(machine.profile.name,) if machine else (),
         plans=tuple(plan.id for plan in shown),
-        num_figures=sum(len(all_figures(chapter.sections)) for chapter in chapters),
     )
 
 
@@ -108,7 +103,7 @@ def _plan_chapter(plan: AnyPlan, stores: StoreFinder) -> Chapter:
     planner = Planner(sources=LocalSources(stores=stores))
     sections = plan_sections(planner.explain(plan), is_page=True)
     with stores() as store:
-        page = store.observation_page(plan.id, limit=MOST_OBSERVATIONS) if store else ()
+        page = store.observation_page(plan.id, limit=MOST_DRAWN) if store else ()
     return Chapter(
         name=f"plan-{plan.id[:12]}",
         short=f"Plan {plan.id[:6]}",
@@ -125,5 +120,5 @@ def _profile_chapter(machine: FoundProfile) -> Chapter:
         short=name,
         title=f"Profile {name}",
         scope=machine_scope(machine.profile),
-        sections=(*profile_sections(machine), fits_section(operations_of(machine.profile))),
+        sections=profile_sections(machine),
     )

@@ -79,12 +79,6 @@ class SolverPool:
         self._running: set[ProcessPoolExecutor] = set()
         self._is_closed = False
 
-    @property
-    def num_running(self) -> int:
-        """Questions that are solved now."""
-        with self._lock:
-            return len(self._running)
-
     def start(self) -> None:
         """Start the first process, so that the first question does not wait for it."""
         with suppress(AbandonedError, SolveLimitError), self._turn(_nobody) as process:

@@ -6,27 +6,18 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from moetune.config import Launch
-from moetune.domain.constraints import Order, Strategy
+from moetune.domain.constraints import Strategy
 from moetune.domain.costs import Costs
 from moetune.domain.document import UNLESS_DEFAULT, encode
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.kernels import KernelName
 from moetune.domain.layer import Workload
-from moetune.domain.operations import (
-    Operation,
-    OperationTimes,
-    predicted_seconds,
-    transfer_seconds,
-)
+from moetune.domain.operations import OperationTimes, predicted_seconds
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation, prediction_error
 from moetune.fit.costs import costs_of
 from moetune.measure.sizes import expert_shares
-from moetune.solve.layer.costs import LayerCosts, layer_costs
-from moetune.solve.layer.operations import NOTHING
-from moetune.solve.layer.timeline import COMPUTE, simulate
-from moetune.solve.layer.times import phase_tasks, phase_time
 from moetune.solve.trace import plan_step
 
 if TYPE_CHECKING:
@@ -47,7 +38,7 @@ class VerifiedStep:
     Args:
         predicted_seconds: None without a profile to predict from, and with another kernel.
         deviation: largest relative difference of output and gradients from one chunk.
-        operations: of its chunks, on the first rank, predicted beside the others of their phase.
+        operations: of its chunks, on the first rank; predicted with nothing beside them.
         kernel: of the experts; "" for what the layer takes by itself.
     """
 
@@ -216,10 +207,7 @@ def observations_of(plan: Plan, verification: Verification) -> tuple[Observation
             predicted_seconds=step.predicted_seconds,
             seconds=step.raw_step_seconds,
             source="verify",
-            operations=tuple(
-                replace(times, predicted_seconds=predicted_seconds(plan, times.operation))
-                for times in step.operations
-            ),
+            operations=step.operations,
             device_id=verification.device_id,
         )
         for step in verification.steps
@@ -267,9 +255,7 @@ def _verified(plan: Plan, costs: Costs | None, measured: "MeasuredSteps") -> Ver
         operations=tuple(
             OperationTimes(
                 operation=operation,
-                predicted_seconds=_operation_seconds(
-                    plan, costs if is_alike else None, operation, decision
-                ),
+                predicted_seconds=predicted_seconds(plan, operation),
                 seconds=seconds,
             )
             for operation, seconds in measured.operations.items()
@@ -286,55 +272,6 @@ def _step_seconds(plan: Plan, costs: Costs | None, decision: Decision) -> float 
         return plan_step(plan=plan, costs=costs, decision=decision).seconds
     except ProfileError:
         return None
-
-
-def _operation_seconds(
-    plan: Plan, costs: Costs | None, operation: Operation, decision: Decision
-) -> float | None:
-    """Return the operation's time next to the others of its phase; None as in `_step_seconds`."""
-    if costs is None or decision.strategy != "none":
-        return None
-    try:
-        return watched_seconds(
-            operation,
-            workload=plan.workload,
-            costs=layer_costs(workload=plan.workload, costs=costs),
-            order=decision.order,
-        )
-    except ProfileError:
-        return None
-
-
-def watched_seconds(
-    operation: Operation,
-    *,
-    workload: Workload,
-    costs: LayerCosts,
-    order: Order,
-) -> float:
-    """Return the time that a watched call shows of one of its operations; none is reused memory.
-
-    A watched call times its experts while transfers run beside them, and solves its phase's
-    makespan for the transfer. The same is done to a simulated phase here, so that a difference is
-    one of the costs, not of the method.
-
-    Raises:
-        ProfileError: an operation was not measured.
-    """
-    degree, tokens = operation.degree, workload.tokens_per_rank
-    time = phase_time(costs=costs, phase=operation.phase, tokens=tokens, degree=degree, order=order)
-    tasks = phase_tasks(replace(time, gathering=NOTHING), order)
-    table = costs.interference(rows=costs.rows(tokens, degree=degree), degree=degree)
-    timeline = simulate(tasks, interference=table)
-    compute_seconds = statistics.fmean(
-        span.end_seconds - span.start_seconds for span in timeline.spans if span.stream == COMPUTE
-    )
-    if operation.name == "experts":
-        return compute_seconds
-    return transfer_seconds(
-        workload, degree=degree, phase_seconds=timeline.makespan_seconds,
-        compute_seconds=compute_seconds,
-    )  # fmt: skip
 
 
 def _measure(

@@ -25,8 +25,27 @@ _LONG = frozenset({"profile", "verify", "serve"})
 _ALLOCATIONS = 200_000
 """Allocations between collections of garbage elsewhere, where they took a fifth of the time."""
 _PROXY = "withdrawn: limit what clients send in a reverse proxy before the service"
+_BY_HAND = ("base", "host-memory", "memory-bandwidth", "tflops")
 _WITHDRAWN = {
     "moetune plans export": "withdrawn: `moetune plans show PLAN --json` prints the same",
+    "moetune config": "withdrawn: `moetune doctor` prints the settings and their sources",
+    "moetune db backup": (
+        "withdrawn: `sqlite3 moetune.db \"VACUUM INTO 'copy.db'\"` makes one, also while others "
+        "write; of PostgreSQL `pg_dump` does"
+    ),
+    "moetune db current": "withdrawn: `moetune doctor` prints the schema and the wanted one",
+    **dict.fromkeys(
+        (f"moetune profiles new --{flag}" for flag in _BY_HAND),
+        "withdrawn: write it in the file, with [scaled] for another GPU (docs/profile-file.md)",
+    ),
+    "moetune profiles diff": "withdrawn: compare the files of `moetune profiles export`",
+    **dict.fromkeys(
+        ("moetune explain --forward-degree", "moetune explain --backward-degree"),
+        "withdrawn: `--degree N` asks of both phases, which have the same number",
+    ),
+    "moetune profile --plan-only": (
+        "withdrawn: `moetune profile` says first how long it takes, and Ctrl-C ends it"
+    ),
     "moetune profiles check": "withdrawn: measure again with `moetune profile --name NAME`",
     "moetune serve --plans-per-hour": _PROXY,
     "moetune serve --observations-per-hour": _PROXY,
@@ -63,12 +82,11 @@ COMMANDS = {
     "models": "Models by name, and from their configurations.",
     "schema": "Print the JSON schema of a document, or list their names.",
     "db": "The database of profiles, plans and observations.",
-    "config": "The settings that apply in this folder.",
     "doctor": "Print this installation and its problems.",
     "completion": "Print the script that completes commands and names.",
 }
 """Summaries by name."""
-_MODULES = MappingProxyType({"sensitivity": "explain", "observations": "plans", "config": "doctor"})
+_MODULES = MappingProxyType({"sensitivity": "explain", "observations": "plans"})
 """Modules of `moetune.cli` that have commands of another name."""
 
 

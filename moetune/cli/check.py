@@ -5,18 +5,11 @@ from pathlib import Path
 
 from moetune.cli.commands import argument, command, option
 from moetune.cli.completion import model_names
-from moetune.cli.options import PROFILE, fields, texts_of
+from moetune.cli.options import PROFILE, fields, pair, texts_of
 from moetune.cli.session import Session
-from moetune.domain.errors import InputError, QualityError
+from moetune.domain.errors import QualityError
 from moetune.domain.question import BUDGET_FIELDS
 from moetune.domain.units import parse_count
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise InputError(f"{text!r} is not NAME=VALUE", "such as TP=2")
-    return name, value
 
 
 @command(
@@ -32,7 +25,7 @@ def _pair(text: str) -> tuple[str, str]:
     option("--target", "The runtime's version, such as megatron@0.17. Default: the newest.",
            form="TARGET"),
     *fields(*BUDGET_FIELDS),
-    option("--set values", "A variable that the script takes from its environment.", _pair,
+    option("--set values", "A variable that the script takes from its environment.", pair,
            form="NAME=VALUE", multiple=True),
     option("--write", "Write a copy of the file with a change to this file.", Path),
     option("--take", "The change to write: a number of the list, or best. Default: 1.",

@@ -1,9 +1,9 @@
-"""`moetune doctor` and `moetune config`: this installation, and the settings that apply."""
+"""`moetune doctor`: this installation, and the settings that apply."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from moetune.cli.commands import command, group, option
+from moetune.cli.commands import command
 from moetune.cli.render import Screen
 from moetune.cli.session import Session
 from moetune.domain.document import encode
@@ -13,23 +13,6 @@ from moetune.report.section import facts as facts_table
 
 if TYPE_CHECKING:
     from moetune.app.doctor import Diagnosis, Finding
-
-
-@command("moetune config show --origin", option("--origin", "Show the source of each value.", bool))
-def show(session: Session, *, origin: bool) -> None:
-    """Show every setting that applies in this folder."""
-    from moetune.app.doctor import shown_settings
-
-    configuration = session.configuration()
-    settings, origins = shown_settings(configuration), configuration.origins if origin else {}
-    document = {"schema": "moetune.config/1", "settings": settings}
-    if session.as_json:
-        session.screen.document({**document, "origins": origins} if origin else document)
-    else:
-        session.screen.table(_settings_table(settings, origins), indent=0)
-
-
-config = group("The settings that apply in this folder.", show)
 
 
 @command("moetune doctor --json > report.json")
@@ -102,13 +85,12 @@ def _facts(screen: Screen, title: str, facts: Mapping[str, str]) -> None:
 
 
 def _settings_table(settings: Mapping[str, object], origins: Mapping[str, str]) -> Table:
-    """Return the settings and their values; with origins also the source of each."""
-    columns = 3 if origins else 2
-    rows = ((name, _shown(value), origins.get(name, "")) for name, value in settings.items())
+    """Return the settings, their values, and the source of each."""
+    rows = ((name, _shown(value), origins[name]) for name, value in settings.items())
     return Table(
         name="settings",
-        header=("setting", "value", "from")[:columns],
-        rows=tuple(tuple(map(Cell.words, row[:columns])) for row in rows),
+        header=("setting", "value", "from"),
+        rows=tuple(tuple(map(Cell.words, row)) for row in rows),
     )
 
 

@@ -11,8 +11,6 @@ from moetune.cli.session import Session
     "moetune explain 3f9c21 --degree 8",
     PLAN,
     option("--degree", "Why not so many chunks, forward and backward?", AT_LEAST_1),
-    option("--forward-degree", "The same question, as of `moetune plan`.", AT_LEAST_1),
-    option("--backward-degree", "The same question, as of `moetune plan`.", AT_LEAST_1),
     option("--strategy", "Why not keep activations that way: none, S1, S2, S3 or S4?"),
     option(
         "--layout",

@@ -3,12 +3,18 @@
 import inspect
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from moetune.cli.commands import argument, option
-from moetune.cli.completion import gpu_names, model_names, plan_ids, profile_names
+from moetune.cli.completion import model_names, plan_ids, profile_names
 from moetune.domain.ask import Ask
+from moetune.domain.errors import InputError
 from moetune.domain.question import ASKS
 from moetune.domain.units import parse_bytes
+from moetune.report.section import plural
+
+if TYPE_CHECKING:
+    from moetune.domain.records import Removed
 
 
 def plan_argument(name: str) -> inspect.Parameter:
@@ -34,20 +40,32 @@ MODEL = option(
 OVERSUBSCRIBE = option("--oversubscribe", "Start more ranks than there are cores.", bool)
 
 _FORMS: Mapping[type, str] = MappingProxyType({int: "N", float: "SHARE", str: "NAME"})
-_NAMES = MappingProxyType({"model": model_names, "gpu": gpu_names})
+
+
+def removed_words(removed: "Removed") -> str:
+    """Return "1 plan, 3 observations and 0 settled sizes"."""
+    counts = plural(removed.plans, "plan"), plural(removed.observations, "observation")
+    return f"{', '.join(counts)} and {plural(removed.settled, 'settled size')}"
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Return the name and the value of "NAME=VALUE"; InputError for another text."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise InputError(f"{text!r} is not NAME=VALUE", "such as TP=2")
+    return name, value
 
 
 def fields(
-    *names: str, table: Mapping[str, Ask] = ASKS, defaults: Mapping[str, str] = MappingProxyType({})
+    *names: str, defaults: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[inspect.Parameter, ...]:
     """Return the options of fields, whose values are texts: `texts_of` has those that were given.
 
     Args:
         names: of fields, in the order of help.
-        table: that has them.
         defaults: that help shows; the command fills them in.
     """
-    return tuple(_field(table[name], defaults.get(name)) for name in names)
+    return tuple(_field(ASKS[name], defaults.get(name)) for name in names)
 
 
 def texts_of(values: Mapping[str, str | bool | None]) -> dict[str, str]:
@@ -67,7 +85,7 @@ def _field(ask: Ask, usual: str | None) -> inspect.Parameter:
         return option(flags, words, bool, title=ask.group.title, default=None)
     return option(
         ask.flag, words, form=_form(ask), title=ask.group.title,
-        names=_NAMES.get(ask.name) or (lambda *_: map(str, ask.choices)),
+        names=model_names if ask.name == "model" else lambda *_: map(str, ask.choices),
     )  # fmt: skip
 
 

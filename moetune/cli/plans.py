@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from moetune.cli.commands import ALL, MOST_ROWS, Between, argument, command, group, option
 from moetune.cli.completion import model_names, plan_ids, profile_names
-from moetune.cli.options import PLAN, PROFILE, plan_argument
+from moetune.cli.options import PLAN, PROFILE, plan_argument, removed_words
 from moetune.cli.session import Session
 from moetune.domain.document import encode
 from moetune.domain.units import parse_age
@@ -74,9 +74,7 @@ def remove(session: Session, plans: Sequence[str]) -> None:
         removed = store.remove_plans(library.plan_ids(store, plans))
     session.screen.result(
         {"schema": "moetune.plans.remove/1", "removed": removed},
-        f"removed {plural(removed.plans, 'plan')}, with "
-        f"{plural(removed.observations, 'observation')} and "
-        f"{plural(removed.settled, 'settled size')}",
+        f"removed {removed_words(removed)}",
     )
 
 
@@ -95,7 +93,8 @@ def list_observations(session: Session, plan: str | None, limit: int) -> None:
     from moetune.app.views.observed import observations_section
 
     with session.find_store() as store:
-        rows = library.list_observations(store, plan, limit=limit)
+        plan_id = library.plan_ids(store, [plan])[0] if plan else None
+        rows = store.observation_page(plan_id, limit=limit) if store else ()
     values = [{"id": row.id, "created_at": row.created_at, **encode(row.value)} for row in rows]
     document = {"schema": "moetune.observations.list/1", "observations": values}
     session.screen.answer((observations_section(rows),), document)

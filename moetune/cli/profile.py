@@ -1,7 +1,6 @@
 """`moetune profile`: measure this machine."""
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,15 +9,12 @@ from moetune.app.profile_quality import not_measured
 from moetune.cli.commands import AT_LEAST_1, command, option
 from moetune.cli.completion import profile_names
 from moetune.cli.options import OVERSUBSCRIBE, fields, texts_of
-from moetune.cli.progress import ScreenProgress, clock
+from moetune.cli.progress import ScreenProgress
 from moetune.cli.session import Session
-from moetune.domain.document import encode
 from moetune.domain.errors import InputError
-from moetune.domain.samples import Point
 from moetune.domain.spelling import about
 from moetune.domain.units import dtype_bytes, full_dtype, parse_count, parse_seconds
 from moetune.measure.grid import Preset
-from moetune.report.section import Cell, Table
 
 if TYPE_CHECKING:
     from moetune.app.profile_request import ProfileOutcome, ProfileRequest
@@ -71,7 +67,6 @@ def _dtypes(text: str) -> tuple[str, ...]:
         form="NAME|FILE",
         names=profile_names,
     ),
-    option("--plan-only", "Estimate points and time, measure nothing.", bool),
     option("--resume", "Measure only the points that an earlier run lacks.", bool),
     OVERSUBSCRIBE,
 )
@@ -79,7 +74,6 @@ def profile(
     session: Session,
     nproc: int | None,
     *,
-    plan_only: bool,
     resume: bool,
     oversubscribe: bool,
     **asked: Any,  # noqa: ANN401 - of `_request`
@@ -95,8 +89,6 @@ def profile(
     if not request.is_writer:
         take_part(request)
         return 0
-    if plan_only:
-        return _plan(session, request, resume=resume)
     return _measure(session, request, resume=resume)
 
 
@@ -146,39 +138,6 @@ def _request(
         return replace(request, base=session.profile(base).profile)
 
 
-def _plan(session: Session, request: "ProfileRequest", *, resume: bool) -> int:
-    from moetune.app.profile import estimate_profile
-    from moetune.app.profile_quality import group_of
-    from moetune.app.profile_request import detect_cluster
-
-    machine = detect_cluster(request).machine
-    with session.find_store() as store:
-        seconds = estimate_profile(request, store=store if resume else None)
-    if session.as_json:
-        session.screen.document(_plan_document(seconds))
-        return 0
-    groups: dict[str, list[float]] = {}
-    for point, estimate in seconds.items():
-        groups.setdefault(group_of(point, machine), []).append(estimate)
-    session.screen.say(f"{len(seconds)} points, about {clock(sum(seconds.values()))}")
-    rows = tuple(
-        (Cell.words(group), Cell.count(len(times)), Cell(text=clock(sum(times)), value=sum(times)))
-        for group, times in groups.items()
-    )
-    session.screen.table(Table(name="groups", header=("group", "points", "time"), rows=rows))
-    return 0
-
-
-def _plan_document(seconds: Mapping[Point, float]) -> dict[str, object]:
-    points = [{"point": encode(point), "seconds": estimate} for point, estimate in seconds.items()]
-    return {
-        "schema": "moetune.profile-plan/1",
-        "num_points": len(points),
-        "seconds": sum(seconds.values()),
-        "points": points,
-    }
-
-
 def _measure(session: Session, request: "ProfileRequest", *, resume: bool) -> int:
     from moetune.app.profile import profile_machine
     from moetune.app.profile_request import detect_cluster
@@ -203,7 +162,7 @@ def _measure(session: Session, request: "ProfileRequest", *, resume: bool) -> in
         try:
             outcome = profile_machine(request, store=store, progress=progress, resume=resume)
         except KeyboardInterrupt:
-            progress.finish(())
+            progress.finish(is_complete=False)
             screen.note(
                 f"interrupted: {progress.num_done} of {progress.num_points} points are stored\n"
                 f"  measure the rest:  {session.command_again('--resume')}"
@@ -216,10 +175,14 @@ def _measure(session: Session, request: "ProfileRequest", *, resume: bool) -> in
 
 
 def _show(session: Session, request: "ProfileRequest", outcome: "ProfileOutcome") -> None:
+    from moetune.app.views.profile import quality_words
+
     screen, name = session.screen, outcome.profile.name
     reused = f", {outcome.num_reused} of them from an earlier run" if outcome.num_reused else ""
     screen.say(f'Profile "{name}" has {len(outcome.profile.samples)} samples{reused}.')
     screen.line(f"It is stored in {outcome.location}")
+    for words in quality_words(outcome.profile):
+        screen.say(words)
     if outcome.has_drifted:
         screen.say(
             "The machine's speed changed meanwhile by more than 3 %: measure again when nothing "

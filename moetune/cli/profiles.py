@@ -1,18 +1,19 @@
-"""`moetune profiles`: describe, list, show, export, import, compare and remove profiles."""
+"""`moetune profiles`: describe, list, show, export, import and remove profiles."""
 
 import inspect
 import shlex
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
-from moetune.app.describe import DESCRIBED, check_new, describe, description_of
-from moetune.cli.commands import ALL, argument, command, group, option
-from moetune.cli.completion import profile_names, stored_profiles
-from moetune.cli.options import fields, texts_of
+from moetune.app.describe import Description, check_new, describe
+from moetune.cli.commands import ALL, Between, argument, command, group, option
+from moetune.cli.completion import gpu_names, profile_names, stored_profiles
 from moetune.cli.session import Session
-from moetune.domain.document import encode
 from moetune.domain.model import find_model
 from moetune.report.section import plural
+
+_COUNT = Between(1, 100_000)
 
 
 def _profile(name: str) -> inspect.Parameter:
@@ -24,12 +25,28 @@ def _profile(name: str) -> inspect.Parameter:
     "moetune profiles new ours.toml --gpu h100 --gpus-per-node 8 --nodes 4 \\\n"
     "      --nics 8 --nic-rate 400Gbit/s",
     argument("file", "The file to write.", Path, form="FILE.toml"),
-    *fields(*DESCRIBED, table=DESCRIBED),
+    option("--gpu", "GPU of a reference machine, such as h100.", names=gpu_names, required=True),
+    option("--gpus-per-node", "GPUs that NVLink or PCIe joins.", _COUNT, required=True),
+    option("--nodes", "Nodes.", _COUNT, required=True),
+    option("--nics", "Network cards of a node.", _COUNT),
+    option("--nic-rate", "Of one card, one way: 400Gbit/s.", form="RATE", default=""),
+    option("--memory", "Of one GPU, for a process: 80GB.", form="SIZE", default=""),
+    option(
+        "--link-rate",
+        "Of one GPU to the others of its node, one way: 450GB/s.",
+        form="RATE",
+        default="",
+    ),
     option("--name", "Of the profile. Default: the file's."),
     option("--force", "Replace a file.", bool),
 )
 def new(
-    session: Session, file: Path, name: str | None, *, force: bool, **asked: str | None
+    session: Session,
+    file: Path,
+    name: str | None,
+    *,
+    force: bool,
+    **asked: Any,  # noqa: ANN401 - of `Description`
 ) -> None:
     """Describe a machine: write a commented profile file from its GPUs, nodes and network cards.
 
@@ -38,7 +55,7 @@ def new(
     from moetune.app.files import write_text
 
     check_new(file, force=force)
-    described = describe(description_of(name or file.stem, texts_of(asked)))
+    described = describe(Description(name=name or file.stem, **asked))
     write_text(file, described.text)
     profile, stand_ins = described.profile, described.stand_ins
     document = {"schema": "moetune.profiles.new/1", "name": profile.name, "file": str(file)}
@@ -112,21 +129,6 @@ def import_(session: Session, file: Path, name: str | None) -> None:
 
 
 @command(
-    "moetune profiles diff rtx2080ti-x32 rtx2080ti-x64", _profile("first"), _profile("second"), ALL
-)
-def diff(session: Session, first: str, second: str) -> None:
-    """Show every number and fact in which two profiles differ."""
-    from moetune.app.profiles import compare_profiles
-    from moetune.app.views.comparison import machine_section
-
-    left, right = session.profile(first).profile, session.profile(second).profile
-    differences = [{**encode(fact), "ratio": fact.ratio} for fact in compare_profiles(left, right)]
-    document = {"schema": "moetune.profiles.diff/1", "first": first, "second": second}
-    section = machine_section(left, right, names=(first, second))
-    session.screen.answer((section,), {**document, "differences": differences})
-
-
-@command(
     "moetune profiles remove lab",
     argument("name", "Name of a profile in the store.", names=stored_profiles),
 )
@@ -145,7 +147,7 @@ def remove(session: Session, name: str) -> None:
 
 profiles = group(
     "Profiles: measured speeds of machines.",
-    new, list_, show, export, import_, diff, remove,
+    new, list_, show, export, import_, remove,
 )  # fmt: skip
 
 

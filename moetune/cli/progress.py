@@ -2,10 +2,9 @@
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Self
 
-from moetune.app.profile_quality import GroupSummary
 from moetune.app.recording import Progress
 from moetune.cli.render import Screen
 from moetune.domain.samples import Sample
@@ -59,24 +58,17 @@ class ScreenProgress(Progress):
             self._printed_at = time.monotonic()
             self._screen.note(line)
 
-    def finish(self, summaries: Sequence[GroupSummary]) -> None:
-        """Print the quality of each group."""
+    def finish(self, *, is_complete: bool) -> None:
+        """Print what a longer run would add, where the measurement was not interrupted."""
         if self._is_terminal and self.num_points:
             sys.stderr.write(_NEW_LINE)
-        width = max((len(group.group) for group in summaries), default=0)
-        for group in summaries:
-            count = f"{group.num_points - group.num_failed}/{group.num_points}"
-            error = group.median_error
-            words = "" if error is None else f"   median error {100 * error:.1f} %"
-            line = f"{group.group:<{width}} {count:>7}  {group.quality:<8}{words}"
-            self._screen.note(line.rstrip())
-        if summaries and self.num_done < self.num_points:
+        if is_complete and self.num_done < self.num_points:
             self._screen.note(
                 f"the budget ended after {self.num_done} of {self.num_points} points, the most "
                 "useful ones; the others make ranges narrower and layouts of other sizes known:\n"
                 f"  {self._resume}"
             )
-        elif summaries and self._longer:
+        elif is_complete and self._longer:
             self._screen.note(
                 "a longer run measures more sizes of GEMMs, exchanges and copies, so that ranges "
                 "are narrower and less is extrapolated:\n"

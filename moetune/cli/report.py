@@ -26,7 +26,7 @@ from moetune.report.section import plural
 def report(session: Session, plan: Sequence[str], profile: str | None, output: Path) -> None:
     """Draw a profile and plans in one HTML file.
 
-    With the profile's fits, and the observed steps of the plans.
+    With the profile's operations, and the observed steps of the plans.
     """
     from datetime import UTC, datetime
     from importlib.metadata import version
@@ -43,9 +43,9 @@ def report(session: Session, plan: Sequence[str], profile: str | None, output: P
         version=version("moetune"),
     )
     plans = plural(len(written.plans), "plan")
-    machine = f"profile {written.profiles[0]} and " if written.profiles else ""
+    machine = f"Profile {written.profiles[0]} and " if written.profiles else ""
     session.screen.result(
         {"schema": "moetune.report/1", **encode(written), "file": str(written.file)},
-        f"{plural(written.num_figures, 'figure')} of {machine}{plans} are in {output}. "
+        f"{machine}{plans} in {output}. "
         "Open it in a browser; it needs no other file and no network.",
     )

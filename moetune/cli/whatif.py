@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from moetune.cli.commands import ALL, AT_LEAST_1, command, option
-from moetune.cli.options import MODEL, PLAN, PROFILE
+from moetune.cli.options import MODEL, PLAN, PROFILE, pair
 from moetune.cli.session import Session
 from moetune.domain.errors import InputError
 from moetune.domain.spelling import AS_FLAGS
@@ -13,15 +13,8 @@ from moetune.domain.units import parse_bytes, parse_count
 _FLAGS = replace(AS_FLAGS, constraint="--constraint {}")
 
 
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise InputError(f"{text!r} is not NAME=VALUE", "such as communication=2")
-    return name, value
-
-
 def _speed(text: str) -> tuple[str, float]:
-    part, factor = _pair(text)
+    part, factor = pair(text)
     try:
         return part, float(factor)
     except ValueError:
@@ -50,7 +43,7 @@ def _speed(text: str) -> tuple[str, float]:
     option(
         "--constraint",
         "Another flag of `moetune plan`, such as strategy=S4; strategy= removes it.",
-        _pair,
+        pair,
         form="FLAG=VALUE",
         multiple=True,
     ),

@@ -206,11 +206,6 @@ class Throughput:
     flops_per_second: float
     mfu: float | None = None
 
-    @property
-    def peak_flops_per_second(self) -> float | None:
-        """The peak that the share is of."""
-        return self.flops_per_second / self.mfu if self.mfu else None
-
     def over(self, seconds: float, predicted: float) -> "Throughput | None":
         """Return that of the same work in `seconds` instead of `predicted`; None of no time."""
         if seconds <= 0:

@@ -298,12 +298,6 @@ class Plan:
             return Throughput(flops_per_second=flops, mfu=self.predicted.mfu)
         return rate(layer_flops(self.workload), self.step_seconds, None)
 
-    def observed_throughput(self, tokens_per_rank: int, seconds: float) -> Throughput | None:
-        """Return the throughput of an observed step of the layer; None for a step of no time."""
-        peak = None if self.throughput is None else self.throughput.peak_flops_per_second
-        workload = replace(self.workload, tokens_per_rank=tokens_per_rank)
-        return rate(layer_flops(workload), seconds, peak)
-
     @property
     def tokens_per_second(self) -> float | None:
         """Tokens a second of all ranks together; None for a step of no time.

@@ -2,11 +2,9 @@
 
 import math
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
-from moetune.domain.cluster import DeviceKind
 from moetune.domain.constraints import Strategy
 from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError, check_positive
@@ -44,38 +42,6 @@ class RunInfo:
     num_devices: int
     preset: str
     status: RunStatus
-    num_samples: int
-    created_at: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineInfo:
-    """One kind of machine that something was measured on, or published of.
-
-    Args:
-        facts: of the hardware; empty for published ones.
-        created_at: of its first run; UTC, ISO 8601.
-    """
-
-    id: int
-    device: str
-    kind: DeviceKind
-    num_devices: int
-    devices_per_node: int
-    memory_bytes: int
-    hardware_id: str
-    facts: Mapping[str, str]
-    created_at: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitInfo:
-    """One fit: a profile as it was saved at one time."""
-
-    id: int
-    profile: str
-    machine_id: int
-    provenance: Provenance
     num_samples: int
     created_at: str
 

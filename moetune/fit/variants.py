@@ -52,16 +52,6 @@ def resample_costs(
     )
 
 
-def drawn_seconds(basis: Basis, sizes: Sequence[float], *, num: int, seed: int) -> Floats:
-    """Return one operation's times as each of `num` draws of `resample_costs` predicts them.
-
-    Returns:
-        Shape (draws, sizes).
-    """
-    curves = _DrawnCurves(_Noise(num=num, seed=seed), tuple(range(num)))
-    return curves.times(basis).seconds_at(np.array(sizes))
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Noise(Tables):
     """All draws of an operation at once, made when the first of them is wanted."""

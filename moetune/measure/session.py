@@ -52,7 +52,6 @@ class Assignment:
         others: further sizes and kinds.
         budget_seconds: the session ends then; None visits every point until it is certain.
         ranks_per_node: None if all ranks are on one node.
-        plan_only: estimate the times, and measure nothing but the probe.
         seed: of the order.
     """
 
@@ -61,7 +60,6 @@ class Assignment:
     others: tuple[Point, ...] = ()
     ranks_per_node: int | None = None
     budget_seconds: float | None = None
-    plan_only: bool = False
     seed: int = 0
 
     @property
@@ -126,8 +124,7 @@ def run_session(
     estimates = replace(_estimates(assignment, by_worth, seconds), usable_bytes=usable_bytes)
     if control.rank == 0:
         on_news(estimates)
-    if not assignment.plan_only:
-        visits.visit_all(by_worth, assignment, seconds)
+    visits.visit_all(by_worth, assignment, seconds)
 
 
 def _open_groups(assignment: Assignment, ranks: MeasuringRanks) -> None:

@@ -1,12 +1,10 @@
 """Axes of figures: where a value stands, and which values are labelled."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal, NamedTuple, TypeAlias
-
-from moetune.domain.units import format_bytes, format_seconds
 
 Kind: TypeAlias = Literal["linear", "log", "date", "category"]
 Value: TypeAlias = float | str
@@ -25,8 +23,6 @@ _SPANS = (
 )  # fmt: skip
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
-_BYTES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
-_COUNTS = ((2**40, "T"), (2**30, "G"), (2**20, "M"), (2**10, "k"), (1, ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,80 +32,24 @@ class Axis:
     Args:
         title: with the unit.
         kind: of categories the first is on top, and they have no lines.
-        ticks: values with their labels; round ones where there are none.
-        from_zero: whether 0 is on the axis, at its end.
-        end: of an axis from 0; None for the largest value.
+        end: of an axis from 0; None for an axis around its values.
         is_share: whether values are labelled as percentages with a sign, and 0 has a line.
-        is_count: whether values are whole numbers.
     """
 
     title: str = ""
     kind: Kind = "linear"
-    ticks: tuple[tuple[float, str], ...] = ()
-    from_zero: bool = False
     end: float | None = None
     is_share: bool = False
-    is_count: bool = False
 
 
 ROWS = Axis(kind="category")
 
 
-def log_seconds(title: str) -> Axis:
-    """Return a logarithmic axis of seconds, labelled "10 µs", "1 ms"."""
-    decades = [10.0**power for power in range(-9, 4)]
-    return Axis(
-        title=title,
-        kind="log",
-        ticks=tuple((decade, _whole(format_seconds(decade))) for decade in decades),
-    )
-
-
-def log_amounts(title: str) -> Axis:
-    """Return a logarithmic axis of numbers, labelled "0.5", "20", "1,000"."""
-    places = [digit * 10.0**power for power in range(-6, 15) for digit in _STEPS[:-1]]
-    return Axis(title=title, kind="log", ticks=tuple((place, f"{place:,.9g}") for place in places))
-
-
-def log_sizes(title: str, *, unit: str) -> Axis:
-    """Return a logarithmic axis with ticks at powers of two: "64 KiB", or "4k" of a count.
-
-    Args:
-        unit: "bytes", or the name of counted things.
-    """
-    return Axis(
-        title=title,
-        kind="log",
-        ticks=tuple(
-            (2**power, _whole(format_bytes(2**power)) if unit == "bytes" else _count(2**power))
-            for power in range(64)
-        ),
-    )
-
-
-def _whole(words: str) -> str:
-    return words.replace(".00", "").replace(".0", "")
-
-
-def _count(number: int) -> str:
-    """Return "512", "8k" (8192), "2M" (2^21), "1G" (2^30)."""
-    factor, letter = _unit(number, _COUNTS)
-    return f"{number / factor:.3g}{letter}"
-
-
 def seconds_unit(seconds: float) -> tuple[float, str]:
     """Return the unit for a duration: its length in seconds, and its name."""
-    return _unit(seconds, _SECONDS) if seconds else _SECONDS[0]
-
-
-def bytes_unit(num_bytes: float) -> tuple[float, str]:
-    """Return the unit for a size: its number of bytes, and its name."""
-    return _unit(num_bytes, _BYTES)
-
-
-def _unit(number: float, units: Sequence[tuple[float, str]]) -> tuple[float, str]:
-    """Return the largest unit that is not larger than the number, else the smallest."""
-    return next((unit for unit in units if number >= unit[0]), units[-1])
+    if not seconds:
+        return _SECONDS[0]
+    return next((unit for unit in _SECONDS if seconds >= unit[0]), _SECONDS[-1])
 
 
 class Tick(NamedTuple):
@@ -141,7 +81,7 @@ class Scale:
             return cls(axis=axis, low=len(names) - 0.5, high=-0.5, categories=names)
         if axis.end is not None:
             return cls(axis=axis, low=0.0, high=axis.end)
-        low, high = _pad([_number(value, axis.kind) for value in values] or [0.0, 1.0], axis)
+        low, high = _pad([_number(value, axis.kind) for value in values] or [0.0, 1.0], axis.kind)
         return cls(axis=axis, low=low, high=high)
 
     def share(self, value: Value) -> float:
@@ -151,19 +91,15 @@ class Scale:
         return (place - self.low) / (self.high - self.low)
 
     def ticks(self) -> tuple[Tick, ...]:
-        """Return the labelled places: the categories, the axis's own, else round ones."""
+        """Return the labelled places: the categories, else round values."""
         if self.axis.kind == "category":
             return tuple(Tick(self.share(name), name) for name in self.categories)
-        if self.axis.ticks:
-            ticks = [Tick(self.share(place), text) for place, text in self.axis.ticks]
-            inside = [tick for tick in ticks if abs(tick.share - 0.5) <= 0.5 + _NEARLY]
-            return tuple(inside[:: -(-len(inside) // (_MOST_TICKS + 1)) or 1])
+        if self.axis.kind == "log":
+            return tuple(self._log_ticks())
         is_date, span = self.axis.kind == "date", self.high - self.low
         step = _round_step(span / _MOST_TICKS)
         if is_date:
             step = next((step for step in _SPANS if span / step <= _MOST_TICKS), _SPANS[-1])
-        if self.axis.is_count:
-            step = max(step, 1.0)
         first, last = math.ceil(self.low / step - _NEARLY), math.floor(self.high / step + _NEARLY)
         return tuple(
             Tick(
@@ -175,6 +111,14 @@ class Scale:
             for value in (place * step for place in range(first, last + 1))
         )
 
+    def _log_ticks(self) -> Iterator[Tick]:
+        """Yield 1, 2 and 5 of each power of ten that is on the axis."""
+        for power in range(math.floor(self.low), math.ceil(self.high) + 1):
+            for digit in _STEPS[:-1]:
+                share = self.share(digit * 10.0**power)
+                if 0 <= share <= 1:
+                    yield Tick(share, f"{digit * 10.0**power:,.9g}")
+
 
 def _number(value: Value, kind: Kind) -> float:
     if kind == "date":
@@ -182,17 +126,14 @@ def _number(value: Value, kind: Kind) -> float:
     return math.log10(float(value)) if kind == "log" else float(value)
 
 
-def _pad(numbers: Sequence[float], axis: Axis) -> tuple[float, float]:
+def _pad(numbers: Sequence[float], kind: Kind) -> tuple[float, float]:
     low, high = min(numbers), max(numbers)
-    if axis.from_zero:
-        low, high = min(low, 0.0), max(high, 0.0)
     size = max(abs(low), abs(high))
     if high - low <= _NEARLY * size:
-        around = _AROUND_A_DATE if axis.kind == "date" else size / 2 or 0.5
+        around = _AROUND_A_DATE if kind == "date" else size / 2 or 0.5
         low, high = low - around, high + around
     pad = _PADDING * (high - low)
-    stands = 0.0 if axis.from_zero else None
-    return low if low == stands else low - pad, high if high == stands else high + pad
+    return low - pad, high + pad
 
 
 def _round_step(least: float) -> float:

@@ -1,10 +1,8 @@
 """HTML of sections: Jinja templates, and the report as one file."""
 
-import base64
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,9 +22,6 @@ _COMMAND = re.compile(r"`([^`]+)`|(?<=:  )((?:moetune|torchrun|git|pip) .*?)(?=\
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|×|[mµn]?s|[KMGT]i?B|[KMGTP]?FLOP/s)(?![\w/]))")
 _DATE = re.compile(r"\b\d{4}-\d\d-\d\d\b")
 _FLAG = re.compile(r"--[a-z][a-z-]*")
-_AGES = (
-    (86400 * 365, "year"), (86400 * 30, "month"), (86400, "day"), (3600, "hour"), (60, "minute"),
-)  # fmt: skip
 
 
 def environment(*folders: Path) -> "Environment":
@@ -52,23 +47,6 @@ def environment(*folders: Path) -> "Environment":
     return made
 
 
-def age(created_at: str, now: datetime) -> str:
-    """Return the age of a time, such as "3 days ago"; "" for no time.
-
-    Args:
-        created_at: ISO 8601 with a time zone, or "".
-        now: with a time zone.
-    """
-    if not created_at:
-        return ""
-    passed = (now - datetime.fromisoformat(created_at)).total_seconds()
-    for seconds, unit in _AGES:
-        number = int(passed // seconds)
-        if number:
-            return f"{number} {unit}{'' if number == 1 else 's'} ago"
-    return "just now"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chapter:
     """A profile or a plan in a report.
@@ -88,7 +66,7 @@ class Chapter:
 
 
 def report_page(*, title: str, made_at: str, version: str, chapters: Sequence[Chapter]) -> str:
-    """Return the report as one HTML file with its style, script, figures and their data.
+    """Return the report as one HTML file with its style, script and figures.
 
     Args:
         made_at: time of the report, as text.
@@ -102,9 +80,6 @@ def report_page(*, title: str, made_at: str, version: str, chapters: Sequence[Ch
         version=version,
         style=(STATIC / "moetune.css").read_text(encoding="utf-8"),
         script=(STATIC / "moetune.js").read_text(encoding="utf-8"),
-        csv=lambda figure: (
-            "data:text/csv;charset=utf-8;base64," + base64.b64encode(figure.csv.encode()).decode()
-        ),
         chapters=chapters,
     )  # fmt: skip
 

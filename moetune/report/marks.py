@@ -5,51 +5,33 @@ opacity 0.2. A series without a name is not in the legend; `hover` has a text fo
 """
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from moetune.report.axes import Axis, Value
 
 ROLES = ("ink", "muted", "grid", "surface", "accent", "second", "third")
-SERIES = ("accent", "second", "third")
-Outline: TypeAlias = Literal["circle", "square", "diamond", "triangle", "cross"]
-OUTLINES: tuple[Outline, ...] = ("circle", "square", "diamond", "triangle", "cross")
 Values: TypeAlias = tuple[Value, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line through points, or steps that begin at them."""
+    """A line through points."""
 
     x: Values
     y: Values
     name: str = ""
     color: str = "accent"
-    width: float = 2.0
-    is_dotted: bool = False
-    has_steps: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
-    """The area between two lines over the same places."""
-
-    x: Values
-    low: Values
-    high: Values
-    name: str = ""
-    color: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Points:
-    """Points of so many pixels: filled circles, or outlines."""
+    """Points of so many pixels, as filled circles."""
 
     x: Values
     y: Values
     name: str = ""
     color: str = "accent"
     size: float
-    outline: Outline | None = None
     hover: tuple[str, ...] = ()
 
 
@@ -59,7 +41,7 @@ class Bars:
 
     Args:
         starts: where the bars begin.
-        texts: in the bars, or beside them without `text_color`.
+        texts: in the bars.
     """
 
     rows: tuple[str, ...]
@@ -72,22 +54,12 @@ class Bars:
     hover: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Upright:
-    """A vertical line with a label."""
-
-    at: float
-    words: str
-
-
-Mark: TypeAlias = Line | Band | Points | Bars | Upright
+Mark: TypeAlias = Line | Points | Bars
 
 
 def along(mark: Mark) -> Values:
     """Return a mark's values on the x axis."""
     match mark:
-        case Upright():
-            return (mark.at,)
         case Bars():
             ends = zip(mark.starts, mark.lengths, strict=True)
             return (0.0, *(start + length for start, length in ends))
@@ -98,12 +70,8 @@ def along(mark: Mark) -> Values:
 def across(mark: Mark) -> Values:
     """Return a mark's values on the y axis."""
     match mark:
-        case Upright():
-            return ()
         case Bars():
             return mark.rows
-        case Band():
-            return mark.low + mark.high
         case _:
             return mark.y
 

@@ -4,8 +4,6 @@
 Jinja, and `--json` prints their values.
 """
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -155,43 +153,18 @@ def without_empty_columns(table: Table) -> Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A drawing with its description and its numbers.
+    """A drawing with its description.
 
     Args:
-        name: of letters, digits and hyphens; unique on its page, and the name of its CSV file.
+        name: of letters, digits and hyphens; unique on its page.
         words: caption and text alternative.
         panels: below each other; only the last one's x axis has a title.
-        header: names of the rows' columns, with units.
-        rows: every number in the drawing.
-        is_wide: whether it needs the page's full width.
-        is_low: whether half the usual height is enough.
     """
 
     name: str
     title: str
     words: str
     panels: tuple[Panel, ...]
-    header: tuple[str, ...]
-    rows: tuple[tuple[Value, ...], ...]
-    is_wide: bool = False
-    is_low: bool = False
-
-    @property
-    def csv(self) -> str:
-        """The rows as comma-separated values (RFC 4180); floats keep all their digits."""
-        text = io.StringIO()
-        writer = csv.writer(text)
-        writer.writerow([_as_text(value) for value in self.header])
-        writer.writerows([_as_text(value) for value in row] for row in self.rows)
-        return text.getvalue()
-
-
-_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
-
-
-def _as_text(value: Value) -> Value:
-    """Return a value; words that a spreadsheet would compute stand behind an apostrophe."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULAS) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,11 +192,6 @@ class Section:
     tables: tuple[Table, ...] = ()
     figures: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = ()
-
-
-def all_figures(sections: Iterable[Section]) -> tuple[Figure, ...]:
-    """Return the figures of all sections."""
-    return tuple(figure for section in sections for figure in section.figures)
 
 
 def values_of(section: Section) -> dict[str, object]:

@@ -6,7 +6,6 @@ with the figure, everything else at a percentage. Labels of the y axis stand in 
 width; the one beside it takes what is left.
 """
 
-import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,12 +15,11 @@ from typing import NamedTuple
 from moetune.report.axes import Scale, Value
 from moetune.report.marks import (
     ROLES,
-    Band,
     Bars,
     Line,
+    Mark,
     Panel,
     Points,
-    Upright,
     Values,
     across,
     along,
@@ -36,41 +34,27 @@ _IN_BARS = 0.6 * 11
 """Width of a character in a bar."""
 _PHONE = 250
 """Width of a drawing on a phone."""
-_WIDE, _HALF = 960, 440
-_HIGH, _LOW = 270, 190
-_ROWS = ((6, 36), (12, 26), (10**9, 18))
-"""Pixels of a row of bars, by the most rows."""
+_WIDE = 960
+"""Pixels of a figure in the widest window, to know which texts fit into bars."""
+_HEIGHT = 190
+_ROW = 36
+"""Pixels of a row of bars."""
 _FREE = 0.25
 """Share of a row between its bar and the next."""
-_ROW_LABELS = 24
-"""Characters of a label from which it takes two lines."""
 _TICKS, _TITLE, _HEAD, _GAP = 20, 20, 20, 12
 _LONG_TICK = 4
-_RIMMED = 8
-"""Pixels of the smallest points that stand out from others by a rim."""
 _ROLE = re.compile(rf"({'|'.join(ROLES)})(?:/([\d.]+))?")
-_OUTLINES = {
-    "square": "M-{r} -{r}h{d}v{d}h-{d}z",
-    "diamond": "M0 -{r}l{r} {r}l-{r} {r}l-{r} -{r}z",
-    "triangle": "M0 -{r}l{r} {d}h-{d}z",
-    "cross": "M-{r} 0h{d}M0 -{r}v{d}",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """A panel in its figure, from `top` pixels on.
-
-    Args:
-        pixels: its width in the widest window, to know which texts fit into bars.
-    """
+    """A panel in its figure, from `top` pixels on."""
 
     panel: Panel
     x: Scale
     y: Scale
     top: float
     height: float
-    pixels: float
 
     @property
     def bottom(self) -> float:
@@ -126,7 +110,7 @@ def drawing_of(figure: Figure) -> Drawing:
     places = list(_places(figure))
     last = places[-1]
     height = last.bottom + _TICKS + (_TITLE if last.panel.x.title else 0) + 2
-    labels = [line for place in places for tick in place.y.ticks() for line in _lines(tick.text)]
+    labels = [tick.text for place in places for tick in place.y.ticks()]
     left = _CHARACTER * max(map(len, labels), default=0) + _GAP
     y_labels = "".join(part for place in places for part in _y_labels(place))
     area = "".join(part for place in places for part in (*_grid(place), *_marks(place, height)))
@@ -139,12 +123,10 @@ def _places(figure: Figure) -> Iterator[_Place]:
     for panel in figure.panels:
         x = Scale.of(panel.x, [value for mark in panel.marks for value in along(mark)])
         y = Scale.of(panel.y, [value for mark in panel.marks for value in across(mark)])
-        rows = len(y.categories)
-        height = rows * next(row for most, row in _ROWS if rows <= most)
+        height = _ROW * len(y.categories)
         place = _Place(
             panel=panel, x=x, y=y, top=top + (_HEAD if panel.title else _GAP),
-            height=height or (_LOW if figure.is_low else _HIGH),
-            pixels=_WIDE if figure.is_wide else _HALF,
+            height=height or _HEIGHT,
         )  # fmt: skip
         yield place
         top = place.bottom
@@ -168,30 +150,17 @@ def _marks(place: _Place, height: float) -> Iterator[str]:
         match mark:
             case Line():
                 yield _stretch(_line(mark, place), height)
-            case Band():
-                yield _stretch(_band(mark, place), height)
             case Points():
                 for number, (x, y) in enumerate(zip(mark.x, mark.y, strict=True)):
                     hover = _title(mark.hover, number)
                     yield _symbol(mark, mark.size, (place.x.share(x), place.down(y)), hover)
             case Bars():
                 yield from _bars(mark, place)
-            case Upright():
-                yield from _upright(mark, place)
 
 
 def _line(line: Line, place: _Place) -> str:
-    points = _points(line.x, line.y, place)
-    if line.has_steps:
-        corners = [(after[0], before[1]) for before, after in itertools.pairwise(points)]
-        pairs = zip(points, [*corners, points[-1]], strict=True)
-        points = [point for pair in pairs for point in pair]
-    return f'<path class="line" d="{_path(points)}" {_stroke(line)}/>'
-
-
-def _band(band: Band, place: _Place) -> str:
-    low, high = (_points(band.x, y, place) for y in (band.low, band.high))
-    return f'<path class="band" d="{_path([*high, *reversed(low)])}z" {_paint(band.color)}/>'
+    points = _path(_points(line.x, line.y, place))
+    return f'<path class="line" d="{points}" {_stroke(line)}/>'
 
 
 def _points(x: Values, y: Values, place: _Place) -> list[tuple[float, float]]:
@@ -207,22 +176,12 @@ def _symbol(points: Points, size: float, place: tuple[float, float], inner: str 
     """Return one point at a share of the width and a height in pixels."""
     x, y = place
     look = _paint(points.color)
-    if points.outline is not None:
-        look = f'fill="none" {_paint(points.color, "stroke")} stroke-width="1.5"'
-    elif points.size >= _RIMMED:
-        look += f' {_paint("surface", "stroke")} stroke-width="1.5"'
-    if points.outline in {None, "circle"}:
-        circle = f'cx="{_percent(x)}" cy="{_px(y)}" r="{size / 2:g}"'
-        return f"<circle {circle} {look}>{inner}</circle>"
-    outline = _OUTLINES[str(points.outline)].format(r=f"{size / 2:g}", d=f"{size:g}")
-    return (
-        f'<svg x="{_percent(x)}" y="{_px(y)}" overflow="visible">'
-        f'<path d="{outline}" {look}>{inner}</path></svg>'
-    )
+    circle = f'cx="{_percent(x)}" cy="{_px(y)}" r="{size / 2:g}"'
+    return f"<circle {circle} {look}>{inner}</circle>"
 
 
 def _bars(bars: Bars, place: _Place) -> Iterator[str]:
-    """Yield bars, and the texts in or beside them."""
+    """Yield bars, and the texts in them."""
     thick = place.height / len(place.y.categories) * (1 - _FREE)
     look = f"{_paint(bars.color)} {_paint('surface', 'stroke')}"
     spans = zip(bars.rows, bars.starts, bars.lengths, strict=True)
@@ -234,24 +193,14 @@ def _bars(bars: Bars, place: _Place) -> Iterator[str]:
             f'width="{_percent(right - left)}" height="{_px(thick)}" {look}>'
             f"{_title(bars.hover, number)}</rect>"
         )
-        if bars.texts and not bars.text_color:
-            yield _text(bars.texts[number], right, middle + 4, anchor="start", shift=5)
-        elif bars.texts:
+        if bars.texts:
             needs = len(bars.texts[number]) * _IN_BARS + 2
-            if bars.texts[number] and (right - left) * place.pixels >= needs:
+            if bars.texts[number] and (right - left) * _WIDE >= needs:
                 look_in = "mark" if (right - left) * _PHONE >= needs else "mark roomy"
                 center = (left + right) / 2
                 yield _text(
                     bars.texts[number], center, middle + 4, look=look_in, color=bars.text_color
                 )
-
-
-def _upright(line: Upright, place: _Place) -> Iterator[str]:
-    share = place.x.share(line.at)
-    yield _vertical(share, place, f'{_paint("muted", "stroke")} stroke-dasharray="2 3"')
-    fits = share * _PHONE >= len(line.words) * _CHARACTER
-    anchor, shift = ("end", -4) if fits else ("start", 4)
-    yield _text(line.words, share, place.top + 12, anchor=anchor, shift=shift)
 
 
 def _x_labels(place: _Place, height: float) -> Iterator[str]:
@@ -269,38 +218,23 @@ def _x_labels(place: _Place, height: float) -> Iterator[str]:
 def _y_labels(place: _Place) -> Iterator[str]:
     """Yield the labels of a panel's y axis, at the right edge of their drawing."""
     for tick in place.y.ticks():
-        lines = _lines(tick.text)
-        for number, line in enumerate(lines):
-            down = (
-                place.bottom - place.height * tick.share + 4 + 14 * (number - (len(lines) - 1) / 2)
-            )
-            yield _text(line, 1, down, anchor="end", shift=-8)
-
-
-def _lines(words: str) -> tuple[str, ...]:
-    """Return a label's lines: two where it is long and has a space."""
-    if len(words) <= _ROW_LABELS or " " not in words:
-        return (words,)
-    spaces = [split for split, letter in enumerate(words) if letter == " "]
-    split = min(spaces, key=lambda place: abs(place - len(words) / 2))
-    return words[:split], words[split + 1 :]
+        down = place.bottom - place.height * tick.share + 4
+        yield _text(tick.text, 1, down, anchor="end", shift=-8)
 
 
 def legend(figure: Figure) -> dict[str, str]:
     """Return the SVG of each series by its name; of a single one nothing."""
-    marks = [
-        mark for panel in figure.panels for mark in panel.marks if not isinstance(mark, Upright)
-    ]
-    named: dict[str, Line | Band | Points | Bars] = {}
-    for mark in marks:
-        named.setdefault(mark.name, mark)
+    named: dict[str, Mark] = {}
+    for panel in figure.panels:
+        for mark in panel.marks:
+            named.setdefault(mark.name, mark)
     named.pop("", None)
     if len(named) < 2:  # noqa: PLR2004 - one series needs no name
         return {}
     return {name: _swatch(mark) for name, mark in named.items()}
 
 
-def _swatch(mark: Line | Band | Points | Bars) -> str:
+def _swatch(mark: Mark) -> str:
     match mark:
         case Line():
             return f'<line x1="0" x2="16" y1="6" y2="6" {_stroke(mark)}/>'
@@ -320,8 +254,7 @@ def _paint(color: str, name: str = "fill") -> str:
 
 
 def _stroke(line: Line) -> str:
-    dash = ' stroke-dasharray="2 3"' if line.is_dotted else ""
-    return f'{_paint(line.color, "stroke")} stroke-width="{line.width:g}"{dash}'
+    return f'{_paint(line.color, "stroke")} stroke-width="2"'
 
 
 def _percent(share: float) -> str:

@@ -67,10 +67,6 @@ _ADDRESSES = (
         "POST", "/v1/plans:resolve", plans.resolve, "The plan for these inputs", Plan,
         PlanRequest,
     ),
-    Address(
-        "GET", "/v1/plans/{plan_id}/explain", plans.explain,
-        "The reasons of a plan, or why it is not another choice",
-    ),
     Address("GET", "/v1/plans/{plan_id}/trace", plans.trace, "A plan's predicted timeline"),
     Address(
         "POST", "/v1/whatif", plans.changed, "A plan for changed inputs or speeds", None,
@@ -81,8 +77,6 @@ _ADDRESSES = (
         LaunchText,
     ),
     Address("GET", "/v1/plans", plans.stored_plans, "Stored plans", PageDocument),
-    Address("GET", "/v1/machines", measurements.machines, "Machines", PageDocument),
-    Address("GET", "/v1/fits", measurements.fits, "Fits", PageDocument),
     Address("GET", "/v1/profiles", measurements.profiles, "Profiles", PageDocument),
     Address("GET", "/v1/profiles/{name}", measurements.profile, "A profile", Profile),
     Address(

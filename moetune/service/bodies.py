@@ -27,7 +27,6 @@ Limit = Annotated[int, Query(ge=1, le=500, description="Largest number of entrie
 PlanId = Annotated[str, Path(json_schema_extra={"pattern": "^[0-9a-f]{64}$"})]
 PlanCursor = Annotated[str, Query(pattern="^([0-9a-f]{64})?$", description=_NEXT)]
 RowCursor = Annotated[int, Query(ge=0, le=2**63 - 1, description=_NEXT)]
-NameCursor = Annotated[str, Query(max_length=200, description=_NEXT)]
 JSON = "application/json"
 TOML = "application/toml"
 FORM = "application/x-www-form-urlencoded"

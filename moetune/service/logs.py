@@ -1,11 +1,9 @@
-"""The service's log: one line a record, as text or JSON, and repeats of a warning counted."""
+"""The service's log: one line a record, as text or JSON."""
 
 import json
 import logging
 import sys
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -20,7 +18,6 @@ def start_logging(kind: LogFormat, *, level: int) -> None:
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines(kind))
-    handler.addFilter(RepeatFilter())
     for name in LOGGERS:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
@@ -49,32 +46,3 @@ class Lines(logging.Formatter):
             return json.dumps({**names, "message": record.getMessage(), **fields, **more})
         words = _REQUEST.format_map(fields) if fields else record.getMessage()
         return f"{time} {level:7} {words}" + (f"\n{traceback}" if traceback else "")
-
-
-_SHOWN = 5
-_PERIOD_SECONDS = 10.0
-
-
-@dataclass(slots=True, eq=False)
-class RepeatFilter(logging.Filter):
-    """Lets the first five warnings or errors of one place pass in ten seconds.
-
-    The next one behind the period says how many were left out. Requests are not counted.
-    """
-
-    _counts: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict)
-    """When a place's period began, and its records since."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is written."""
-        if record.levelno < logging.WARNING:
-            return True
-        place, now = (record.name, str(record.msg)), time.monotonic()
-        since, number = self._counts.get(place, (now, 0))
-        if now - since >= _PERIOD_SECONDS:
-            if number > _SHOWN:
-                record.msg = f"{record.getMessage()} (and {number - _SHOWN:,} more like it)"
-                record.args = None
-            since, number = now, 0
-        self._counts[place] = since, number + 1
-        return number < _SHOWN

@@ -1,4 +1,4 @@
-"""Answers of the addresses of measurements: machines, fits, profiles, and observed steps."""
+"""Answers of the addresses of measurements: profiles, and observed steps."""
 
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from moetune.app.drift import DRIFT_SCHEMA, observed_drifts
 from moetune.app.files import parse_toml, profile_in_toml, profile_to_toml
-from moetune.app.profiles import ProfileInfo, is_path, list_profiles, named_profile
+from moetune.app.profiles import is_path, list_profiles, named_profile
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
 from moetune.domain.profile import Profile, profile_from_document
@@ -19,7 +19,6 @@ from moetune.service.bodies import (
     JSON,
     TOML,
     Limit,
-    NameCursor,
     PlanCursor,
     RowCursor,
     check_values,
@@ -66,31 +65,10 @@ class Observations:
                 )
 
 
-async def machines(pools: WorkerPools, after: RowCursor = 0, limit: Limit = 50) -> Response:
-    """List the machines that were measured, newest first."""
-    rows = await pools.read(pools.planner.reading.machines, after=after, limit=limit + 1)
-    return page("moetune.machines/1", rows, limit=limit)
-
-
-async def fits(pools: WorkerPools, after: RowCursor = 0, limit: Limit = 50) -> Response:
-    """List the fits of all profiles, newest first."""
-    rows = await pools.read(pools.planner.reading.fits, after=after, limit=limit + 1)
-    return page("moetune.fits/1", rows, limit=limit)
-
-
-async def profiles(pools: WorkerPools, after: NameCursor = "", limit: Limit = 50) -> Response:
-    """List the profiles of the store, newest first, and the reference machines."""
+async def profiles(pools: WorkerPools) -> Response:
+    """List the profiles of the store, newest first, and the reference machines, in one page."""
     rows = await pools.read(list_profiles, pools.planner.reading)
-    places = [_place(row) for row in rows]
-    if after and after not in places:
-        raise InputError(f"after={after!r} is not a cursor", "start again without after")
-    rows = rows[places.index(after) + 1 :] if after else rows
-    return page("moetune.profiles.page/1", rows, limit=limit, cursor=_place)
-
-
-def _place(row: ProfileInfo) -> str:
-    """Return the row's cursor, with the source: a stored profile may have a bundled one's name."""
-    return f"{row.source}/{row.name}"
+    return page("moetune.profiles.page/1", rows, limit=len(rows))
 
 
 async def profile(pools: WorkerPools, request: Request, name: str) -> Response:

@@ -1,14 +1,11 @@
-"""Prometheus metrics: requests, errors of predictions, readiness and size of the store."""
+"""Prometheus metrics: requests, errors of predictions, and readiness of the store."""
 
-import math
 from collections.abc import Sequence
-from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from moetune.app.planner import ServicePlanner
-from moetune.domain.errors import MoetuneError
 from moetune.domain.records import Observation
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -46,8 +43,6 @@ class Metrics:
         ProcessCollector(registry=self._registry)
         ready = Gauge("moetune_ready", "Whether the database can be used.", registry=self._registry)
         ready.set_function(lambda: not planner.problems())
-        size = Gauge("moetune_store_bytes", "Size of the rows.", registry=self._registry)
-        size.set_function(partial(_size_bytes, planner))
 
     def answered(self, *, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request.
@@ -70,11 +65,3 @@ class Metrics:
     def text(self) -> bytes:
         """Return the exposition; it reads the store."""
         return generate_latest(self._registry)
-
-
-def _size_bytes(planner: ServicePlanner) -> float:
-    """Return the size of the rows; NaN while the database cannot be read."""
-    try:
-        return planner.reading.size_bytes()
-    except MoetuneError:
-        return math.nan

@@ -1,18 +1,16 @@
-"""Answers of the addresses of plans: resolve, read, explain, trace, what-if, list."""
+"""Answers of the addresses of plans: resolve, read, trace, what-if, list."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Literal
 
-from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
 from moetune.app.planner import ServicePlanner
 from moetune.app.requests import ServedQuestion, asks_for_model, served_question
 from moetune.app.served_check import LaunchText, check_text
-from moetune.app.subjects import WhyNot
 from moetune.app.views.check import check_document, check_sections
 from moetune.app.whatif import WhatIf, arguments_of, whatif
 from moetune.domain.any_plan import AnyPlan
@@ -110,29 +108,6 @@ async def answer_and_store(pools: WorkerPools, question: ServedQuestion) -> AnyP
     plan = (await pools.solve(pools.planner.ask, *question)).plan
     await pools.write(pools.planner.sources.save, plan)
     return plan
-
-
-async def explain(
-    pools: WorkerPools,
-    request: Request,
-    plan_id: PlanId,
-    question: Annotated[WhyNot, Depends(WhyNot)],
-) -> Response:
-    """Return the document of `moetune explain --json`.
-
-    With another choice it is `moetune.why-not/1`: that one next to the plan's own.
-    """
-    for name in request.query_params:
-        if name not in (known := WhyNot.__dataclass_fields__):
-            raise InputError(
-                f"the query has the unknown parameter {shown(name)}", f"known: {', '.join(known)}"
-            )
-    planner = pools.planner
-    with spelled(AS_ARGUMENTS):
-        plan = await _stored(pools, plan_id)
-        if question.is_asked:
-            return document((await pools.solve(planner.why_not, plan, question)).document)
-        return document((await pools.read(planner.explain, plan)).document)
 
 
 async def trace(pools: WorkerPools, plan_id: PlanId) -> Response:

@@ -1,7 +1,6 @@
 """The server process of `moetune serve`: checks, socket, log, planner, uvicorn, graceful stop."""
 
 import asyncio
-import errno
 import gc
 import logging
 import signal
@@ -216,20 +215,12 @@ def _listen(options: ServerOptions) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise _no_listener(host, port, error) from None
+        raise InputError(
+            f"cannot listen on {host} port {port}: {error.strerror}",
+            "name another --port, or 0 for a free one; --host is an address of this machine, or "
+            "0.0.0.0 for all of them",
+        ) from None
     return listener
-
-
-def _no_listener(host: str, port: int, error: OSError) -> InputError:
-    hint = "name another with --port, or 0 for a free one"
-    if error.errno == errno.EADDRINUSE:
-        return InputError(f"port {port} of {host} is in use", f"{hint}; is moetune serving there?")
-    if error.errno == errno.EACCES:
-        return InputError(f"this user may not open port {port}", hint)
-    return InputError(
-        f"cannot listen on {host} port {port}: {error.strerror}",
-        "give an address of this machine with --host: 127.0.0.1, or 0.0.0.0 for all of them",
-    )
 
 
 def _url(options: ServerOptions, listener: socket.socket) -> str:

@@ -1,13 +1,12 @@
 """The database of profiles, plans and observations. SQLAlchemy and Alembic live only here."""
 
 from moetune.store.address import database_file
-from moetune.store.admin import SqlStore, backup, check, current, open_store, upgrade
+from moetune.store.admin import SqlStore, check, current, open_store, upgrade
 from moetune.store.migrate import SchemaState
 
 __all__ = [
     "SchemaState",
     "SqlStore",
-    "backup",
     "check",
     "current",
     "database_file",

@@ -1,12 +1,9 @@
-"""Whole databases: open them, bring them to this moetune's schema, check them, back them up."""
+"""Whole databases: open them, bring them to this moetune's schema, check them."""
 
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection
@@ -158,58 +155,6 @@ def check(url: str) -> tuple[str, ...]:
             f"the tables differ: {difference}" for difference in store.read(differences)
         )
         return problems + (different or tuple(_document_problems(store)))
-
-
-def backup(url: str, target: Path) -> Path:
-    """Copy a SQLite database, as of one moment, to a new single file without a journal.
-
-    Returns:
-        The file's absolute path.
-
-    Raises:
-        InputError: there is no database, it is damaged or PostgreSQL's, whose own `pg_dump` makes
-            its backups, or the target exists or has no folder.
-        MoetuneError: the database cannot be read, or the disk is full. There is no target then.
-    """
-    address = parse_address(url)
-    if address.path is None:
-        raise InputError(
-            f"database {address.shown} is PostgreSQL's, which has backups of its own",
-            "make one:  pg_dump --format custom DATABASE > FILE",
-        )
-    target = target.absolute()
-    with _open_to_read(address) as database:
-        if target.exists():
-            raise InputError(f"{target} exists already", "name a new file: no backup is replaced")
-        if not target.parent.is_dir():
-            raise InputError(f"there is no folder {target.parent}", "make it, or name another file")
-        if database.read(read_state).revision is None:
-            raise no_database(address)
-        try:
-            _copy(database, target)
-        except OSError as error:
-            raise MoetuneError(f"backup {target} failed: {error}", "name another folder") from error
-    return target
-
-
-def _copy(database: Database, target: Path) -> None:
-    """Write the rows to a temporary folder next to the target; sync and rename when it is done."""
-
-    def work(connection: Connection) -> tuple[str, ...]:
-        connection.exec_driver_sql("VACUUM INTO ?", (str(temporary),))
-        return _page_problems(connection)
-
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".moetune-backup-") as folder:
-        temporary = Path(folder) / target.name
-        if problems := database.outside(work):
-            raise InputError(
-                f"database {database.address.shown} is damaged: {problems[0]}",
-                "keep the older backups",
-            )
-        temporary.chmod(0o600)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(target)
 
 
 def _open_to_read(address: Address) -> SqlStore:

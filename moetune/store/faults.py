@@ -15,7 +15,7 @@ _MEANINGS: tuple[tuple[tuple[str, ...], _Meaning], ...] = (
     (("SQLITE_NOTADB",), (_BAD, "is no database", "name another file with --db")),
     (("SQLITE_CORRUPT",), (
         _BAD, "is damaged",
-        "restore a backup (`moetune db backup` makes one), or move the file away",
+        "restore a backup, or move the file away",
     )),
     (("SQLITE_CANTOPEN",), (
         _BAD, "cannot be opened",
@@ -57,7 +57,7 @@ _MEANINGS: tuple[tuple[tuple[str, ...], _Meaning], ...] = (
     )),
     (("42P01", "42703", "no such table", "no such column"), (
         # The file was replaced, or the schema changed, while it was open.
-        _BAD, "has other tables than this moetune's", "see `moetune db current`",
+        _BAD, "has other tables than this moetune's", "see `moetune doctor`",
     )),
     (("53100",), (_AWAY, "has no space left; nothing was written", "free some space")),
     (("53300",), (_AWAY, "has too many connections", "try again later")),

@@ -11,10 +11,10 @@ from moetune.domain.cluster import Cluster, Fingerprint
 from moetune.domain.document import digest, encode
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile, profile_from_document
-from moetune.domain.records import FitInfo, MachineInfo, RunInfo, RunStatus
+from moetune.domain.records import RunInfo, RunStatus
 from moetune.domain.samples import Sample
 from moetune.store import rows, storable
-from moetune.store.database import Database, insert_missing, page, reads, writes
+from moetune.store.database import Database, insert_missing, reads, writes
 from moetune.store.schema import fits, machines, runs, samples
 
 
@@ -144,33 +144,6 @@ class MeasurementStore(Database):
             .order_by(runs.c.id.desc())
         )
         return rows.infos(RunInfo, connection.execute(query))
-
-    @reads
-    def machines(
-        self, connection: Connection, *, after: int = 0, limit: int = 50
-    ) -> tuple[MachineInfo, ...]:
-        """Return a page of the machines, newest first."""
-        query = select(*(machines.c[name] for name in MachineInfo.__dataclass_fields__))
-        matches = connection.execute(page(query, machines.c.id, after=after, limit=limit))
-        return rows.infos(MachineInfo, matches)
-
-    @reads
-    def fits(
-        self, connection: Connection, *, after: int = 0, limit: int = 50
-    ) -> tuple[FitInfo, ...]:
-        """Return a page of the fits, newest first."""
-        fitted_to = _num_samples().where(samples.c.id <= fits.c.last_sample_id)
-        query = select(
-            fits.c.id,
-            fits.c.name.label("profile"),
-            runs.c.machine_id,
-            runs.c.provenance,
-            fitted_to.correlate(runs, fits).scalar_subquery().label("num_samples"),
-            fits.c.created_at,
-        ).join(runs)
-        return rows.infos(
-            FitInfo, connection.execute(page(query, fits.c.id, after=after, limit=limit))
-        )
 
     def _samples(
         self, connection: Connection, run_id: int, *, last_id: int | None = None

@@ -20,7 +20,6 @@ from sqlalchemy import (
     insert,
     or_,
     select,
-    text,
     tuple_,
     update,
 )
@@ -31,7 +30,7 @@ from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.records import Observation, PlanInfo, Removed, Settled, Stored
 from moetune.store import rows, storable
 from moetune.store.database import Database, insert_missing, page, reads, writes
-from moetune.store.schema import metadata, observations, plans, settled_sizes
+from moetune.store.schema import observations, plans, settled_sizes
 
 K = TypeVar("K")
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
@@ -39,11 +38,6 @@ _DOCUMENTS = select(plans.c.id, cast(plans.c.document, Text)).where(
     plans.c.id.in_(bindparam("plan_ids", expanding=True))
 )
 _NOTHING_REMOVED = "nothing was removed"
-_SQLITE_BYTES = text(
-    "SELECT (p.page_count - f.freelist_count) * s.page_size FROM pragma_page_count AS p, "
-    "pragma_freelist_count AS f, pragma_page_size AS s"
-)
-_POSTGRESQL_BYTES = text("SELECT pg_total_relation_size(cast(:name AS regclass))")
 
 
 class PlanStore(Database):
@@ -229,14 +223,6 @@ class PlanStore(Database):
                 connection.exec_driver_sql(f"VACUUM FULL {table.name}")
 
         self.outside(work)
-
-    @reads
-    def size_bytes(self, connection: Connection) -> int:
-        """Return the bytes of rows and indices: in SQLite of all pages that are in use."""
-        if connection.dialect.name == "sqlite":
-            return int(connection.execute(_SQLITE_BYTES).scalar_one())
-        sizes = (connection.scalar(_POSTGRESQL_BYTES, {"name": name}) for name in metadata.tables)
-        return sum(map(int, sizes))
 
 
 def _beginning_with(

@@ -8,12 +8,9 @@ from tests.training_plans import training_plan
 
 
 def test_steps_of_a_layer_and_of_a_model_are_not_compared() -> None:
-    answer, figures, _ = comparison_sections(
-        training_plan(), lab_plan(), names=("first", "second"), is_drawn=True
-    )
+    answer, _ = comparison_sections(training_plan(), lab_plan(), names=("first", "second"))
     assert answer.paragraphs[-1].endswith("times are not compared.")
     assert "as long" not in " ".join(answer.paragraphs)
-    assert figures.figures == ()
 
 
 def test_tokens_a_second_are_those_of_all_ranks() -> None:

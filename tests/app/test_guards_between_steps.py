@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+import moetune.app.profile as measuring
 from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.app.plan import PlanRequest, make_plan
 from moetune.app.planner import Planner
-from moetune.app.profile import estimate_profile
 from moetune.app.profile_request import ProfileRequest, detect_cluster
-from moetune.app.recording import Progress, RecordedRun
+from moetune.app.recording import Progress, RecordedRun, resume_state
 from moetune.app.sources import LocalSources
 from moetune.domain.cluster import HOST_MEMORY, Cluster, Fingerprint, Machine
 from moetune.domain.errors import ProfileError
@@ -23,7 +23,7 @@ from moetune.domain.plan import Plan
 from moetune.domain.profile import GemmLine, Profile
 from moetune.domain.samples import CopyPoint, Point, Sample
 from moetune.domain.site import site_of
-from moetune.measure.session import Estimates
+from moetune.measure.session import Assignment, Estimates
 from moetune.store import SqlStore, open_store
 
 NAME = "rtx2080ti-x64"
@@ -84,7 +84,13 @@ REQUEST = ProfileRequest(
 
 
 def points_left(store: SqlStore) -> set[Point]:
-    return set(estimate_profile(REQUEST, store=store))
+    """Return the points that a resumed measurement hands to its ranks."""
+    cluster, assigned = detect_cluster(REQUEST), list[Assignment]()
+    begun = resume_state(store, "lab", cluster)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(measuring, "measure_on_ranks", lambda given, *_: assigned.append(given))
+        measuring._measure(REQUEST, cluster, begun.done, print)
+    return set(assigned[0].points)
 
 
 def test_resumed_measuring_omits_what_has_times_and_nothing_that_failed(database: str) -> None:

@@ -1,4 +1,4 @@
-"""A verification ends in a sentence, and names the operation that moved most, if one did."""
+"""A verification ends in a sentence, and is observed with its operations."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from moetune.app.verify import Verification, VerifiedStep, observations_of
-from moetune.app.views.observed import MOVED, verdict, verification_sections
+from moetune.app.views.observed import verdict, verification_sections
 from moetune.domain.operations import Operation, OperationTimes
 from tests.report.lab import lab_plan
 
@@ -18,16 +18,6 @@ PLANNED = VerifiedStep(forward_degree=2, backward_degree=2, strategy="none", is_
                        step_seconds=1.25, raw_step_seconds=(1.25,), deviation=2e-7)  # fmt: skip
 ALONE = replace(PLANNED, forward_degree=1, backward_degree=1, is_planned=False,
                 predicted_seconds=3.0, step_seconds=2.5)  # fmt: skip
-
-
-def moved(transfer: float, experts: float | None = 1.0) -> VerifiedStep:
-    """Return the plan's step, whose operations take so many times what was predicted."""
-    operations = (
-        OperationTimes(operation=TRANSFER, predicted_seconds=0.01, seconds=(0.01 * transfer,)),
-        OperationTimes(operation=EXPERTS, predicted_seconds=None if experts is None else 0.02,
-                       seconds=(0.02 * (experts or 9.0),)),
-    )  # fmt: skip
-    return replace(PLANNED, operations=operations)
 
 
 def verification(*steps: VerifiedStep) -> Verification:
@@ -53,25 +43,15 @@ def test_a_verification_ends_in_a_sentence(
     assert found.document["has_lost"] is ("lost" in says)
 
 
-@pytest.mark.parametrize(("transfer", "experts", "named"), [
-    (2.0, 1.2, "all_to_all"), (1.2, 0.5, "experts"), (2.0, None, "all_to_all"),
-    (MOVED * 0.99, 1 / MOVED * 1.01, ""),
-])  # fmt: skip
-def test_what_moved_most_is_named(transfer: float, experts: float | None, named: str) -> None:
-    (section,) = verification_sections(PLAN, verification(ALONE, moved(transfer, experts)))
-    others = {"all_to_all", "experts"} - {named}
-    assert len(section.paragraphs) == (2 if named else 1)
-    if named:
-        assert named in section.paragraphs[1]
-        assert not any(f"{other} " in section.paragraphs[1] for other in others)
-
-
 def test_a_verification_is_observed_with_its_operations_and_machine() -> None:
-    one, planned = observations_of(PLAN, verification(ALONE, moved(2.0)))
+    timed = tuple(
+        OperationTimes(operation=operation, predicted_seconds=0.01, seconds=(0.02,))
+        for operation in (TRANSFER, EXPERTS)
+    )
+    steps = verification(ALONE, replace(PLANNED, operations=timed))
+    one, planned = observations_of(PLAN, steps)
     assert (one.operations, one.device_id, planned.device_id) == ((), "ab", "ab")
-    assert [(times.operation, times.seconds) for times in planned.operations] == [
-        (TRANSFER, (0.02,)), (EXPERTS, (0.02,)),
-    ]  # fmt: skip
+    assert planned.operations == timed
 
 
 def test_steps_by_another_kernel_are_listed_and_count_for_equal_numbers_alone() -> None:

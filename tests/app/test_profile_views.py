@@ -9,7 +9,6 @@ from moetune.app.files import bundled_profiles
 from moetune.app.profile_quality import quality_of
 from moetune.app.profiles import (
     FoundProfile,
-    compare_profiles,
     find_profile,
     list_profiles,
     newest_measured,
@@ -168,21 +167,3 @@ def test_an_ended_measurement_can_be_resumed_and_is_no_unknown_name(stores: Stor
     with pytest.raises(ProfileError, match="not finished") as caught:
         find_profile("lab", stores=stores)
     assert "moetune profile --name lab --resume" in caught.value.hint
-
-
-def test_every_number_of_every_line_is_compared_under_a_key_of_its_own() -> None:
-    profile = lab_profile()
-    changed = 0
-    for kind in (*LINES, "rows"):
-        for at, line in enumerate(getattr(profile, kind)):
-            names = [name for name in line.__dataclass_fields__ if "_seconds" in name]
-            for name in names:
-                twice = replace(line, **{name: 2 * getattr(line, name) or 1e-3})
-                lines = list(getattr(profile, kind))
-                lines[at] = twice
-                other: dict[str, Any] = {kind: tuple(lines)}
-                (one,) = compare_profiles(profile, replace(profile, **other))
-                assert one.key.endswith(name)
-                assert (one.first, one.second) == (getattr(line, name), getattr(twice, name))
-                changed += 1
-    assert changed == 2 * sum(len(getattr(profile, kind)) for kind in (*LINES, "rows"))

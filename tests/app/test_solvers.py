@@ -91,7 +91,7 @@ def test_an_answer_that_is_late_is_an_error_and_its_process_is_gone() -> None:
     with closing(SolverPool(limits, num_processes=1)) as pool:
         with pytest.raises(SolveLimitError, match="within the 1 s"):
             pool.run(time.sleep, 600)
-        assert pool.num_running == 0
+        assert not pool._running
 
 
 def test_questions_beyond_the_places_are_sent_away(pool: SolverPool) -> None:
@@ -121,7 +121,7 @@ def test_the_process_of_a_caller_that_hung_up_is_killed(pool: SolverPool) -> Non
 
     with ThreadPoolExecutor(1) as thread:
         asked = thread.submit(ask)
-        wait_until(lambda: pool.num_running == 1)
+        wait_until(lambda: len(pool._running) == 1)
         gone.set()
         with pytest.raises(AbandonedError, match="nobody waits"):
             asked.result()

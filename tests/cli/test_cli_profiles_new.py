@@ -39,9 +39,9 @@ def test_json_has_the_file_its_base_and_what_stands_in(cli: Cli) -> None:
 def test_what_is_missing_is_named(cli: Cli) -> None:
     result = cli("profiles", "new", "a.toml", "--gpu", "h100")
     assert result.code == 2
-    assert "--gpus-per-node, --nodes" in result.err
+    assert "--gpus-per-node" in result.err
     result = cli("profiles", "new", "a.toml", *FLAGS[:6])
-    assert "--nics, --nic-rate" in result.err
+    assert "--nics and --nic-rate" in result.err
     assert not list(Path().iterdir())
 
 
@@ -49,7 +49,7 @@ def test_what_is_missing_is_named(cli: Cli) -> None:
     (("--nic-rate", "400"), "--nic-rate: rate '400' has no unit"),
     (("--memory", "80000000000"), "--memory: size '80000000000' has no unit"),
     (("--gpu", "l20"), "known: a100"),
-    (("--base", "none"), "no reference machine"),
+    (("--tflops", "362TFLOP/s"), "[scaled]"),
 ])  # fmt: skip
 def test_a_wrong_flag_is_an_error_and_no_file(cli: Cli, flags: tuple[str, str], words: str) -> None:
     result = cli("profiles", "new", "a.toml", *FLAGS, *flags)
@@ -107,4 +107,3 @@ def test_sizes_and_short_dtypes_are_understood_by_every_command(cli: Cli, size: 
         "plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", "--dtype", "fp16", "--json"
     )
     assert half.document["inputs"]["dtype"] == "float16"
-    assert cli("profile", "--plan-only", "--preset", "quick", "--dtype", "bf16").code == 0

@@ -1,9 +1,6 @@
 """`moetune report` writes one file that needs nothing else."""
 
-import csv
-import io
 import re
-from base64 import b64decode
 from pathlib import Path
 
 from playwright.sync_api import Browser
@@ -26,9 +23,7 @@ def test_a_report_holds_the_profile_the_plans_and_what_was_observed(
     file = home / "work" / "out.html"
     text = file.read_text(encoding="utf-8")
     links = re.findall(r'(?:href|src)="([^"]+)"', text)
-    assert all(link.startswith(("#", "data:text/csv;")) for link in links)
-    data = next(link for link in links if link.startswith("data:"))
-    assert list(csv.reader(io.StringIO(b64decode(data.partition(",")[2]).decode())))
+    assert all(link.startswith("#") for link in links)
 
     wrong: list[str] = []
     page = browser.new_page()
@@ -39,7 +34,7 @@ def test_a_report_holds_the_profile_the_plans_and_what_was_observed(
     )
     page.goto(file.as_uri())
     plots = page.locator(".plot")
-    assert plots.count() == document["num_figures"]
+    assert plots.count() == 3, "two timelines, and what was observed"
     assert page.locator(".plot .area").count() == plots.count()
     page.close()
     assert file.stat().st_size < 2 * 10**6

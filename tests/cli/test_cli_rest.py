@@ -1,4 +1,4 @@
-"""models, db, config, doctor, and the options before the command."""
+"""models, db, doctor, and the options before the command."""
 
 import json
 import sqlite3
@@ -13,7 +13,6 @@ from tests.cli.running import Cli
 
 @pytest.mark.parametrize("arguments", [
     ("models", "list"), ("models", "show", "tm-1"), ("profiles", "list"),
-    ("profiles", "diff", "rtx2080ti-x32", "rtx2080ti-x64"),
 ])  # fmt: skip
 def test_json_has_the_values_of_what_is_shown(cli: Cli, arguments: tuple[str, ...]) -> None:
     shown = " ".join(cli(*arguments).out.split())
@@ -28,14 +27,14 @@ def test_json_has_the_values_of_what_is_shown(cli: Cli, arguments: tuple[str, ..
 
 
 def test_db_upgrade_makes_a_database_and_then_finds_it_done(cli: Cli, database: Path) -> None:
-    before = cli("db", "current", "--json").document
+    before = cli("doctor", "--json").document["store"]
     assert before["revision"] is None
     made = cli("db", "upgrade", "--json").document
     assert (made["from"], made["to"]) == (None, before["wanted"])
     assert made["location"] == str(database)
     again = cli("db", "upgrade", "--json").document
     assert again["from"] == again["to"] == before["wanted"]
-    assert cli("db", "current", "--json").document["revision"] == before["wanted"]
+    assert cli("doctor", "--json").document["store"]["revision"] == before["wanted"]
     assert cli("db", "check", "--json").document["problems"] == []
     assert "no problems found" in cli("db", "check").out
 
@@ -49,28 +48,17 @@ def test_db_check_of_a_damaged_database_exits_1_and_names_it(cli: Cli, database:
     assert plan["id"][:6] in result.out
 
 
-def test_db_backup_is_a_database_with_the_same_plans(cli: Cli) -> None:
-    plan = cli("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", "--json").document
-    copied = cli("db", "backup", "copy.db", "--json").document
-    assert copied["file"] == str(Path("copy.db").resolve())
-    explained = cli("--db", "copy.db", "explain", plan["id"], "--json")
-    assert explained.document["plan"] == plan
-    assert cli("db", "backup", "copy.db").code == 2
-
-
-def test_config_show_prints_settings_and_origins(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_prints_settings_and_origins(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("moetune.toml").write_text("max_degree = 8", encoding="utf-8")
     monkeypatch.setenv("MOETUNE_ALLOW_MODELLED", "1")
-    document = cli("config", "show", "--json", "--origin").document
-    assert document["schema"] == "moetune.config/1"
+    document = cli("doctor", "--json").document
     assert document["settings"]["max_degree"] == 8
     assert document["settings"]["allow_modelled"] is True
     origins = document["origins"]
     assert origins["max_degree"] == str(Path("moetune.toml").resolve())
     assert origins["allow_modelled"] == "MOETUNE_ALLOW_MODELLED"
     assert origins["preset"] == "default"
-    assert "origins" not in cli("config", "show", "--json").document
-    out = cli("config", "show", "--origin").out
+    out = cli("doctor").out
     assert "max_degree" in out
     assert "MOETUNE_ALLOW_MODELLED" in out
 
@@ -92,7 +80,7 @@ def test_settings_reach_the_plan(cli: Cli) -> None:
 
 def test_a_password_is_never_shown(cli: Cli) -> None:
     url = "postgresql+psycopg://me:hunter2@127.0.0.1:1/moetune"
-    for arguments in (("config", "show"), ("doctor",), ("profiles", "list"), ("db", "current")):
+    for arguments in (("doctor",), ("profiles", "list"), ("db", "check")):
         result = cli("--db", url, *arguments)
         assert "hunter2" not in result.out + result.err
         assert "127.0.0.1" in result.out + result.err

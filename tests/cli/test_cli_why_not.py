@@ -32,8 +32,7 @@ def step_of(plan: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize(("flags", "asked", "pins"), [
     (XL, ("--degree", "8"), ("--forward-degree", "8", "--backward-degree", "8")),
-    (XL, ("--forward-degree", "2"), ("--forward-degree", "2", "--backward-degree", "2")),
-    (XL, ("--strategy", "S4", "--backward-degree", "2"),
+    (XL, ("--strategy", "S4", "--degree", "2"),
      ("--strategy", "S4", "--forward-degree", "2", "--backward-degree", "2")),
     (MEGATRON, ("--layout", "tp=2,ep=4"), ("--tp", "2", "--ep", "4")),
     (MEGATRON, ("--layout", "recompute=norm,moe_act,offload-optimizer=0.5"),
@@ -146,13 +145,10 @@ def test_chunks_of_a_training_plan_are_priced_in_its_layout(cli: Cli) -> None:
     flags = ("plan", *TRAINING, "--overlap", "chunks", "--ep", "16", "--output", "plan.json")
     plan = cli(*flags, "--json").document
     degree = plan["layout"]["degree"]
-    same = why(cli, "plan.json", "--forward-degree", str(degree["forward"]), "--backward-degree",
-               str(degree["backward"]))  # fmt: skip
+    same = why(cli, "plan.json", "--degree", str(degree["forward"]))
+    assert same["asked"]["backward-degree"] == str(degree["backward"])
     assert same["verdict"] == "chosen"
     assert same["other"]["step_seconds"] == pytest.approx(same["chosen"]["step_seconds"], rel=1e-9)
-    ahead = why(cli, "plan.json", "--forward-degree", str(degree["forward"]))
-    assert ahead["asked"]["backward-degree"] == str(degree["backward"])
-    assert ahead["verdict"] == "chosen"
     found = why(cli, "plan.json", "--degree", "1")
     assert found["verdict"] == "slower"
     # In one chunk nothing is hidden, which is what the plan says that its overlap saves.
@@ -166,8 +162,7 @@ def asked_of(kept: dict[str, Any]) -> tuple[str, ...]:
     if "layout" in kept:
         names = ("tp", "pp", "ep", "micro_batch")
         return "--layout", ",".join(f"{name}={kept['layout'][name]}" for name in names)
-    degrees = str(kept["forward_degree"]), str(kept["backward_degree"])
-    return "--forward-degree", degrees[0], "--backward-degree", degrees[1]
+    return "--degree", str(kept["forward_degree"])
 
 
 @pytest.mark.parametrize(
@@ -202,12 +197,11 @@ def test_kept_candidates_are_answered_without_the_profile(
 def test_a_plans_own_choice_is_said_to_be(cli: Cli, planned: Planned) -> None:
     plan = planned("plan.json", *XL)
     degree = str(plan["pipeline"]["forward_degree"])
-    assert why(cli, "plan.json", "--forward-degree", degree)["verdict"] == "chosen"
+    assert why(cli, "plan.json", "--degree", degree)["verdict"] == "chosen"
     assert why(cli, "plan.json", "--strategy", "S4")["kept_because"] != ""
 
 
 @pytest.mark.parametrize(("arguments", "part"), [
-    (("plan.json", "--degree", "4", "--backward-degree", "2"), "--degree and --backward-degree"),
     (("plan.json", "--degree", "999"), "--degree must be from 1 to 256"),
     (("training.json", "--degree", "17"), "--degree must be from 1 to 16"),
     (("plan.json", "--layout", "tp=2"), "--layout is for whole models"),

@@ -15,11 +15,11 @@ WRONG = [
     *((DECODER, flag, "zz9") for flag in ("--profile", "--seq", "--target", "--routing", "--dtype",
                                           "--recompute", "--stages", "--offload-activations")),
     (DECODER, "--offload-optimizer", "-1"),
-    *((("profile", "--plan-only"), flag, "zz9") for flag in (
+    *((("profile",), flag, "zz9") for flag in (
         "--budget", "--dtype", "--group-sizes", "--model", "--tokens",
         "--preset", "--seq", "--nproc",
     )),
-    *((("profile", "--plan-only"), flag, "0") for flag in ("--budget", "--group-sizes")),
+    *((("-q", "profile"), flag, "0") for flag in ("--budget", "--group-sizes")),
     *((("memory", "olmoe"), flag, "zz9") for flag in (
         "--device-memory", "--seq", "--optimizer", "--dtype", "--target", "--recompute",
     )),
@@ -62,6 +62,12 @@ def test_the_error_of_a_wrong_value_names_its_flag(
 @pytest.mark.parametrize(("arguments", "instead"), [
     (("plans", "export", "3f9c21"), "moetune plans show PLAN --json"),
     (("profiles", "check", "lab"), "moetune profile --name"),
+    (("profiles", "diff", "a", "b"), "moetune profiles export"),
+    (("profile", "--plan-only"), "says first how long"),
+    (("config", "show"), "moetune doctor"),
+    (("db", "current"), "moetune doctor"),
+    (("db", "backup", "copy.db"), "VACUUM INTO 'copy.db'"),
+    (("explain", "3f9c21", "--backward-degree", "2"), "--degree N"),
     (("serve", "--plans-per-hour", "9"), "reverse proxy"),
     (("serve", "--max-store", "3GiB"), "moetune db prune"),
 ])  # fmt: skip

@@ -20,9 +20,13 @@ from moetune.app.plan import PlanRequest, make_plan
 from moetune.app.profiles import FoundProfile
 from moetune.app.subjects import LayerSubject, Subject, subject_of
 from moetune.app.verify import Verification, VerifiedStep
-from moetune.app.views.comparison import comparison_sections, machine_section, whatif_sections
+from moetune.app.views.comparison import comparison_sections, whatif_sections
 from moetune.app.views.models import model_section, models_section
-from moetune.app.views.observed import observed_sections, verification_sections
+from moetune.app.views.observed import (
+    observations_section,
+    observed_steps,
+    verification_sections,
+)
 from moetune.app.views.plan import explanation_sections, plan_sections
 from moetune.app.views.profile import profile_sections
 from moetune.app.views.stored_plans import stored_plans_table
@@ -33,7 +37,7 @@ from moetune.domain.model import MODELS
 from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.plan import Plan
 from moetune.domain.records import PlanInfo, Stored
-from moetune.report.section import Section, all_figures, values_of
+from moetune.report.section import Section, values_of
 from moetune.report.text import text_of
 from tests.golden.answers import FOLDER
 from tests.golden.facts import plain
@@ -83,7 +87,7 @@ def placed() -> tuple[Plan, Plan]:
 def changed() -> tuple[Section, ...]:
     question = WhatIf(changes={"tokens_per_rank": 16384}, speeds={"communication": 0.5})
     answer = change_plan(lab_plan(), profile=lab_profile(), question=question)
-    return whatif_sections(answer, is_drawn=True)
+    return whatif_sections(answer)
 
 
 def step(
@@ -121,14 +125,7 @@ def watched() -> tuple[Section, ...]:
         Stored(id=number, created_at=f"2026-03-{1 + number:02}T04:05:06.789", value=observation)
         for number, observation in enumerate(observations(lab_plan(), 30))
     ]
-    return observed_sections(stored, stored[:-7:-1], is_all=True, plans="/plans/")
-
-
-def machines() -> tuple[Section, ...]:
-    """Return what two machines have of one unit each, besides a slower link."""
-    first, second = lab_profile(), lab_profile("after", slower=1.3)
-    machine = replace(second.machine, memory_bytes=2**31, num_devices=4096)
-    return (machine_section(first, replace(second, machine=machine), names=NAMES),)
+    return *observed_steps(stored), observations_section(stored[:-7:-1])
 
 
 def stored() -> tuple[Section, ...]:
@@ -153,7 +150,7 @@ def without_profile() -> tuple[Section, ...]:
 
 
 def beside(first: AnyPlan, second: AnyPlan) -> Iterable[Section]:
-    return comparison_sections(first, second, names=NAMES, is_drawn=True)
+    return comparison_sections(first, second, names=NAMES)
 
 
 def drawn(subject: Subject) -> Iterable[Section]:
@@ -205,12 +202,8 @@ PAGES: Mapping[str, Callable[[], Iterable[Section]]] = {
     ),
     "trainings-differ": lambda: beside(training_plan(), OTHER_TRAINING),
     "whatif": changed,
-    "profile": lambda: (
-        *profile_sections(found()),
-        *profile_sections(found(), operation="", here="/x?operation="),
-    ),
+    "profile": lambda: profile_sections(found()),
     "profile-lines": lambda: profile_sections(lines_alone()),
-    "machines-differ": machines,
     "models": lambda: (
         models_section(),
         *(model_section(MODELS[name], world_size=64) for name in ("tm-1", "gpt-s")),
@@ -226,9 +219,9 @@ def page(name: str) -> dict[str, Any]:
     sections = tuple(PAGES[name]())
     figures = [
         {"name": figure.name, "title": figure.title, "said": figure.words,
-         "header": list(figure.header), "num_rows": len(figure.rows),
          "panels": [_outline(plain(panel)) for panel in figure.panels]}
-        for figure in all_figures(sections)
+        for section in sections
+        for figure in section.figures
     ]  # fmt: skip
     lines = text_of(sections).splitlines()
     shown = {"lines": lines, "figures": figures, "values": [values_of(part) for part in sections]}

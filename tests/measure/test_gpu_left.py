@@ -37,7 +37,8 @@ def _news_of_a_session(monkeypatch: pytest.MonkeyPatch, num_ranks: int) -> Seque
         monkeypatch.setattr(
             torch.cuda, "mem_get_info", lambda _: (16 * GIB + 5 - reserved - _taken(cuda), 16 * GIB)
         )
-        run_session(Assignment(needed=(POINT,), preset="quick", plan_only=True),
+        monkeypatch.setattr("moetune.measure.session._Visits.visit_all", lambda *_: None)
+        run_session(Assignment(needed=(POINT,), preset="quick"),
                     device=open_device(1), ranks=MeasuringRanks(), on_news=news.append)  # fmt: skip
     monkeypatch.undo()
     return news
@@ -61,7 +62,6 @@ def test_the_profiles_machine_has_the_memory_that_was_measured(tmp_path: Path) -
         run.receive(estimates)
         run.receive(Sample(point=POINT, seconds=(1.0,)))
         assert run.cluster.machine == replace(machine, memory_bytes=13 * GIB)
-        assert [one.memory_bytes for one in store.machines()] == [13 * GIB]
 
 
 def test_the_most_tokens_of_a_plan_are_those_that_leave_it() -> None:

@@ -159,13 +159,3 @@ def test_ranks_of_a_launch_make_one_profile(planner: Desk) -> None:
     assert answers[1][0] == ""
     (run,) = planner.runs()
     assert run.num_samples >= 3
-
-
-def test_plan_only_measures_nothing(planner: Desk) -> None:
-    process = planner.start(*SMALL_LAYER, "--plan-only", "--json")
-    answer, words = process.communicate(timeout=TIMEOUT_SECONDS)
-    assert process.returncode == 0, words
-    document = read_document(answer)
-    assert document["num_points"] == len(document["points"]) > 20
-    assert document["seconds"] == pytest.approx(sum(one["seconds"] for one in document["points"]))
-    assert planner.runs() == ()

@@ -1,9 +1,6 @@
 """Figures hold the numbers of the values they are drawn from."""
 
-import csv
-import io
 import re
-import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,32 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetune.app.subjects import LayerSubject
-from moetune.app.views.layer_reasons import options_of
-from moetune.app.views.observed import drift_figure, rolling_median, sound_rows, thinned
+from moetune.app.views.observed import drift_figure, rolling_median, sound_rows
 from moetune.app.views.plan import plan_sections
-from moetune.domain.cost_keys import CollectiveKey
 from moetune.domain.plan import Plan
 from moetune.domain.records import Stored
 from moetune.fit.costs import costs_of
-from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
 from moetune.report.html import STATIC
 from moetune.report.marks import ROLES, Bars, Line, Points
-from moetune.report.operations import OperationCurve, fit_figure, operations_of
-from moetune.report.plan_figures import (
-    Option,
-    degree_figure,
-    pareto_figure,
-    pareto_front,
-    phases_figure,
-    timeline_figure,
-)
-from moetune.report.section import Figure, all_figures
+from moetune.report.plan_figures import timeline_figure
+from moetune.report.section import Figure
 from moetune.solve.trace import plan_timelines
 from tests.report.lab import lab_plan, lab_profile, observations
-
-
-def operation(name: str) -> OperationCurve:
-    return next(one for one in operations_of(lab_profile()) if one.name == name)
 
 
 def series(figure: Figure, name: str) -> Line | Points:
@@ -57,18 +39,10 @@ def kept(plan: Plan, count: int) -> list[Stored[Any]]:
 
 def figures() -> Iterator[Figure]:
     found = sound_rows(kept(lab_plan(), 40))
-    for one in operations_of(lab_profile()):
-        yield fit_figure(one)
     layer = LayerSubject(plan=lab_plan(), profile=lab_profile())
-    yield from all_figures(plan_sections(layer, is_page=True))
-    yield phases_figure({"one": lab_plan(), "other": lab_plan(1024)})
-    yield degree_figure({"one": lab_plan(), "other": lab_plan(1024)})
+    for section in plan_sections(layer, is_page=True):
+        yield from section.figures
     yield drift_figure(found)
-
-
-@pytest.fixture(scope="module")
-def drawn() -> list[Figure]:
-    return list(figures())
 
 
 def test_every_role_of_the_theme_has_a_light_and_a_dark_value() -> None:
@@ -77,113 +51,19 @@ def test_every_role_of_the_theme_has_a_light_and_a_dark_value() -> None:
         assert re.search(rf"--{role}: light-dark\(#\w+, #\w+\);", sheet), role
 
 
-def test_every_row_has_the_columns_of_its_header_and_survives_csv(drawn: list[Figure]) -> None:
-    for figure in drawn:
-        assert figure.rows, figure.title
-        header, *rows = csv.reader(io.StringIO(figure.csv))
-        assert tuple(header) == figure.header
-        assert len(rows) == len(figure.rows)
-        for text, row in zip(rows, figure.rows, strict=True):
-            for cell, value in zip(text, row, strict=True):
-                if isinstance(value, float):
-                    assert float(cell) == value
-                else:
-                    assert cell == ("" if value is None else str(value))
-
-
-def test_the_fit_shows_the_measured_medians_and_a_curve_through_them() -> None:
-    shown = operation("all_to_all, 8 ranks on 2 nodes")
-    figure = fit_figure(shown)
-    medians = series(figure, "medians")
-    for size, seconds in zip(medians.x, medians.y, strict=True):
-        raw = [
-            one
-            for sample in lab_profile().samples
-            if getattr(sample.point, "group_size", 0) == 8
-            and getattr(sample.point, "in_flight", 0) == 1
-            and getattr(sample.point, "num_bytes", 0) == size
-            for one in sample.seconds
-        ]
-        assert seconds == statistics.median(raw)
-    predicted = series(figure, "predicted")
-    costs = costs_of(lab_profile())
-    for size, seconds in zip(predicted.x, predicted.y, strict=True):
-        assert isinstance(size, float)
-        found = costs.seconds(CollectiveKey("all_to_all", 8), size)
-        assert seconds == pytest.approx(found.seconds, rel=1e-12)
-
-
-def test_the_band_is_that_of_the_draws_a_plan_is_judged_by() -> None:
-    figure = fit_figure(operation("all_to_all, 8 ranks on 2 nodes"))
-    draws = resample_costs(lab_profile(), num=NUM_RESAMPLES, seed=RESAMPLING_SEED)
-    rows = [row for row in figure.rows if row[0] == "predicted"][::7]
-    for _, size, seconds, low, high in rows:
-        assert isinstance(size, float)
-        assert isinstance(seconds, float)
-        found = [one.seconds(CollectiveKey("all_to_all", 8), size).seconds for one in draws]
-        assert (low, high) == pytest.approx(tuple(np.percentile(found, (5, 95))))
-        assert isinstance(low, float)
-        assert isinstance(high, float)
-        assert low < seconds < high
-
-
 def test_the_timeline_has_every_span_and_ends_when_the_plan_says() -> None:
     plan = lab_plan()
     forward, backward = plan_timelines(plan=plan, costs=costs_of(lab_profile()))
-    figure = timeline_figure(forward=forward, backward=backward)
-    assert len(figure.rows) == len(forward.spans) + len(backward.spans)
-    for phase, seconds in (
-        ("forward", plan.predicted.forward_seconds),
-        ("backward", plan.predicted.backward_seconds),
+    panels = timeline_figure(forward=forward, backward=backward).panels
+    for panel, timeline, seconds in (
+        (panels[0], forward, plan.predicted.forward_seconds),
+        (panels[1], backward, plan.predicted.backward_seconds),
     ):
-        ends = [row[5] for row in figure.rows if row[0] == phase]
-        assert max(float(end or 0) for end in ends) == pytest.approx(seconds)
-    bars = [mark for panel in figure.panels for mark in panel.marks if isinstance(mark, Bars)]
-    assert sum(len(one.lengths) for one in bars) == len(figure.rows)
-
-
-option = st.builds(
-    Option, name=st.just("x"), group=st.just("g"),
-    step_seconds=st.sampled_from([0.1, 0.2, 0.3, 0.4, 0.5]), memory_bytes=st.integers(1, 6),
-)  # fmt: skip
-
-
-@given(st.lists(option, min_size=1, max_size=12))
-def test_the_pareto_front_is_what_no_other_option_beats(options: list[Option]) -> None:
-    def beats(one: Option, other: Option) -> bool:
-        no_worse = one.step_seconds <= other.step_seconds and one.memory_bytes <= other.memory_bytes
-        return no_worse and (
-            one.step_seconds < other.step_seconds or one.memory_bytes < other.memory_bytes
-        )
-
-    expected = {
-        (one.memory_bytes, one.step_seconds)
-        for one in options
-        if not any(beats(other, one) for other in options)
-    }
-    front = pareto_front(options)
-    assert [(one.memory_bytes, one.step_seconds) for one in front] == sorted(expected)
-
-
-def test_the_plan_is_among_its_options_with_its_own_time_and_memory() -> None:
-    for plan in (lab_plan(), lab_plan(memory_limit_bytes=120 * 2**20)):
-        options = [*options_of(LayerSubject(plan=plan, profile=lab_profile()))]
-        (chosen,) = [one for one in options if one.is_chosen]
-        assert chosen.memory_bytes == plan.memory.peak_bytes
-        assert chosen.step_seconds == pytest.approx(plan.predicted.step_seconds)
-        assert len(options) > 8
-        figure = pareto_figure(options, limit_bytes=plan.inputs.memory_limit_bytes)
-        assert [row[0] for row in figure.rows if row[5] == "yes"] == [chosen.name]
-
-
-@given(st.lists(st.floats(0.5, 2), min_size=1, max_size=80), st.integers(4, 12))
-def test_thinning_keeps_order_the_ends_and_every_extreme(values: list[float], most: int) -> None:
-    shown = thinned(values, most)
-    assert shown == sorted(set(shown))
-    assert len(shown) <= max(most, 4)
-    assert {0, len(values) - 1} <= set(shown)
-    drawn = [values[at] for at in shown]
-    assert (min(drawn), max(drawn)) == (min(values), max(values))
+        bars = [mark for mark in panel.marks if isinstance(mark, Bars)]
+        assert sum(len(one.lengths) for one in bars) == len(timeline.spans)
+        spans = [span for one in bars for span in zip(one.starts, one.lengths, strict=True)]
+        assert panel.x.title == "ms"
+        assert max(map(sum, spans)) == pytest.approx(1e3 * seconds)
 
 
 @given(st.lists(st.floats(0.5, 2), min_size=1, max_size=60), st.integers(1, 25))
@@ -195,7 +75,7 @@ def test_the_rolling_median_is_that_of_the_last_values(values: list[float], wind
 def test_drift_is_found_where_steps_become_slower() -> None:
     found = sound_rows(kept(lab_plan(), 600))
     figure = drift_figure(found)
-    drift = [float(row[-1] or 0) for row in figure.rows]
+    drift = [float(value) for value in series(figure, "median of 21").y]
     assert drift[280] == pytest.approx(1 / 1.01 - 1, abs=0.02)
     assert drift[-1] == pytest.approx(1 / 1.12 - 1, abs=0.02)
 

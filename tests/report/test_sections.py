@@ -42,8 +42,8 @@ def on_screen(capsys: pytest.CaptureFixture[str], *sections: Section, color: boo
 
 def on_page(*sections: Section) -> str:
     """Return the words of the sections as a page shows them."""
-    template = '{% from "macros.html" import sections %}{{ sections(some, csv) }}'
-    html = environment().from_string(template).render(some=sections, csv=str)
+    template = '{% from "macros.html" import sections %}{{ sections(some) }}'
+    html = environment().from_string(template).render(some=sections)
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
 
 

@@ -118,7 +118,7 @@ def test_a_port_in_use_is_bad_input_that_names_it(tmp_path: Path) -> None:
         port = other.getsockname()[1]
         done = _run(tmp_path, "serve", "--port", str(port))
     assert done.returncode == 2
-    assert f"port {port} of 127.0.0.1 is in use" in done.stderr
+    assert f"127.0.0.1 port {port}: Address already in use" in done.stderr
     assert "--port" in done.stderr
     assert "Traceback" not in done.stderr
 

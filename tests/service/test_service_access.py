@@ -23,7 +23,7 @@ from moetune.service.middleware import SECURITY_HEADERS
 from moetune.service.server import ServerOptions, access_of
 from tests.service.asking import READ, WRITE, Client, client_of
 
-READS = ("/v1/plans", "/v1/profiles", "/v1/machines", "/v1/fits", "/v1/observations", "/metrics",
+READS = ("/v1/plans", "/v1/profiles", "/v1/observations", "/metrics",
          "/openapi.json", "/v1/profiles/rtx2080ti-x64", "/nowhere")  # fmt: skip
 WRITES = ("/v1/plans:resolve", "/v1/observations", "/v1/profiles", "/nowhere")
 
@@ -98,17 +98,17 @@ def test_one_token_alone_leaves_nothing_open(
         assert (right == "write") is (token in writes)
 
 
-def _log_in(client: Client, token: str, target: str = "/observed?plan=1") -> Any:
+def _log_in(client: Client, token: str, target: str = "/compare?first=1") -> Any:
     return client.ask("POST", "/login", data={"token": token, "next": target})
 
 
 @pytest.mark.parametrize("token", [READ, WRITE])
 def test_a_browser_signs_in_and_reads_with_its_cookie(steady_guarded: Client, token: str) -> None:
-    form = steady_guarded.get("/login?next=/observed")
+    form = steady_guarded.get("/login?next=/compare")
     assert (form.status_code, form.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert 'value="/observed"' in form.text
+    assert 'value="/compare"' in form.text
     entered = _log_in(steady_guarded, token)
-    assert (entered.status_code, entered.headers["location"]) == (303, "/observed?plan=1")
+    assert (entered.status_code, entered.headers["location"]) == (303, "/compare?first=1")
     cookie = entered.headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
@@ -177,8 +177,8 @@ def test_a_browser_without_a_token_is_led_to_the_form(steady_guarded: Client) ->
 
 
 def test_where_no_token_is_asked_for_the_form_leads_on(steady: Client) -> None:
-    answer = steady.get("/login?next=/observed")
-    assert (answer.status_code, answer.headers["location"]) == (303, "/observed")
+    answer = steady.get("/login?next=/compare")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/compare")
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,8 @@ def test_a_changed_operation_is_named_on_the_page(client: Client, measured: Serv
         before, after = one["drift"]["before_seconds"], one["drift"]["seconds"]
         assert 1.7 < after / before < 2.3
         assert num - 2 <= one["drift"]["since_step"] <= num + 3
-    assert "all_to_all" in client.get("/observed").text
+    for page in ("/", f"/plans/{PLAN.id}"):
+        assert f"of plan {PLAN.id[:6]} takes longer since" in client.get(page).text
 
 
 def test_older_clients_send_no_operations(client: Client, measured: ServicePlanner) -> None:

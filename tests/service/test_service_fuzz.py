@@ -17,14 +17,14 @@ from moetune.service.app import create_app
 from moetune.store import check
 from tests.service.asking import client_of
 
-OPERATIONS = (("/v1/plans/{plan_id}", "GET"), ("/v1/plans/{plan_id}/explain", "GET"),
-              ("/v1/plans/{plan_id}/trace", "GET"), ("/v1/plans:resolve", "POST"),
+OPERATIONS = (("/v1/plans/{plan_id}", "GET"), ("/v1/plans/{plan_id}/trace", "GET"),
+              ("/v1/plans:resolve", "POST"),
               ("/v1/plans", "GET"), ("/v1/whatif", "POST"), ("/v1/check", "POST"),
               ("/v1/profiles", "GET"),
-              ("/v1/profiles", "POST"), ("/v1/profiles/{name}", "GET"), ("/v1/machines", "GET"),
-              ("/v1/fits", "GET"), ("/v1/observations", "GET"), ("/v1/observations", "POST"),
+              ("/v1/profiles", "POST"), ("/v1/profiles/{name}", "GET"),
+              ("/v1/observations", "GET"), ("/v1/observations", "POST"),
               ("/healthz", "GET"), ("/readyz", "GET"))  # fmt: skip
-LISTS = ("/v1/plans", "/v1/profiles", "/v1/machines", "/v1/fits", "/v1/observations")
+LISTS = ("/v1/plans", "/v1/observations")
 _FEW = settings(max_examples=10, deadline=None, derandomize=True, database=None,
                 suppress_health_check=list(HealthCheck))  # fmt: skip
 

@@ -8,7 +8,7 @@ import pytest
 
 from moetune.cli import app as program
 from moetune.domain.any_plan import plan_from_json
-from moetune.domain.document import canonical_json, encode
+from moetune.domain.document import encode
 from moetune.service.problems import MEDIA_TYPE
 from tests.service.asking import SMALL, Client
 
@@ -98,7 +98,7 @@ def test_many_that_ask_at_once_get_the_same_bytes(client: Client, inputs: dict[s
     assert len(client.get("/v1/plans").json()["items"]) == 1
 
 
-@pytest.mark.parametrize("part", ["", "/explain", "/trace"])
+@pytest.mark.parametrize("part", ["", "/trace"])
 @pytest.mark.parametrize("plan_id", [UNKNOWN, "3f9c21", "x", UNKNOWN.upper()])
 def test_an_unknown_id_says_where_the_ids_are(steady: Client, plan_id: str, part: str) -> None:
     answer = steady.get(f"/v1/plans/{plan_id}{part}")
@@ -109,14 +109,11 @@ def test_an_unknown_id_says_where_the_ids_are(steady: Client, plan_id: str, part
     assert "/v1/plans" in problem["hint"]
 
 
-def test_explain_and_trace_are_the_documents_of_the_command_line(
+def test_a_trace_is_the_document_of_the_command_line(
     client: Client, inputs: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     plan_id = client.post("/v1/plans:resolve", inputs).json()["id"]
     _by_command(tmp_path, capfd, "plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64")
-    explained = client.get(f"/v1/plans/{plan_id}/explain")
-    wanted = _by_command(tmp_path, capfd, "explain", plan_id, "--json")
-    assert explained.text == canonical_json(json.loads(wanted)) + "\n"
     trace = client.get(f"/v1/plans/{plan_id}/trace").json()
     out = tmp_path / "trace.json"
     _by_command(tmp_path, capfd, "trace", plan_id, "--output", str(out))
@@ -139,30 +136,3 @@ def test_no_file_of_the_services_machine_is_read(
     assert answer.status_code == 422
     assert "profile must be a name" in answer.json()["detail"]
     assert "hunter2" not in answer.text
-
-
-def test_another_choice_is_the_document_of_the_command_line(
-    client: Client, inputs: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    made = client.post("/v1/plans:resolve", inputs).json()
-    (tmp_path / "plan.json").write_text(json.dumps(made), encoding="utf-8")
-    found = client.get(f"/v1/plans/{made['id']}/explain?degree=8&strategy=none")
-    wanted = _by_command(tmp_path, capfd, "explain", str(tmp_path / "plan.json"), "--degree", "8",
-                         "--strategy", "none", "--json")  # fmt: skip
-    assert found.text == canonical_json(json.loads(wanted)) + "\n"
-    assert found.json()["schema"] == "moetune.why-not/1"
-
-
-@pytest.mark.parametrize(("query", "part"), [
-    ("degree=0", "degree"),
-    ("layout=tp%3D2", "layout is for whole models"),
-    ("degre=2", "unknown parameter 'degre'"),
-])  # fmt: skip
-def test_other_choices_that_cannot_be_are_refused_by_name(
-    client: Client, inputs: dict[str, Any], query: str, part: str
-) -> None:
-    made = client.post("/v1/plans:resolve", inputs).json()
-    found = client.get(f"/v1/plans/{made['id']}/explain?{query}")
-    assert (found.status_code, found.json()["code"]) == (422, 2)
-    assert part in found.json()["detail"]
-    assert client.get(f"/v1/plans/{UNKNOWN}/explain?degree=2").status_code == 404

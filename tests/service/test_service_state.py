@@ -64,7 +64,7 @@ def test_without_its_database_the_service_lives_is_not_ready_and_recovers(
     assert (ready.status_code, ready.json()["ready"]) == (503, False)
     assert ready.json()["problems"]
     assert ready.headers["retry-after"]
-    for path in ("/v1/plans", "/v1/fits", f"/v1/plans/{plan.json()['id']}/explain"):
+    for path in ("/v1/plans", "/v1/profiles", f"/v1/plans/{plan.json()['id']}/trace"):
         answer = client.get(path)
         assert (answer.status_code, answer.json()["status"]) == (503, 503)
         assert answer.headers["retry-after"]

@@ -10,11 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moetune.domain.any_plan import plan_from_json
-from moetune.domain.cluster import Fingerprint
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import BadStoreError, InputError, NotFoundError
 from moetune.store import SqlStore, open_store, rows
-from tests.store.values import CLUSTER, MEASURED, execute, make_plan, make_profile, observation
+from tests.store.values import execute, make_plan, make_profile, observation
 
 pytestmark = pytest.mark.unmeasured
 
@@ -28,48 +27,11 @@ def turn_pages(turn: Callable[..., tuple[Any, ...]], limit: int, first: Any) -> 
     return found
 
 
-def test_machines_are_listed_newest_first_with_their_facts(store: SqlStore) -> None:
-    for devices in (1, 2, 4):
-        machine = replace(CLUSTER.machine, num_devices=devices)
-        for _ in range(2):
-            store.start_run(name="h", cluster=replace(CLUSTER, machine=machine), preset="quick")
-    found = store.machines()
-    assert [one.num_devices for one in found] == [4, 2, 1]
-    assert found[0].id > found[1].id > found[2].id
-    newest = found[0]
-    assert (newest.device, newest.kind, newest.devices_per_node) == ("NVIDIA H200", "cuda", 8)
-    assert newest.memory_bytes == 150_754_820_096
-    assert newest.facts == CLUSTER.fingerprint.hardware
-    assert newest.hardware_id == CLUSTER.fingerprint.hardware_id
-    assert newest.created_at.endswith("+00:00")
-    assert turn_pages(store.machines, 2, 0) == list(found)
-
-
-def test_fits_are_listed_newest_first_with_what_they_were_fitted_to(store: SqlStore) -> None:
-    run_id = store.start_run(name="h200-x8", cluster=CLUSTER, preset="quick")
-    for count in (1, 3):
-        store.add_samples(run_id, MEASURED[: count - len(store.samples(run_id))])
-        store.save_profile(make_profile(), run_id=run_id)
-    store.add_samples(run_id, MEASURED)
-    published = replace(make_profile("rtx", samples=MEASURED), provenance="published")
-    store.save_profile(replace(published, fingerprint=Fingerprint()))
-    found = store.fits()
-    assert [(one.profile, one.num_samples) for one in found] == [
-        ("rtx", 5), ("h200-x8", 3), ("h200-x8", 1),
-    ]  # fmt: skip
-    assert [one.provenance for one in found] == ["published", "measured", "measured"]
-    machines = {one.id: one for one in store.machines()}
-    assert machines[found[0].machine_id].facts == {}
-    assert machines[found[1].machine_id].facts == CLUSTER.fingerprint.hardware
-    assert turn_pages(store.fits, 1, 0) == list(found)
-
-
 def test_the_current_fit_changes_with_every_fit_and_never_comes_back(store: SqlStore) -> None:
     seen = set()
     for _ in range(3):
         store.save_profile(make_profile())
         seen.add(store.current_fit("h200-x8"))
-    assert store.current_fit("h200-x8") == store.fits()[0].id
     store.remove_profile("h200-x8")
     assert store.current_fit("h200-x8") is None
     store.save_profile(make_profile())

@@ -128,7 +128,7 @@ class LayerSubject(PricedPlan):
         texts = question.degree_texts
         if question.strategy is not None:
             texts["strategy"] = question.strategy
-        names = dict.fromkeys(("forward-degree", "backward-degree"), question.degree_flag)
+        names = dict.fromkeys(("forward-degree", "backward-degree"), "--degree")
         with spelled(replace(AS_FLAGS, names={**AS_FLAGS.names, **names})):
             changed_request(self.plan.inputs, texts)
         return Asked(texts=texts, pins=texts)

@@ -36,7 +36,7 @@ def asked_of_training(question: WhyNot, plan: TrainingDocument) -> Asked:
         )
     texts = question.degree_texts
     if question.layout is None:
-        degrees = _degrees(question, texts)
+        degrees = _degrees(question.degree or 0)
         return Asked(texts=degree_texts(degrees), pins={"degree": degrees})
     if texts:
         raise InputError(
@@ -70,13 +70,12 @@ def _text(value: object) -> str:
     return ",".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
-def _degrees(question: WhyNot, texts: Mapping[str, str]) -> Degrees:
+def _degrees(degree: int) -> Degrees:
     """Return the chunks asked for."""
-    degree, flag = int(texts["forward-degree"]), question.degree_flag
     if not 1 <= degree <= MOST_CHUNKS:
         raise InputError(
-            f"{flag} must be from 1 to {MOST_CHUNKS} for the plan of a training, got {degree}",
-            field=flag.removeprefix("--").replace("-", "_"),
+            f"--degree must be from 1 to {MOST_CHUNKS} for the plan of a training, got {degree}",
+            field="degree",
         )
     return Degrees.of_both(degree)
 

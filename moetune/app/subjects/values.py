@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.constraints import Bounds
-from moetune.domain.errors import InputError, MoetuneError, ProfileError
+from moetune.domain.errors import MoetuneError, ProfileError
 from moetune.domain.profile import Profile
 from moetune.solve.trace import TraceSpan
 
@@ -54,46 +53,24 @@ class WhyNot:
     """Another choice of a plan that is asked for; None for what is left to the solver.
 
     Args:
-        degree, forward_degree, backward_degree: chunks; each of them holds for both phases.
+        degree: chunks, of both phases.
         layout: of a model's training: "tp=2,pp=4", or as plans print it.
     """
 
     degree: int | None = None
-    forward_degree: int | None = None
-    backward_degree: int | None = None
     strategy: str | None = None
     layout: str | None = None
 
     @property
     def is_asked(self) -> bool:
         """Whether any other choice is asked for."""
-        asked = (self.degree, self.forward_degree, self.backward_degree, self.strategy, self.layout)
-        return any(value is not None for value in asked)
-
-    @property
-    def degree_flag(self) -> str:
-        """The flag of the degree that is asked for."""
-        if self.degree is not None:
-            return "--degree"
-        return "--backward-degree" if self.forward_degree is None else "--forward-degree"
+        return any(value is not None for value in (self.degree, self.strategy, self.layout))
 
     @property
     def degree_texts(self) -> dict[str, str]:
-        """The degree by the names of both phases' flags; empty where none is asked for.
-
-        Raises:
-            InputError: two are given, or two different ones for the phases.
-        """
-        bounds = Bounds(forward_degree=self.forward_degree, backward_degree=self.backward_degree)
-        degree, of_phase = self.degree, bounds.degree
-        if degree is not None and of_phase is not None:
-            flag = "--forward-degree" if self.forward_degree else "--backward-degree"
-            raise InputError(
-                f"--degree and {flag} exclude each other", "--degree is for both phases: omit one"
-            )
-        chosen = of_phase if degree is None else degree
+        """The degree by the names of both phases' flags; empty where none is asked for."""
         phases = ("forward-degree", "backward-degree")
-        return {} if chosen is None else dict.fromkeys(phases, str(chosen))
+        return {} if self.degree is None else dict.fromkeys(phases, str(self.degree))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

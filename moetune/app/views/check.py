@@ -72,10 +72,8 @@ def check_sections(checked: Checked) -> Iterator[Section]:
     parts = parts_table("time", ("part", "time"), answer.predicted.parts, Cell.seconds)
     yield Section(name="terms", title="Time of a step", tables=(parts,))
     peak = format_bytes(answer.memory.peak_bytes)
-    yield memory_section(
-        answer.memory, title=f"Memory of pipeline rank {answer.memory.rank}: {peak}",
-        limit_bytes=checked.limit_bytes, words="Predicted peak of the device that needs most:",
-    )  # fmt: skip
+    title = f"Memory of pipeline rank {answer.memory.rank}: {peak}"
+    yield memory_section(answer.memory, title=title)
 
 
 def _answer(checked: Checked) -> Section:

@@ -1,21 +1,16 @@
-"""Two plans or two profiles side by side, as sections, with every field that differs."""
+"""Two plans side by side, as sections, with every field that differs."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from moetune.app.compare import changed_inputs, compare
-from moetune.app.profiles import compare_profiles
-from moetune.app.views.model import training_figures
 from moetune.app.views.model_words import binding_words
 from moetune.app.views.words import plan_scope, suspect_words
 from moetune.app.whatif import WhatIfAnswer
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.profile import Profile
 from moetune.domain.request import constraint_words
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.plan_figures import degree_figure, phases_figure
-from moetune.report.section import EMPTY, Cell, Figure, Section, Table, percent, plural, sentence
+from moetune.report.section import EMPTY, Cell, Section, Table, percent, plural, sentence
 
-_CHANGES = "now", "changed"
 _OF_A_RANK = "memory.parts.", "memory.activations."
 _SMALL, _LARGE = 0.01, 100
 _TIMES = ("predicted.parts.", "predicted.mean_parts.")
@@ -23,15 +18,6 @@ _SHARES = ("probability_best", "expected_regret", ".mfu", "_ratio")
 _UNITS: tuple[tuple[Callable[[str], bool], Callable[[float], str]], ...] = (
     (lambda key: key.endswith("_bytes") or key.startswith(_OF_A_RANK), format_bytes),
     (lambda key: key.endswith("_seconds") or key.startswith(_TIMES), format_seconds),
-    (lambda key: key.endswith("_per_byte"), lambda value: f"{format_seconds(value * 1e9)} per GB"),
-    (
-        lambda key: key.endswith("_per_mac"),
-        lambda value: f"{format_seconds(value * 1e12)} per TMAC",
-    ),
-    (
-        lambda key: key.endswith("_per_element"),
-        lambda value: f"{format_seconds(value * 1e9)} per G",
-    ),
     (
         lambda key: key.endswith("flops_per_second_per_device"),
         lambda value: f"{value / 1e12:,.3g} TFLOP/s",
@@ -43,13 +29,12 @@ _UNITS: tuple[tuple[Callable[[str], bool], Callable[[float], str]], ...] = (
 
 
 def comparison_sections(
-    first: AnyPlan, second: AnyPlan, *, names: tuple[str, str], is_drawn: bool = False
+    first: AnyPlan, second: AnyPlan, *, names: tuple[str, str]
 ) -> tuple[Section, ...]:
     """Return how the second plan differs from the first: in words, and field by field.
 
     Args:
-        names: the plans' names in words, tables and figures.
-        is_drawn: add figures of both plans.
+        names: the plans' names in words and tables.
     """
     doubts = (words for plan in (first, second) for words in suspect_words(plan))
     words = Section(
@@ -57,8 +42,7 @@ def comparison_sections(
         doubts=tuple(dict.fromkeys(doubts)),
         paragraphs=tuple(_words(first, second, names)),
     )
-    drawn = (_drawn(first, second, names),) if is_drawn else ()
-    return words, *drawn, _differing_fields(first, second, names)
+    return words, _differing_fields(first, second, names)
 
 
 def _words(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Iterator[str]:
@@ -77,25 +61,18 @@ def _words(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Iterator[
     yield from compare(first, second)
 
 
-def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Section, ...]:
-    """Return the changes, their effects on the plan, and the reason.
-
-    Args:
-        is_drawn: add figures of both plans, and every field in which they differ.
-    """
+def whatif_sections(answer: WhatIfAnswer) -> tuple[Section, ...]:
+    """Return the changes, their effects on the plan, and the reason."""
     changes, *effects = answer.words
     after = answer.after
     reason = binding_words(after.best) if after.kind == "training" else after.decision.why
-    words = Section(
+    section = Section(
         name="answer",
         title=changes,
         doubts=suspect_words(after, answer.before.inputs.profile),
         paragraphs=(*effects, sentence(reason)),
     )
-    if not is_drawn:
-        return (words,)
-    figures = _drawn(answer.before, after, _CHANGES)
-    return words, figures, _differing_fields(answer.before, after, _CHANGES)
+    return (section,)
 
 
 def _differing_fields(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Section:
@@ -107,28 +84,6 @@ def _differing_fields(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -
         )
     rows = [(key, left.get(key), right.get(key)) for key in dict.fromkeys((*left, *right))]
     return _differences([row for row in rows if row[1] != row[2]], names)
-
-
-def _drawn(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Section:
-    """Return figures of two plans of a kind; none of equal ones."""
-    figures: Iterable[Figure] = ()
-    if first.kind == second.kind and first.id != second.id:
-        if first.kind == "training" == second.kind:
-            figures = training_figures(dict(zip(names, (first, second), strict=True)))
-        else:
-            layers = dict(zip(names, (first.as_layer(), second.as_layer()), strict=True))
-            figures = (phases_figure(layers), degree_figure(layers))
-    return Section(name="both", figures=tuple(figures))
-
-
-def machine_section(first: Profile, second: Profile, *, names: tuple[str, str]) -> Section:
-    """Return every number and fact in which two profiles differ.
-
-    Args:
-        names: the profiles' names in the table.
-    """
-    rows = [(row.key, row.first, row.second) for row in compare_profiles(first, second)]
-    return _differences(rows, names)
 
 
 def _flat(where: str, value: object) -> Iterator[tuple[str, object]]:

@@ -2,28 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 
 from moetune.app.subjects.layer import LayerSubject
 from moetune.app.views.layer import how_sure, is_one_chunk, plan_decision
 from moetune.app.views.words import Reasons, kernel_words, routing_words
-from moetune.domain.errors import ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.request import constraint_words
 from moetune.domain.terms import PhaseTerms, StrategyTerms
-from moetune.domain.units import format_chunks, format_degree, format_seconds
+from moetune.domain.units import format_degree, format_seconds
 from moetune.fit.costs import costs_of
-from moetune.report.plan_figures import (
-    Option,
-    degree_figure,
-    pareto_figure,
-    phases_figure,
-    timeline_figure,
-)
+from moetune.report.plan_figures import timeline_figure
 from moetune.report.section import Cell, Figure, Section, Table, sentence
-from moetune.solve.layer.costs import layer_costs
-from moetune.solve.layer.memory import MemoryBudget
-from moetune.solve.layer.times import step_time
 from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.solve.trace import plan_timelines
 
@@ -39,15 +28,13 @@ _PAPER = (
     "Eq. 10 is MPipeMoE's rule, and * its choice where memory is reused. It has no start-up times "
     "and does not decide here."
 )
-_FEWEST_OPTIONS = 2
-_DEGREES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def layer_reasons(subject: LayerSubject, *, is_drawn: bool = False) -> Reasons:
     """Return what an explanation shows of a layer's plan.
 
     Args:
-        is_drawn: add figures, for a page.
+        is_drawn: add the timeline, for a page.
     """
     plan = subject.plan
     pins = sorted(plan.inputs.constraints.items())
@@ -57,8 +44,8 @@ def layer_reasons(subject: LayerSubject, *, is_drawn: bool = False) -> Reasons:
         why=(plan.decision.why, *kernel_words(plan)),
         sure=how_sure(plan),
         pins=tuple((f"--{flag}", constraint_words(flag, value)) for flag, value in pins),
-        terms=(_terms(subject, is_drawn=is_drawn), *_strategies(subject, is_drawn=is_drawn)),
-        ranges=(_ranges(plan, is_drawn=is_drawn),),
+        terms=(_terms(subject, is_drawn=is_drawn), *_strategies(subject)),
+        ranges=(_ranges(plan),),
     )
 
 
@@ -71,7 +58,7 @@ def _terms(subject: LayerSubject, *, is_drawn: bool) -> Section:
         name="terms",
         title="What the time consists of",
         tables=tables,
-        figures=(_layer_figure(subject),) if is_drawn else (),
+        figures=(_timeline(subject),) if is_drawn and subject.profile else (),
         notes=(sentence(subject.note),) if subject.note else (),
     )
 
@@ -137,12 +124,9 @@ def _remarks(plan: Plan, forward: PhaseTerms, backward: PhaseTerms) -> Iterator[
         yield f"{hidden} of {format_seconds(transfers)} of transfers are hidden."
 
 
-def _strategies(subject: LayerSubject, *, is_drawn: bool) -> Iterator[Section]:
-    figures = memory_figures(subject) if is_drawn else ()
+def _strategies(subject: LayerSubject) -> Iterator[Section]:
     strategies = subject.strategies
     if not strategies:
-        if figures:
-            yield Section(name="memory", title="Time and memory", figures=figures)
         return
     missing = [name for name in STRATEGY_WORDS if name not in {row.strategy for row in strategies}]
     absent = f"{', '.join(missing)}: not measured, the profile lacks copies to the host and back."
@@ -162,7 +146,7 @@ def _strategies(subject: LayerSubject, *, is_drawn: bool) -> Iterator[Section]:
         prose=("how",),
         notes=(*((absent,) if missing else ()), _BYTES, _PAPER),
     )
-    yield Section(name="memory", title="Ways to keep activations", tables=(table,), figures=figures)
+    yield Section(name="memory", title="Ways to keep activations", tables=(table,))
 
 
 def _paper_cell(row: StrategyTerms) -> Cell:
@@ -171,7 +155,7 @@ def _paper_cell(row: StrategyTerms) -> Cell:
     return replace(cell, text=f"{cell.text} *") if row.is_paper_choice else cell
 
 
-def _ranges(plan: Plan, *, is_drawn: bool) -> Section:
+def _ranges(plan: Plan) -> Section:
     tokens = "tokens on every rank" if plan.kind == "tensor" else "tokens per rank"
     if plan.workload.sequence_parallel:
         tokens = "tokens of all ranks"
@@ -189,7 +173,6 @@ def _ranges(plan: Plan, *, is_drawn: bool) -> Section:
         name="ranges",
         title="Chunks for other numbers of tokens",
         tables=(table,),
-        figures=(degree_figure({"this plan": plan}),) if is_drawn and ranges else (),
     )
 
 
@@ -200,51 +183,6 @@ def _degree_cell(forward: int, backward: int) -> Cell:
     return Cell.words(format_degree(forward, backward))
 
 
-def _layer_figure(subject: LayerSubject) -> Figure:
-    """Return the layer's timeline; without its profile, bars of its passes."""
-    if subject.profile is None:
-        return phases_figure({"this plan": subject.plan})
+def _timeline(subject: LayerSubject) -> Figure:
     forward, backward = plan_timelines(plan=subject.plan, costs=subject.costs)
     return timeline_figure(forward=forward, backward=backward)
-
-
-def memory_figures(subject: LayerSubject) -> tuple[Figure, ...]:
-    """Return time against memory, where there are at least two options."""
-    options = () if subject.profile is None else tuple(options_of(subject))
-    if len(options) < _FEWEST_OPTIONS:
-        return ()
-    return (pareto_figure(options, limit_bytes=subject.memory_limit_bytes),)
-
-
-def options_of(subject: LayerSubject) -> Iterator[Option]:
-    """Yield the plan's choice, then every strategy with 1, 2, 4 … 64 chunks.
-
-    In one chunk there is nothing to reuse.
-    """
-    plan = subject.plan
-    workload, pipeline = plan.workload, plan.pipeline
-    layer = layer_costs(workload=workload, costs=subject.costs)
-    budget = MemoryBudget.of(workload=workload, costs=layer, limit_bytes=0)
-    planned = plan.memory.strategy, pipeline.forward_degree, pipeline.backward_degree
-    yield Option(
-        name=f"strategy {planned[0]}, {format_chunks(*planned[1:])}", group=planned[0],
-        step_seconds=plan.step_seconds, memory_bytes=plan.needed_bytes, is_chosen=True,
-    )  # fmt: skip
-    most = plan.inputs.pinned.bounds.largest(workload.tokens_per_rank)
-    strategies = [row.strategy for row in subject.strategies] or [plan.memory.strategy]
-    for strategy, degree in product(strategies, _DEGREES):
-        reuses_nothing = degree == 1 and strategy != "none"
-        if degree > most or reuses_nothing or (strategy, degree, degree) == planned:
-            continue
-        try:
-            step = step_time(
-                costs=layer, tokens=workload.tokens_per_rank, degree=degree, order=pipeline.order,
-                strategy=strategy,
-            )  # fmt: skip
-        except ProfileError:
-            continue
-        yield Option(
-            name=f"strategy {strategy}, {format_chunks(degree, degree)}", group=strategy,
-            step_seconds=step.seconds,
-            memory_bytes=budget.peak(strategy=strategy, degree=degree).device_bytes,
-        )  # fmt: skip

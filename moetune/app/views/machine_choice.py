@@ -13,14 +13,14 @@ from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.targets import TargetName, find_target
 from moetune.domain.units import format_amount, format_days, format_train_tokens
-from moetune.report.axes import Axis, log_amounts
+from moetune.report.axes import Axis
 from moetune.report.html import Chapter, report_page
-from moetune.report.marks import Panel
+from moetune.report.marks import Line, Panel, Points
 from moetune.report.section import EMPTY, Cell, Figure, Section, Table, percent, plural
 from moetune.report.svg_file import svg_file
-from moetune.report.tradeoff import Spot, tradeoff_marks
 from moetune.solve.model.uncertainty import UNRECORDED, public_ratios
 
+_DECADE = 10
 COMPARE_SCHEMA = "moetune.compare/1"
 
 
@@ -170,26 +170,42 @@ def _verdict(choice: Choice, compared: Comparison) -> Cell:
 def choice_figure(compared: Comparison) -> Figure:
     """Return time against cost of all choices that have a plan."""
     money = "cost" if compared.has_prices else "GPU-hours"
-    rows = [
-        (choice.profile, choice.world_size, choice.target, choice.run.days.predicted, choice.money,
-         "no" if compared.better_than(choice) else "yes")
-        for choice in compared.solved if choice.run
-    ]  # fmt: skip
-    spots = [
-        Spot(x=cost, y=days, group=profile, hover=f"{profile}, {ranks} GPUs, {target}\n"
-             f"{format_days(days)}, {format_amount(cost)}")
-        for profile, ranks, target, days, cost, _ in rows
-    ]  # fmt: skip
-    is_free = any(choice.money <= 0 for choice in compared.solved)  # nor has 0 a logarithm
-    x = Axis(title=money, from_zero=True) if is_free else log_amounts(money)
+    front = [choice for choice in compared.solved if not compared.better_than(choice)]
+    others = [choice for choice in compared.solved if choice not in front]
+    line = _line(sorted(front, key=lambda choice: choice.money))
+    dots = _points(others, "dominated", "second"), _points(front, "not dominated", "accent")
+    costs, days = _places([*compared.solved])
     return Figure(
         name="choices", title="Time against cost",
         words="Down and to the left is better: no choice is both faster and cheaper than one on "
         "the line.",
-        panels=(Panel(x=x, y=log_amounts("days"), marks=tuple(tradeoff_marks(spots))),),
-        header=("profile", "world_size", "target", "days", "money", "on_front"), rows=tuple(rows),
-        is_wide=True,
+        panels=(Panel(x=_axis(money, costs), y=_axis("days", days), marks=(line, *dots)),),
     )  # fmt: skip
+
+
+def _axis(title: str, values: tuple[float, ...]) -> Axis:
+    """Return a logarithmic axis where values are of several decades."""
+    return Axis(title=title, kind="log" if max(values) > _DECADE * min(values) > 0 else "linear")
+
+
+def _line(choices: list[Choice]) -> Line:
+    x, y = _places(choices)
+    return Line(x=x, y=y, color="accent/0.6")
+
+
+def _points(choices: list[Choice], name: str, color: str) -> Points:
+    x, y = _places(choices)
+    hover = tuple(
+        f"{choice.name}\n{format_days(days)}, {format_amount(cost)}"
+        for choice, cost, days in zip(choices, x, y, strict=True)
+    )
+    return Points(x=x, y=y, name=name, color=color, size=8, hover=hover)
+
+
+def _places(choices: list[Choice]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return money and days of choices that have a plan."""
+    days = (choice.run.days.predicted for choice in choices if choice.run)
+    return tuple(choice.money for choice in choices), tuple(days)
 
 
 def write_choices(output: Path, compared: Comparison, *, now: datetime, version: str) -> None:

@@ -6,7 +6,6 @@ from moetune.app.views.words import parts_table
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingMemory
 from moetune.domain.units import format_bytes
-from moetune.report.plan_figures import memory_parts_figure
 from moetune.report.section import Cell, Highlight, Section, Table, plural
 from moetune.solve.model.memory import RankMemory
 
@@ -63,21 +62,12 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
             title="What fits, the plainest first" if answer.fits else "The smallest layout",
             tables=(_layouts(answer),),
         ),
-        memory_section(
-            first.memory, title="Where it goes", limit_bytes=question.limit_bytes,
-            words=f"Of a device with {first.layout.words}:",
-        ),
+        memory_section(first.memory, title="Where it goes"),
     )  # fmt: skip
 
 
-def memory_section(
-    memory: RankMemory | TrainingMemory, *, title: str, limit_bytes: int, words: str
-) -> Section:
-    """Return the parts of a device's memory, and what its activations are of.
-
-    Args:
-        words: whose memory it is, for the figure.
-    """
+def memory_section(memory: RankMemory | TrainingMemory, *, title: str) -> Section:
+    """Return the parts of a device's memory, and what its activations are of."""
     return Section(
         name="memory",
         title=title,
@@ -85,7 +75,6 @@ def memory_section(
             parts_table("memory", ("part", "memory"), memory.parts),
             parts_table("activations", ("activations of", "memory"), memory.activations),
         ),
-        figures=(memory_parts_figure(memory.parts, limit_bytes=limit_bytes, words=words),),
     )
 
 

@@ -1,9 +1,9 @@
 """A training plan as sections: the layout, its time and memory, the next ones, and why."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
-from moetune.app.subjects.model import ModelSubject, kinds_of
+from moetune.app.subjects.model import ModelSubject
 from moetune.app.views.memory import memory_section
 from moetune.app.views.model_words import (
     binding_words,
@@ -27,11 +27,9 @@ from moetune.domain.chunks import Chunks
 from moetune.domain.pipeline import stage_words
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.domain.units import format_bytes, format_chunks, format_degree, format_seconds
-from moetune.report.plan_figures import Option, pareto_figure, stacked_figure
 from moetune.report.section import (
     EMPTY,
     Cell,
-    Figure,
     Highlight,
     Section,
     Table,
@@ -43,8 +41,6 @@ from moetune.report.section import (
 )
 from moetune.solve.model.search import NOISE
 
-_SLOW, _LARGE = 3.0, 1.25
-"""Multiples of a plan's step, and of its limit of memory, up to which figures show a front."""
 _FRONT_NOTE = (
     "Both as against the line above; steps that save less than "
     f"{percent(NOISE, digits=0)} are omitted."
@@ -66,7 +62,6 @@ def model_sections(subject: ModelSubject) -> Iterator[Section]:
     if plan.front:
         yield Section(
             name="front", title="The fastest layout for each memory", tables=(_front(plan),),
-            figures=tuple(_front_figures(plan)),
         )  # fmt: skip
 
 
@@ -162,19 +157,13 @@ def _time(subject: ModelSubject) -> Section:
         name="terms", title="Time of a step, on the slowest pipeline rank",
         paragraphs=(f"Of the step: {', '.join(kinds)}.",),
         tables=(parts_table("time", ("part", "time"), parts, Cell.seconds),),
-        figures=tuple(training_figures({"this plan": plan})),
     )  # fmt: skip
 
 
 def _memory(plan: TrainingDocument) -> Section:
-    memory, limit = plan.memory, plan.inputs.memory_limit_bytes
-    peak = format_bytes(memory.peak_bytes)
-    return memory_section(
-        memory,
-        title=f"Memory of pipeline rank {memory.rank}: {peak} of {format_bytes(limit)}",
-        limit_bytes=limit,
-        words=f"Predicted peak of a device of pipeline rank {memory.rank}, which needs most:",
-    )
+    memory, limit = plan.memory, format_bytes(plan.inputs.memory_limit_bytes)
+    peak = f"{format_bytes(memory.peak_bytes)} of {limit}"
+    return memory_section(memory, title=f"Memory of pipeline rank {memory.rank}: {peak}")
 
 
 def _front(plan: TrainingDocument) -> Table:
@@ -221,34 +210,6 @@ def _others(plan: TrainingDocument) -> Table:
         },
         wide=("FLOP/s",),
     )
-
-
-def _front_figures(plan: TrainingDocument) -> Iterator[Figure]:
-    """Yield time against memory of the layouts near the plan; nothing where it is alone."""
-    limit, best = plan.inputs.memory_limit_bytes, plan.best
-    layouts = [best, *(answer for answer in plan.front if answer.layout != plan.layout)]
-    options = [
-        Option(
-            name=answer.words,
-            group="with a pipeline" if answer.layout.pp > 1 else "without a pipeline",
-            step_seconds=answer.predicted.step_seconds,
-            memory_bytes=answer.memory.peak_bytes,
-            is_chosen=answer is best,
-        )
-        for answer in layouts
-        if answer.predicted.step_seconds <= _SLOW * plan.step_seconds
-        and answer.memory.peak_bytes <= _LARGE * limit
-    ]
-    if len(options) <= 1:
-        return
-    figure = pareto_figure(options, limit_bytes=limit)
-    if num_far := len(layouts) - len(options):
-        far = (
-            f" {plural(num_far, 'layout')} of more than {_SLOW:g} × the plan's time or {_LARGE:g} "
-            f"× the limit {'is' if num_far == 1 else 'are'} only in the table."
-        )
-        figure = replace(figure, words=figure.words + far)
-    yield replace(figure, is_wide=True)
 
 
 def model_reasons(subject: ModelSubject) -> Reasons:
@@ -309,16 +270,3 @@ def _hidden(best: TrainingAnswer) -> Iterator[str]:
             "Shared experts run beside a layer's first dispatch, backward beside its last combine: "
             f"that hides {format_seconds(hidden)} of exchanges."
         )
-
-
-def training_figures(plans: Mapping[str, TrainingDocument]) -> Iterator[Figure]:
-    """Yield the plans' steps by kind of time; nothing where an older plan has one rank's parts."""
-    if len(plans) == 1:
-        parts = {name: plan.predicted.parts for name, plan in plans.items()}
-        words = "Predicted seconds on the slowest pipeline rank."
-    else:
-        parts = {name: plan.best.mean_parts for name, plan in plans.items()}
-        words = "Predicted seconds on the mean of the pipeline ranks."
-    if all(parts.values()):
-        kinds = {name: kinds_of(seconds) for name, seconds in parts.items()}
-        yield stacked_figure(kinds, title="One step", words=words)

@@ -1,16 +1,12 @@
 """Measured steps of plans as sections: a verification, and steps observed over time."""
 
-import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Sequence
 
-from moetune.app.drift import OperationDrift
+from moetune.app.drift import observed_drifts
 from moetune.app.verify import Verification, VerifiedStep
 from moetune.app.views.words import speed_cell, speed_words
 from moetune.domain.layer import Throughput
-from moetune.domain.operations import OperationTimes
 from moetune.domain.plan import Plan
 from moetune.domain.records import Observation, Stored
 from moetune.domain.units import format_chunks, format_degree, format_seconds, format_share
@@ -20,24 +16,17 @@ from moetune.report.section import (
     EMPTY,
     Cell,
     Figure,
-    Highlight,
     Section,
     Table,
-    Value,
     percent,
     plural,
 )
 
 WINDOW = 21
 """Observations in the rolling median: enough that a few slow steps do not move it."""
-MOST_POINTS = 600
-_HEADER = (
-    "id", "time_utc", "plan", "source", "tokens_per_rank", "forward_degree", "backward_degree",
-    "predicted_seconds", "observed_seconds", "error", "median_error",
-)  # fmt: skip
+MOST_DRAWN = 500
+"""Newest observations in a figure."""
 MOST_CHANGES = 5
-MOVED = 1.15
-"""An operation that takes so much longer, or shorter, than predicted is named."""
 
 
 def verification_sections(plan: Plan, verification: Verification) -> tuple[Section, ...]:
@@ -76,9 +65,7 @@ def verification_sections(plan: Plan, verification: Verification) -> tuple[Secti
         f"{alone.step_seconds / planned.step_seconds:.2f} × as fast as one chunk. "
         f"{_prediction_words(planned)} {_fastest_words(verification)}"
     )
-    return (
-        Section(name="verification", paragraphs=(words, *_drift_words(planned)), tables=(table,)),
-    )
+    return (Section(name="verification", paragraphs=(words,), tables=(table,)),)
 
 
 WIDE = 2.0
@@ -109,58 +96,16 @@ def verdict(plan: Plan, verification: Verification) -> str:
     )
 
 
-def observed_sections(
-    found: Sequence[Stored[Observation]],
-    rows: Sequence[Stored[Observation]],
-    *,
-    is_all: bool,
-    plans: str = "",
-    known: Mapping[str, Plan] = MappingProxyType({}),
-    changes: Sequence[OperationDrift] = (),
-) -> tuple[Section, ...]:
-    """Return the errors of the predictions: over time in a figure, one by one in a table.
-
-    Args:
-        found: observations of the figure.
-        rows: observations of the table, newest first.
-        is_all: whether `found` is all that there is.
-        plans: address to which a plan's id is appended; "" for no links.
-        known: plans of the table by their id, for FLOP/s.
-        changes: operations whose time changed, the newest first.
-    """
-    drawn = sound_rows(found)
-    changed = Section(
-        name="changes",
-        title="What changed",
-        paragraphs=tuple(f"{change.words}." for change in changes[:MOST_CHANGES]),
-        notes=("A plan made now takes what was observed into account.",),
-    )
-    return (
-        *((changed,) if changes else ()),
-        Section(
-            name="drift",
-            highlights=tuple(_highlights(drawn, is_all=is_all)),
-            figures=(drift_figure(drawn),) if drawn else (),
-        ),
-        replace(observations_section(rows, plans=plans, known=known), title="Newest first"),
-    )
-
-
-def observations_section(
-    rows: Sequence[Stored[Observation]],
-    *,
-    plans: str = "",
-    known: Mapping[str, Plan] = MappingProxyType({}),
-) -> Section:
-    """Return the table of observations, predicted against measured; see `observed_sections`."""
+def observations_section(rows: Sequence[Stored[Observation]]) -> Section:
+    """Return the table of observations, predicted against measured."""
     table = Table(
         name="observations",
         header=(
             "id", "time, UTC", "plan", "source", "tokens per rank", "chunks", "steps", "predicted",
-            "observed", "error", "FLOP/s",
+            "observed", "error",
         ),
-        wide=("chunks", "predicted", "observed", "FLOP/s"),
-        rows=tuple(_row(row, plans, known.get(row.value.plan_id)) for row in rows),
+        wide=("chunks", "predicted", "observed"),
+        rows=tuple(map(_row, rows)),
         empty="Nothing was observed yet.",
     )  # fmt: skip
     return Section(name="observations", tables=(table,))
@@ -179,22 +124,6 @@ def _prediction_words(planned: VerifiedStep) -> str:
     return f"Predicted: {format_seconds(planned.predicted_seconds)} ({error})."
 
 
-def _drift_words(step: VerifiedStep) -> Iterator[str]:
-    """Yield a sentence on the operation that differs most from its prediction, if one does."""
-
-    def factor(times: OperationTimes) -> float:
-        measured = statistics.median(times.seconds)
-        return measured / times.predicted_seconds if times.predicted_seconds else 1.0
-
-    most = max(step.operations, key=lambda times: abs(math.log(factor(times))), default=None)
-    if most is not None and abs(math.log(factor(most))) > math.log(MOVED):
-        yield (
-            f"{most.operation.words} differs most from its prediction: "
-            f"{format_seconds(statistics.median(most.seconds))}, {factor(most):.2f} × the "
-            f"{format_seconds(most.predicted_seconds or 0.0)} predicted beside the others."
-        )
-
-
 def _fastest_words(verification: Verification) -> str:
     fastest, planned = verification.fastest, verification.planned
     if fastest is planned:
@@ -206,53 +135,49 @@ def _fastest_words(verification: Verification) -> str:
     )
 
 
-def _highlights(drawn: Sequence[Stored[Observation]], *, is_all: bool) -> Iterator[Highlight]:
-    if not drawn:
-        return
-    errors = errors_of(drawn)
-    typical = Cell.share(statistics.median(map(abs, errors)))
-    drift = Cell.share(rolling_median(errors[-WINDOW:], WINDOW)[-1], sign=True)
-    which = "in total" if is_all else "the newest ones"
-    yield Highlight("Observations", Cell.count(len(drawn)), which)
-    yield Highlight("Typical error", typical, "median of |predicted / observed − 1|")
-    yield Highlight("Drift", drift, f"median of the last {WINDOW}")
-    yield Highlight("Latest", Cell.words(_minute(drawn[-1])), "UTC")
-
-
 def _minute(row: Stored[Observation]) -> str:
     return row.created_at[:16].replace("T", " ")
 
 
-def _row(row: Stored[Observation], plans: str, plan: Plan | None) -> tuple[Cell, ...]:
+def _row(row: Stored[Observation]) -> tuple[Cell, ...]:
     step = row.value
-    address = f"{plans}{step.plan_id}" if plans else ""
     head = (
         Cell.count(row.id),
         Cell.words(_minute(row)),
-        Cell(text=step.plan_id[:12], value=step.plan_id, mark="code", href=address),
+        Cell(text=step.plan_id[:12], value=step.plan_id, mark="code"),
         Cell.words(step.source),
         Cell.count(step.tokens_per_rank),
         Cell.words(format_degree(step.forward_degree, step.backward_degree)),
         Cell.count(len(step.seconds)),
     )
     if not step.is_sound:
-        return (*head, EMPTY, EMPTY, Cell.words("no step takes its time", mark="suspect"), EMPTY)
-    speed = plan.observed_throughput(step.tokens_per_rank, step.median_seconds) if plan else None
+        return (*head, EMPTY, EMPTY, Cell.words("no step takes its time", mark="suspect"))
     return (
         *head,
         Cell.seconds(step.predicted_seconds or None),
         Cell.seconds(step.median_seconds),
         Cell.share(step.error, sign=True),
-        speed_cell(speed),
     )
 
 
 def observed_steps(rows: Iterable[Stored[Observation]]) -> tuple[Section, ...]:
-    """Return the figure of a plan's observed steps; nothing where none can be drawn."""
+    """Return the steps that were observed under a plan: what changed, and the errors over time."""
     drawn = sound_rows(rows)
-    if not drawn:
-        return ()
-    return (Section(name="observed", title="Observed steps", figures=(drift_figure(drawn),)),)
+    figures = (drift_figure(drawn),) if drawn else ()
+    observed = Section(name="observed", title="Observed steps", figures=figures)
+    return (*changes_sections(drawn), *((observed,) if drawn else ()))
+
+
+def changes_sections(rows: Iterable[Stored[Observation]]) -> tuple[Section, ...]:
+    """Return the operations whose time changed, the newest first; nothing where none did."""
+    changes = observed_drifts(rows)[:MOST_CHANGES]
+    changed = Section(
+        name="changes",
+        title="What changed",
+        paragraphs=tuple(f"{change.words}." for change in changes),
+        notes=("Measure the machine again, and make the plan again with that profile.",),
+    )
+    return (changed,) if changes else ()
 
 
 def sound_rows(rows: Iterable[Stored[Observation]]) -> tuple[Stored[Observation], ...]:
@@ -273,21 +198,16 @@ def drift_figure(rows: Sequence[Stored[Observation]]) -> Figure:
     """
     errors = errors_of(rows)
     drift = rolling_median(errors, WINDOW)
-    shown = thinned(errors, MOST_POINTS)
-    times = tuple(rows[index].created_at[:23] for index in shown)
+    times = tuple(row.created_at[:23] for row in rows)
     latest = rows[-1].value
-    thinning = f" {len(shown):,} points are drawn, with all extremes; the CSV file has all points."
     single = Points(
         name="single", color="second/0.55", size=5, x=times,
-        y=tuple(errors[index] for index in shown),
-        hover=tuple(_hover(rows[index]) for index in shown),
+        y=tuple(errors), hover=tuple(map(_hover, rows)),
     )  # fmt: skip
-    median = Line(name=f"median of {WINDOW}", x=times, y=tuple(drift[index] for index in shown))
+    median = Line(name=f"median of {WINDOW}", x=times, y=tuple(drift))
     axes = Axis(title="time, UTC", kind="date"), Axis(title="relative error", is_share=True)
     return Figure(
         name="drift",
-        is_wide=True,
-        is_low=True,
         title="Drift",
         words=(
             f"{plural(len(rows), 'observation')}; the latest step took "
@@ -295,15 +215,9 @@ def drift_figure(rows: Sequence[Stored[Observation]]) -> Figure:
             f"{format_seconds(latest.predicted_seconds)}. "
             "Predicted over observed, minus 1: below 0 for slower steps. The line is the median "
             f"of the last {WINDOW} observations and ends at {percent(drift[-1], sign=True)}. If it "
-            "stays away from 0, the machine's speed is "
-            f"no longer that of the profile.{thinning if len(shown) < len(rows) else ''}"
+            "stays away from 0, the machine's speed is no longer that of the profile."
         ),
         panels=(Panel(x=axes[0], y=axes[1], marks=(single, median)),),
-        header=_HEADER,
-        rows=tuple(
-            (*_values(row), error, rolling)
-            for row, error, rolling in zip(rows, errors, drift, strict=True)
-        ),
     )
 
 
@@ -313,30 +227,6 @@ def rolling_median(values: Sequence[float], window: int) -> list[float]:
         statistics.median(values[max(0, index + 1 - window) : index + 1])
         for index in range(len(values))
     ]
-
-
-def thinned(values: Sequence[float], most: int) -> list[int]:
-    """Return the indices of at most `most` values to draw, in order, without losing an outlier.
-
-    They are the smallest and the largest value of each of equal stretches, and both ends.
-    """
-    count = len(values)
-    if count <= most:
-        return list(range(count))
-    stretches = max(1, (most - 2) // 2)
-    chosen = {0, count - 1}
-    for stretch in range(stretches):
-        part = range(stretch * count // stretches, (stretch + 1) * count // stretches)
-        chosen |= {min(part, key=values.__getitem__), max(part, key=values.__getitem__)}
-    return sorted(chosen)
-
-
-def _values(row: Stored[Observation]) -> tuple[Value, ...]:
-    step = row.value
-    return (
-        row.id, row.created_at[:23], step.plan_id, step.source, step.tokens_per_rank,
-        step.forward_degree, step.backward_degree, step.predicted_seconds, step.median_seconds,
-    )  # fmt: skip
 
 
 def _hover(row: Stored[Observation]) -> str:

@@ -1,13 +1,11 @@
 """A profile as sections: its machine, how good it is, its operations, sources and interference."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from moetune.app.profile_quality import quality_of
 from moetune.app.profiles import FoundProfile, ProfileInfo
 from moetune.app.views.words import layer_words
 from moetune.domain.cluster import DEVICE_MEMORY
-from moetune.domain.document import shown as shortened
 from moetune.domain.profile import FitError, Profile
 from moetune.domain.records import prediction_error
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
@@ -17,7 +15,7 @@ from moetune.domain.site import site_of
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.index import index_of
 from moetune.fit.missing import group_name, launcher
-from moetune.report.operations import OperationCurve, fit_figure, gemm_line, operations_of
+from moetune.report.operations import OperationFit, gemm_line, operations_of
 from moetune.report.plan_figures import CLASSES
 from moetune.report.section import (
     EMPTY,
@@ -31,32 +29,17 @@ from moetune.report.section import (
 )
 
 _RATES = {"bytes": (1e9, "GB/s"), "MACs": (1e12, "TMAC/s"), "elements": (1e9, "G/s")}
-_FIRST = "all_to_all"
-_MOST_OF_A_KIND = 6
-"""A full profile has a hundred shapes of GEMM."""
 _LIMITS = {"good": "at most 5 %", "usable": "at most 10 %", "suspect": "more than 10 %"}
 _MOST_NAMES = 3
 _PLACES = {"file": "is a file", "store": "is in the store", "bundled": "comes with moetune"}
 
 
-def profile_sections(
-    machine: FoundProfile, *, operation: str | None = None, here: str = ""
-) -> tuple[Section, ...]:
-    """Return the profile: what it is, its operations, their interference, sources and machine.
-
-    Args:
-        operation: key of the one that is drawn; for "" and an unknown key, which is said, the
-            all-to-all of the most ranks, else the first operation. None draws none.
-        here: address to which an operation's key is appended; "" for no links.
-    """
+def profile_sections(machine: FoundProfile) -> tuple[Section, ...]:
+    """Return the profile: what it is, its operations, their interference, sources and machine."""
     profile = machine.profile
-    operations = operations_of(profile)
-    shown = None if operation is None else operation_to_draw(operations, operation)
-    drawn = () if operation is None else (fit_section(shown, asked=operation),)
     return (
-        _head(machine), *drawn,
-        operations_section(operations, profile, shown=shown, here=here), _interference(profile),
-        *_tables(profile), *measured_steps(profile), *_fingerprint(profile),
+        _head(machine), operations_section(profile), _interference(profile), *_tables(profile),
+        *measured_steps(profile), *_fingerprint(profile),
     )  # fmt: skip
 
 
@@ -239,86 +222,30 @@ def _fingerprint(profile: Profile) -> Iterator[Section]:
             yield Section(name=name, title=title, tables=(table,))
 
 
-def operation_to_draw(operations: Sequence[OperationCurve], asked: str) -> OperationCurve | None:
-    """Return the operation with that key, else one of those that matter most.
-
-    That is the all-to-all of the most ranks with one in flight, else the first operation.
-    """
-    keyed = [curve for curve in operations if curve.key == asked]
-    exchanges = [curve for curve in operations if curve.name.startswith(_FIRST)]
-    alone = [curve for curve in exchanges if "in flight" not in curve.name]
-    return next(iter([*keyed, *alone[-1:], *exchanges, *operations]), None)
-
-
-def fit_section(drawn: OperationCurve | None, *, asked: str) -> Section:
-    """Return the figure of one operation.
-
-    Args:
-        asked: key of the operation that was asked for; "" for any.
-    """
-    doubts: tuple[str, ...] = ()
-    if asked and (drawn is None or drawn.key != asked):
-        instead = "none is drawn" if drawn is None else f"{drawn.name} is drawn instead"
-        doubts = (f"This profile has no operation {shortened(asked)}: {instead}.",)
-    return Section(name="fit", doubts=doubts, figures=() if drawn is None else (fit_figure(drawn),))
-
-
-def fits_section(operations: Sequence[OperationCurve]) -> Section:
-    """Return figures of some operations of each kind, for a report, which has no links."""
-    kinds = dict.fromkeys(curve.kind for curve in operations)
-    some = [
-        curve
-        for kind in kinds
-        for curve in [curve for curve in operations if curve.kind == kind][:_MOST_OF_A_KIND]
-    ]
-    figures = tuple(replace(fit_figure(curve), name=f"fit-{curve.key}") for curve in some)
-    return Section(name="fits", title="Fits", figures=figures)
-
-
-def operations_section(
-    operations: Sequence[OperationCurve],
-    profile: Profile,
-    *,
-    shown: OperationCurve | None = None,
-    here: str = "",
-) -> Section:
-    """Return every operation with its line and its error, the many shapes last.
-
-    Args:
-        shown: the one that is drawn.
-        here: address to which an operation's key is appended; "" for no links.
-    """
-    drawn = {curve.name for curve in operations}
-    by_shape = [gemm_line(line) for line in profile.gemm if f"gemm {line.dtype}" not in drawn]
-    ordered = sorted(operations, key=lambda curve: curve.is_shape)
+def operations_section(profile: Profile) -> Section:
+    """Return every operation with its line and its error, the many shapes last."""
+    operations = operations_of(profile)
+    names = {operation.name for operation in operations}
+    by_shape = [gemm_line(line) for line in profile.gemm if f"gemm {line.dtype}" not in names]
+    ordered = sorted(operations, key=lambda operation: operation.is_shape)
     table = Table(
         name="operations",
         header=("operation", "start-up", "rate", "points", "error", "p95", "quality"),
-        rows=(
-            *map(_operation, by_shape),
-            *(_operation(curve, shown=shown, here=here) for curve in ordered),
-        ),
+        rows=tuple(map(_operation, (*by_shape, *ordered))),
         wide=("points",),
         empty="The profile has no operations.",
     )
     return Section(name="operations", title="Operations", tables=(without_empty_columns(table),))
 
 
-def _operation(
-    curve: OperationCurve, *, shown: OperationCurve | None = None, here: str = ""
-) -> tuple[Cell, ...]:
-    line = curve.line
-    is_shown = shown is not None and curve.key == shown.key
+def _operation(operation: OperationFit) -> tuple[Cell, ...]:
+    line = operation.line
     return (
-        Cell.words(
-            curve.name,
-            href=f"{here}{curve.key}#fit" if here else "",
-            mark="chosen" if is_shown else "",
-        ),
+        Cell.words(operation.name),
         Cell.seconds(line.alpha_seconds if line else None),
-        _rate(line.beta_seconds, curve.unit) if line else EMPTY,
-        Cell.count(curve.num_points) if curve.num_points else EMPTY,
-        *_errors(curve.error),
+        _rate(line.beta_seconds, operation.unit) if line else EMPTY,
+        Cell.count(operation.num_points) if operation.num_points else EMPTY,
+        *_errors(operation.error),
     )
 
 

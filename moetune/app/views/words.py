@@ -10,8 +10,6 @@ from moetune.domain.profile import Profile, SuspectGroup
 from moetune.domain.units import format_flops
 from moetune.report.section import EMPTY, Cell, Section, Table, chance, percent, plural, sentence
 
-KINDS = "layer", "tensor", "training"
-"""Kinds of plans: of a layer, of one that tensor-parallel ranks share, of a model's training."""
 LEAST_REGRET = 5e-4
 
 

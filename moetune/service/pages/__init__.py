@@ -1,1 +1,1 @@
-"""The service's web pages: plans, machines, profiles, observations and what-if."""
+"""The service's web pages: plans, machines, profiles and models."""

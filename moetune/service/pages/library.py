@@ -3,15 +3,12 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-from moetune.app.files import bundled_profiles
 from moetune.app.planner import ServicePlanner
 from moetune.app.profile_quality import quality_of
-from moetune.app.profiles import FoundProfile
-from moetune.app.views.profile import machine_scope
+from moetune.app.profiles import FoundProfile, list_profiles
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import NotFoundError, ProfileError
 from moetune.domain.model import MODELS, WHOLE_MODELS
-from moetune.domain.records import FitInfo
 from moetune.huggingface.registry import resolve_name
 from moetune.service.pages.page import Field
 
@@ -26,9 +23,7 @@ class Summary:
         quality: of its worst group of operations; "" where none is known.
     """
 
-    provenance: str
     citation: str
-    scope: str
     quality: str
 
 
@@ -46,36 +41,24 @@ def stored_profile(planner: ServicePlanner, name: str) -> FoundProfile:
         raise NotFoundError(error.what, error.hint) from None
 
 
-def summary_of(planner: ServicePlanner, name: str) -> Summary:
-    """Return a profile's summary, computed once for each fit.
-
-    Raises:
-        NotFoundError: there is none.
-    """
-    return _summarized(planner, name, planner.reading.current_fit(name))
+def summary_of(planner: ServicePlanner, name: str) -> Summary | None:
+    """Return a profile's summary, computed once for each fit; None before its first fit."""
+    try:
+        return _summarized(planner, name, planner.reading.current_fit(name))
+    except NotFoundError:
+        return None
 
 
 @lru_cache(_MOST_SUMMARIES)
 def _summarized(planner: ServicePlanner, name: str, _fit: int | None) -> Summary:
     profile = stored_profile(planner, name).profile
     quality = quality_of(profile)
-    return Summary(
-        provenance=profile.provenance,
-        citation=profile.citation,
-        scope=machine_scope(profile),
-        quality=quality.label if quality else "",
-    )
+    return Summary(citation=profile.citation, quality=quality.label if quality else "")
 
 
 def profile_names(planner: ServicePlanner) -> tuple[str, ...]:
     """Return the names of the store's profiles, newest first, then of the bundled ones."""
-    names = (*(fit.profile for fit in newest_fits(planner)), *bundled_profiles())
-    return tuple(dict.fromkeys(names))
-
-
-def newest_fits(planner: ServicePlanner) -> tuple[FitInfo, ...]:
-    """Return the newest 500 fits."""
-    return planner.reading.fits(limit=500)
+    return tuple(dict.fromkeys(info.name for info in list_profiles(planner.reading)))
 
 
 def model_name(plan: AnyPlan) -> str | None:

@@ -1,32 +1,14 @@
-"""Pages of measurements: machines, one profile, and observed steps."""
+"""Pages of measurements: machines, and one profile."""
 
-from collections.abc import Iterable
-from dataclasses import replace
-from datetime import UTC, datetime
 from types import MappingProxyType
 
-from moetune.app.drift import observed_drifts
-from moetune.app.files import bundled_profiles
-from moetune.app.library import plans_by_id
 from moetune.app.planner import ServicePlanner
-from moetune.app.report import MOST_OBSERVATIONS
-from moetune.app.views.observed import observed_sections
+from moetune.app.profiles import ProfileInfo, list_profiles
 from moetune.app.views.profile import profile_sections
-from moetune.domain.records import FitInfo, MachineInfo
-from moetune.report.html import age
 from moetune.report.section import Cell, Section, Table
-from moetune.service.bodies import RowCursor
-from moetune.service.pages.library import (
-    Summary,
-    newest_fits,
-    plan_field,
-    stored_profile,
-    summary_of,
-)
-from moetune.service.pages.page import Form, Link, Page, Text, address
+from moetune.service.pages.library import Summary, stored_profile, summary_of
+from moetune.service.pages.page import Link, Page, address
 
-_MOST_MACHINES = 200
-PAGE_SIZE = 100
 _COMMANDS = MappingProxyType(
     {
         "Add a profile with the write token; the newest of a name is the current one": (
@@ -45,39 +27,36 @@ _COMMANDS = MappingProxyType(
 
 
 def machines_page(planner: ServicePlanner) -> Page:
-    """Return the page of machines, and of the profiles measured on them."""
-    machines = planner.reading.machines(limit=_MOST_MACHINES)
-    newest = {fit.profile: fit for fit in reversed(newest_fits(planner))}
-    tables = (
-        _machines(machines, newest.values()),
-        _profiles(planner, newest.values()),
-        _references(planner, [name for name in bundled_profiles() if name not in newest]),
+    """Return the page of profiles: measured ones, newest first, and the reference machines."""
+    table = Table.of(
+        "profiles",
+        [(info, summary_of(planner, info.name)) for info in list_profiles(planner.reading)],
+        {
+            "profile": lambda row: _name(*row),
+            "provenance": lambda row: row[0].provenance,
+            "machine": lambda row: f"{row[0].num_devices:,} × {row[0].device}",
+            "quality": lambda row: _quality(row[1]),
+            "samples": lambda row: Cell.count(row[0].num_samples),
+            "from": lambda row: row[0].created_at[:10] or (row[1].citation if row[1] else ""),
+        },
     )
     return Page(
         title="Machines",
         here="machines",
-        intro="The machines, and the quality of their measured profiles, which is that of the "
+        intro="Profiles of machines, the reference machines last. Their quality is that of the "
         "worst group of operations: good predicts left-out points within 5 %, usable within 10 %.",
-        sections=tuple(
-            Section(name=table.name, tables=(table,))
-            for table in tables
-            if table.name != "references" or table.rows
-        ),
+        sections=(Section(name="profiles", tables=(table,)),),
         commands=_COMMANDS,
     )
 
 
-def profile_page(planner: ServicePlanner, name: str, *, operation: Text = "") -> Page:
+def profile_page(planner: ServicePlanner, name: str) -> Page:
     """Return the page of one profile.
-
-    Args:
-        operation: key of the operation whose fit is drawn.
 
     Raises:
         NotFoundError: there is no such profile.
     """
-    here = f"{address('profiles', name)}?operation="
-    sections = profile_sections(stored_profile(planner, name), operation=operation, here=here)
+    sections = profile_sections(stored_profile(planner, name))
     file = address("v1", "profiles", name)
     return Page(
         title=name,
@@ -88,118 +67,11 @@ def profile_page(planner: ServicePlanner, name: str, *, operation: Text = "") ->
     )
 
 
-def observed_page(planner: ServicePlanner, *, plan: Text = "", after: RowCursor = 0) -> Page:
-    """Return the page of observations.
-
-    Args:
-        plan: beginning of a plan's id; "" for all plans.
-        after: id of the last observation on the previous page; 0 for the newest.
-
-    Raises:
-        NotFoundError: there is no such plan.
-    """
-    plan = plan.lower()
-    plan_id = planner.sources.plan(plan).id if plan else ""
-    newest = planner.reading.observation_page(plan_id or None, limit=MOST_OBSERVATIONS)
-    rows = newest[:PAGE_SIZE]
-    if after:
-        rows = planner.reading.observation_page(plan_id or None, after=after, limit=PAGE_SIZE)
-    older = str(rows[-1].id) if len(rows) == PAGE_SIZE else ""
-    sections = observed_sections(
-        newest,
-        rows,
-        is_all=len(newest) < MOST_OBSERVATIONS,
-        plans="/plans/",
-        known=plans_by_id(planner.reading, {row.value.plan_id for row in rows}),
-        changes=observed_drifts(newest),
-    )
-    links = (
-        Link(name=f"Plan {plan_id[:12]}", href=address("plans", plan_id)),
-        Link(name="All plans", href="/observed"),
-    )
-    intro = "Measured steps compared with their plans' predictions."
-    if not newest:
-        intro += (
-            f" They come from `moetune verify {plan_id[:12] or 'PLAN'}`, and from training jobs "
-            "that get their plans from this service."
-        )
-    field = replace(plan_field(planner, "plan", "Only of plan"), is_required=False)
-    form = Form(action="/observed", button="Show", fields=(field,), values={"plan": plan_id[:12]})
-    return Page(
-        title="Observed",
-        here="observed",
-        intro=intro,
-        links=links if plan_id else (),
-        forms=(form,),
-        sections=sections,
-        newer=address("observed", plan=plan) if after else "",
-        older=address("observed", plan=plan, after=older) if older else "",
-    )
+def _name(info: ProfileInfo, summary: Summary | None) -> Cell:
+    return Cell.words(info.name, href=address("profiles", info.name) if summary else "")
 
 
-def _machines(machines: Iterable[MachineInfo], fits: Iterable[FitInfo]) -> Table:
-    names: dict[int, list[str]] = {}
-    for fit in fits:
-        names.setdefault(fit.machine_id, []).append(fit.profile)
-    return Table.of(
-        "machines",
-        machines,
-        {
-            "device": lambda machine: machine.device,
-            "kind": lambda machine: machine.kind.upper(),
-            "devices": lambda machine: Cell.count(machine.num_devices),
-            "per node": lambda machine: Cell.count(machine.devices_per_node),
-            "memory": lambda machine: Cell.size(machine.memory_bytes),
-            "fingerprint": lambda machine: Cell.words(
-                machine.hardware_id if machine.facts else "not known", mark="code"
-            ),
-            "profiles": lambda machine: ", ".join(names.get(machine.id, ())) or "none",
-            "first seen": lambda machine: _age(machine.created_at),
-        },
-        title="Machines",
-        empty="No machine was measured yet: run `moetune profile` on machine.",
-    )
-
-
-def _profiles(planner: ServicePlanner, fits: Iterable[FitInfo]) -> Table:
-    return Table.of(
-        "profiles",
-        sorted(fits, key=lambda fit: fit.id, reverse=True),
-        {
-            "profile": lambda fit: _link(fit.profile),
-            "provenance": lambda fit: fit.provenance,
-            "machine": lambda fit: summary_of(planner, fit.profile).scope,
-            "quality": lambda fit: _quality(summary_of(planner, fit.profile)),
-            "samples": lambda fit: Cell.count(fit.num_samples),
-            "fitted": lambda fit: _age(fit.created_at),
-        },
-        title="Profiles",
-        empty="No profile is stored yet.",
-    )
-
-
-def _references(planner: ServicePlanner, names: Iterable[str]) -> Table:
-    return Table.of(
-        "references",
-        names,
-        {
-            "profile": _link,
-            "provenance": lambda name: summary_of(planner, name).provenance,
-            "machine": lambda name: summary_of(planner, name).scope,
-            "quality": lambda name: _quality(summary_of(planner, name)),
-            "source": lambda name: summary_of(planner, name).citation,
-        },
-        title="Reference machines",
-    )
-
-
-def _link(name: str) -> Cell:
-    return Cell.words(name, href=address("profiles", name))
-
-
-def _quality(summary: Summary) -> Cell:
+def _quality(summary: Summary | None) -> Cell:
+    if summary is None:
+        return Cell.words("not finished")
     return Cell.words(summary.quality or "not known", mark=summary.quality)
-
-
-def _age(created_at: str) -> str:
-    return age(created_at, datetime.now(UTC))

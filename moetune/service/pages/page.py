@@ -3,7 +3,7 @@
 Routes make a `Page` of sections and forms; `PageRenderer` puts it into its template.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -12,11 +12,10 @@ from urllib.parse import quote, urlencode
 
 from fastapi import Query, Request
 from pydantic import AfterValidator
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse
 
-from moetune.domain.errors import NotFoundError
 from moetune.report.html import environment
-from moetune.report.section import Figure, Section, all_figures
+from moetune.report.section import Section
 from moetune.service.problems import Problem
 
 _LONGEST = 200
@@ -31,8 +30,6 @@ NAVIGATION = (
     ("plans", "/", "Plans"),
     ("machines", "/machines", "Machines"),
     ("models", "/models", "Models"),
-    ("observed", "/observed", "Observed"),
-    ("whatif", "/whatif", "What if"),
     ("compare", "/compare", "Compare"),
 )
 
@@ -80,18 +77,12 @@ class Form:
     Args:
         button: its words.
         values: texts of its fields.
-        hidden: texts of fields that are not shown.
-        title: of a form behind the sections; "" of one before them.
-        words: under the title.
     """
 
     action: str
     button: str
     fields: tuple[Field, ...]
     values: Mapping[str, str] = field(default_factory=dict)
-    hidden: Mapping[str, str] = field(default_factory=dict)
-    title: str = ""
-    words: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,22 +113,6 @@ class Page:
     commands: Mapping[str, str] = field(default_factory=dict)
     context: Mapping[str, object] = field(default_factory=dict)
 
-    def data(self, name: str) -> Response:
-        """Return the data of one of its figures as a CSV file.
-
-        Raises:
-            NotFoundError: the page has no such figure.
-        """
-        figures = {figure.name: figure for figure in all_figures(self.sections)}
-        if name not in figures:
-            names = ", ".join(figures) or "it has none"
-            raise NotFoundError(f"the page has no figure {name!r}", f"figures: {names}")
-        return Response(
-            figures[name].csv,
-            media_type="text/csv; charset=utf-8",
-            headers={"Content-Disposition": f'attachment; filename="{name}.csv"'},
-        )
-
 
 class PageRenderer:
     """Renderer of pages as HTML.
@@ -153,18 +128,13 @@ class PageRenderer:
         self._location = location
         self._templates = environment(_TEMPLATES)
 
-    def render(self, page: Page, csv: Callable[[Figure], str] = lambda _: "") -> HTMLResponse:
-        """Return the page as HTML.
-
-        Args:
-            csv: returns the address of a figure's data.
-        """
+    def render(self, page: Page) -> HTMLResponse:
+        """Return the page as HTML."""
         text = self._templates.get_template(page.template).render(
             navigation=NAVIGATION,
             location=self._location,
             version=version("moetune"),
             page=page,
-            csv=csv,
             **page.context,
         )
         if page.problem is None:

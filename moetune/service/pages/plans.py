@@ -6,18 +6,16 @@ from contextlib import suppress
 from moetune.app.library import read_plans
 from moetune.app.planner import ServicePlanner
 from moetune.app.subjects import Subject
-from moetune.app.views.observed import observed_steps
+from moetune.app.views.observed import MOST_DRAWN, changes_sections, observed_steps
 from moetune.app.views.plan import plan_sections
 from moetune.app.views.stored_plans import stored_plans_table
-from moetune.app.views.words import KINDS
 from moetune.app.whatif import arguments_of
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.errors import InputError, NotFoundError
+from moetune.domain.errors import NotFoundError
 from moetune.domain.model import MODELS
 from moetune.domain.training_document import TrainingDocument
 from moetune.huggingface.registry import whole_names
 from moetune.report.section import Section
-from moetune.service.pages.compare import whatif_form
 from moetune.service.pages.library import model_name, profile_names, stored_profile
 from moetune.service.pages.page import Field, Form, Link, Page, Text, address
 
@@ -30,47 +28,28 @@ def plans_page(
     after: Text = "",
     model: Text = "",
     profile: Text = "",
-    kind: Text = "",
 ) -> Page:
     """Return a page of the plans that are wanted, newest first; of an empty store the first steps.
 
-    Args:
-        kind: one of `KINDS`; "" for all, as of the model and the profile.
-
     Raises:
-        InputError: there is no such kind.
         NotFoundError: there is no plan `after`.
     """
-    if kind and kind not in KINDS:
-        raise InputError(f"kind must be {', '.join(KINDS)} or empty, got {kind!r}")
     store = planner.reading
-    if not (store.plans(limit=1) or store.fits(limit=1) or store.machines(limit=1)):
+    if not (store.plans(limit=1) or store.runs()):
         return Page(template="empty.html", title="Nothing measured yet", here="plans")
-    query = {"model": model, "profile": profile, "kind": kind}
-    infos = planner.reading.plans(  # kinds stand in the documents, which are not looked at
-        model=model or None, profile=profile or None, after=after, limit=PAGE_SIZE
-    )
-    stored = read_plans(planner.reading, infos)
-    shown = [row for row in stored if kind in {"", row.plan and row.plan.kind}]
+    query = {"model": model, "profile": profile}
+    infos = store.plans(model=model or None, profile=profile or None, after=after, limit=PAGE_SIZE)
     older = infos[-1].id if len(infos) == PAGE_SIZE else ""
-    more = " on this page matches: see older ones." if older else " matches."
-    table = stored_plans_table(shown, empty=f"No plan{more}", address=address)
+    stored = read_plans(store, infos)
+    table = stored_plans_table(stored, empty="No plan matches.", address=address)
     return Page(
         title="Plans",
         here="plans",
-        forms=(
-            Form(
-                action="/plans", button="Open",
-                fields=(
-                    Field(
-                        name="plan", label="Plan id, or its beginning", placeholder="3f9c21",
-                        is_required=True,
-                    ),
-                ),
-            ),
-            Form(action="/", button="Filter", fields=_filter_fields(planner), values=query),
+        forms=(Form(action="/", button="Filter", fields=_filter_fields(planner), values=query),),
+        sections=(
+            *changes_sections(store.observation_page(None, limit=MOST_DRAWN)),
+            Section(name="plans", tables=(table,)),
         ),
-        sections=(Section(name="plans", tables=(table,)),),
         newer=address("", **query) if after else "",
         older=address("", after=older, **query) if older else "",
     )  # fmt: skip
@@ -78,14 +57,13 @@ def plans_page(
 
 def _filter_fields(planner: ServicePlanner) -> tuple[Field, ...]:
     names = {"model": (*MODELS, *whole_names()), "profile": profile_names(planner)}
-    suggesting = (
+    return tuple(
         Field(
             name=name, label=name.capitalize(), placeholder="all",
             suggested=dict.fromkeys(texts, ""),
         )
         for name, texts in names.items()
     )  # fmt: skip
-    return (*suggesting, Field(name="kind", label="Kind", placeholder="all", choices=KINDS))
 
 
 def plan_page(planner: ServicePlanner, plan_id: str) -> Page:
@@ -97,7 +75,7 @@ def plan_page(planner: ServicePlanner, plan_id: str) -> Page:
     plan = planner.sources.plan(plan_id)
     subject = planner.explain(plan)
     sections = plan_sections(subject, is_page=True)
-    observed = observed_steps(planner.reading.observation_page(plan.id, limit=500))
+    observed = observed_steps(planner.reading.observation_page(plan.id, limit=MOST_DRAWN))
     model = model_name(plan)
     commands = {
         words: f"moetune {command} {plan.id[:12]}{more}"
@@ -109,7 +87,6 @@ def plan_page(planner: ServicePlanner, plan_id: str) -> Page:
         scope=f"{sections[0].scope} · profile {plan.inputs.profile} · plan {plan.id[:12]}",
         links=tuple(_plan_links(planner, subject, model)),
         sections=(*sections, *observed),
-        forms=(whatif_form(plan, title="What if"),),
         commands=commands,
     )
 
@@ -121,11 +98,9 @@ def _plan_links(planner: ServicePlanner, subject: Subject, model: str | None) ->
         model: the name of a model that has a page.
     """
     plan = subject.plan
-    yield Link(name="What if", href="#form")
     if plan.kind == "training" and model:
         yield Link(name="New plan like this", href=_asked_anew(planner, plan, model))
     yield Link(name="Compare", href=address("compare", first=plan.id))
-    yield Link(name="Observed", href=address("observed", plan=plan.id))
     yield Link(name="Profile", href=address("profiles", plan.inputs.profile))
     if model:
         yield Link(name="Model", href=address("models", model))
@@ -139,7 +114,10 @@ def _plan_links(planner: ServicePlanner, subject: Subject, model: str | None) ->
 def _commands(plan: AnyPlan, model: str | None) -> Mapping[str, tuple[str, str]]:
     """Return what to do with a plan: commands, and what follows the plan's id in them."""
     if plan.kind != "training":
-        return {"Run it and its alternatives": ("verify", ""), "Ask why": ("explain", "")}
+        return {
+            "Run it and its alternatives": ("verify", ""), "Ask why": ("explain", ""),
+            **_whatif(plan, ""),
+        }  # fmt: skip
     # A pasted configuration has no path: the page says to save it under the model's name.
     is_named = model or plan.inputs.model_path
     config = "" if is_named else f" --model {plan.inputs.model}/config.json"
@@ -148,7 +126,13 @@ def _commands(plan: AnyPlan, model: str | None) -> Mapping[str, tuple[str, str]]
         f"Give it to {target}": ("export", f" --target {target}{config}"),
         "Ask why, and why not another layout": ("explain", config),
         "See what the step depends on": ("sensitivity", config),
+        **_whatif(plan, config),
     }
+
+
+def _whatif(plan: AnyPlan, config: str) -> Mapping[str, tuple[str, str]]:
+    ranks = 2 * plan.inputs.world_size
+    return {"Change its question, such as its ranks": ("whatif", f" --world-size {ranks}{config}")}
 
 
 def _asked_anew(planner: ServicePlanner, plan: TrainingDocument, model: str) -> str:

@@ -5,7 +5,6 @@ from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Annotated
-from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.responses import RedirectResponse
@@ -17,11 +16,11 @@ from moetune.service.access import Access
 from moetune.service.bodies import read_form
 from moetune.service.middleware import COOKIE, LOGIN_PATH, LOGOUT_PATH
 from moetune.service.pages.check import add_check
-from moetune.service.pages.compare import compare_page, whatif_page
-from moetune.service.pages.machines import machines_page, observed_page, profile_page
+from moetune.service.pages.compare import compare_page
+from moetune.service.pages.machines import machines_page, profile_page
 from moetune.service.pages.models import model_page, models_page
 from moetune.service.pages.new_plan import add_new_plan, new_plan_page
-from moetune.service.pages.page import Page, PageRenderer, Text, address
+from moetune.service.pages.page import Page, PageRenderer
 from moetune.service.pages.plans import plan_page, plans_page
 from moetune.service.problems import Problem, problem_of
 from moetune.service.workers import WorkerPools
@@ -32,11 +31,9 @@ _PAGES: Mapping[str, Callable[..., Page]] = MappingProxyType(
         "/": plans_page,
         "/machines": machines_page,
         "/profiles/{name:path}": profile_page,
-        "/observed": observed_page,
         "/models": models_page,
         "/models/{name:path}": model_page,
         "/compare": compare_page,
-        "/whatif": whatif_page,
         "/new": new_plan_page,
     }
 )
@@ -56,11 +53,6 @@ def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> PageRenderer:
     for path, page in _PAGES.items():
         _add_page(router, renderer, path, partial(page, planner))
 
-    @router.get("/plans")
-    def find(plan: Text = "") -> Response:
-        place = address("plans", planner.sources.plan(plan.lower()).id) if plan else "/"
-        return RedirectResponse(place, HTTPStatus.SEE_OTHER)
-
     add_check(router, renderer, pools)
     add_new_plan(router, renderer, pools, access)
     _add_login(router, access, renderer)
@@ -71,17 +63,11 @@ def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> PageRenderer:
 def _add_page(
     router: APIRouter, renderer: PageRenderer, path: str, page: Callable[[], Page]
 ) -> None:
-    """Add a page, and the data of its figures."""
-
-    @router.get(f"{path.removesuffix('/')}/{{figure}}.csv")
-    def data(figure: str, made: Annotated[Page, Depends(page)]) -> Response:
-        return made.data(figure)
+    """Add a page."""
 
     @router.get(path)
-    def shown(request: Request, made: Annotated[Page, Depends(page)]) -> Response:
-        here, query = quote(request.scope["path"].rstrip("/")), request.url.query
-        end = f"?{query}" if query else ""
-        return renderer.render(made, lambda figure: f"{here}/{figure.name}.csv{end}")
+    def shown(made: Annotated[Page, Depends(page)]) -> Response:
+        return renderer.render(made)
 
 
 def _add_login(router: APIRouter, access: Access, renderer: PageRenderer) -> None:

@@ -113,8 +113,8 @@ def test_pages_of_other_sites_have_nothing_computed(service: Served) -> None:
         plan_id = client.post("/v1/plans:resolve", json=SMALL).json()["id"]
         foreign = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
         for path in (
-            f"/whatif?plan={plan_id}&tokens_per_rank=5", f"/v1/plans/{plan_id}/explain",
-            f"/v1/plans/{plan_id}/trace", f"/plans/{plan_id}", "/observed", "/compare",
+            "/new?model=gpt-s",
+            f"/v1/plans/{plan_id}/trace", f"/plans/{plan_id}", "/compare",
         ):  # fmt: skip
             assert client.get(path, headers=foreign).status_code == 403, path
         followed = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate",
@@ -130,7 +130,7 @@ def test_sigterm_ends_the_service_whatever_is_solved(tmp_path: Path) -> None:
         for one in range(6):
             crowd.submit(httpx.post, f"{running.url}/v1/whatif", json=big(one), timeout=LONG)
         crowd.submit(httpx.post, ask, json=big()["inputs"], timeout=LONG)
-        address = f"{running.url}/whatif?plan={plan_id}&world_size=1048576"
+        address = f"{running.url}/plans/{plan_id}"
         crowd.submit(httpx.get, address, timeout=LONG)
         time.sleep(1.5)
         started = time.monotonic()
