@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, NotFoundError, StoreUnavailableError
 from moetune.domain.plan import Plan
-from moetune.domain.records import Observation, PlanInfo, Removed, Stored
+from moetune.domain.records import Observation, ObservedRun, PlanInfo, Removed, Stored
 
 if TYPE_CHECKING:
     from moetune.store import SqlStore
@@ -64,6 +64,18 @@ def list_observations(
     """
     plan_id = None if plan is None else plan_ids(store, [plan])[0]
     return store.observation_page(plan_id, limit=limit) if store else ()
+
+
+def list_runs(
+    store: "SqlStore | None", plan: str | None, *, limit: int
+) -> tuple[Stored[ObservedRun], ...]:
+    """Return the newest observed runs of all plans and launches, or of one plan.
+
+    Raises:
+        NotFoundError, InputError: as of `list_observations`.
+    """
+    plan_id = None if plan is None else plan_ids(store, [plan])[0]
+    return store.observed_runs(plan_id=plan_id, limit=limit) if store else ()
 
 
 def plan_ids(store: "SqlStore | None", wanted: Sequence[str]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from moetune.domain.cluster import Machine
 
 T = TypeVar("T")
-_OF_STORES = StoreUnavailableError, SchemaMismatchError
+OF_STORES = StoreUnavailableError, SchemaMismatchError
 
 
 @command(
@@ -92,13 +92,13 @@ def save_or_write(
     """
     try:
         return plan(settings=session.settings, save=save), save
-    except _OF_STORES as problem:
+    except OF_STORES as problem:
         if not save or output is None:
             raise
         reason = problem
     try:
         made = plan(settings=session.settings, save=False)
-    except _OF_STORES:  # nor can it be read
+    except OF_STORES:  # nor can it be read
         made = plan(settings=replace(session.settings, db=NO_STORE), save=False)
     session.screen.note(f"warning: the plan is not saved in the store: {reason}")
     return made, False

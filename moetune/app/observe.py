@@ -1,0 +1,210 @@
+"""A run as it was observed, next to its prediction: step, memory, and parts as far as a log tells.
+
+What is observed is kept in the store, and calibrates predictions of the same machine and runtime.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from moetune.app.predicted_runs import PredictedRun
+from moetune.domain.calibration import Calibration
+from moetune.domain.errors import InputError
+from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, ObservedRun
+from moetune.domain.targets import TargetName
+from moetune.domain.training_document import TrainingMemory
+from moetune.logs.formats import LABELS, LogFormat, MemoryScope
+from moetune.logs.reading import LoggedRun, SteadySteps, check_sizes, read_log, steady_steps
+from moetune.solve.model.memory import ROUTING
+
+_RUNTIMES: Mapping[LogFormat, frozenset[TargetName]] = MappingProxyType({
+    "megatron": frozenset({"megatron", "bridge", "moetune", "deepspeed"}),
+    "torchtitan": frozenset({"torchtitan", "moetune"}),
+    "deepspeed": frozenset({"deepspeed", "transformers", "moetune"}),
+    "transformers": frozenset({"transformers", "deepspeed", "moetune", "megatron", "bridge"}),
+})  # fmt: skip
+"""Runtimes that print lines of a format: Megatron's are those of Bridge and of forks of it, too."""
+_NOT_PASSES = ("gradients", "optimizer", "bubble and sends")
+
+
+class _Group(NamedTuple):
+    """A part of a step that logs have timers of.
+
+    Args:
+        timers: of several names each; of the first that are all there the seconds are the sum.
+        parts: predicted ones of the same; None for all of the passes.
+        is_inside: whether another part has it in itself.
+    """
+
+    timers: tuple[tuple[str, ...], ...]
+    parts: tuple[str, ...] | None = ()
+    is_inside: bool = False
+
+
+_GROUPS: Mapping[str, _Group] = MappingProxyType({
+    "forward and backward passes": _Group(
+        (("forward-compute", "backward-compute"), ("forward", "backward_inner"),
+         ("forward", "backward")), None),
+    "gradients and parameters, exposed": _Group(
+        (("all-grads-sync", "params-all-gather"), ("all-grads-sync",), ("backward_allreduce",),
+         ("backward-params-all-reduce",)), ("gradients",)),
+    "optimizer": _Group((("optimizer",), ("step",)), ("optimizer",)),
+    "batches from the data loader": _Group((("batch-generator",),), is_inside=True),
+})  # fmt: skip
+REST = "the rest of the step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedPart:
+    """A part of a step, measured and predicted.
+
+    Args:
+        share: of the measured step by which it takes longer than predicted.
+    """
+
+    name: str
+    seconds: float
+    predicted_seconds: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """A run, observed.
+
+    Args:
+        steps: of its log; None where the step was given.
+        log: None where the step was given.
+        scope: what the observed memory counts.
+        parts: the largest difference first.
+        number: of the run in the store; None where it is not kept.
+        calibration: of the next predictions of its model; None where it is not kept.
+    """
+
+    prediction: PredictedRun
+    run: ObservedRun
+    steps: SteadySteps | None = None
+    log: LoggedRun | None = None
+    scope: MemoryScope = "device"
+    parts: tuple[ObservedPart, ...] = field(default=())
+    number: int | None = None
+    calibration: Calibration | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Measured over predicted seconds of a step."""
+        return self.run.seconds / self.prediction.step_seconds
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the measured step is inside the predicted range."""
+        low, high = self.prediction.range_seconds
+        return low <= self.run.seconds <= high
+
+
+def observe(
+    prediction: PredictedRun, *, step_seconds: float | None = None, log: Path | None = None,
+    memory_bytes: int | None = None,
+) -> Observed:  # fmt: skip
+    """Return a run next to its prediction; nothing is kept.
+
+    Args:
+        step_seconds: measured; None for those of the log.
+        memory_bytes: of a device, all of it (`nvidia-smi`); None for the log's.
+
+    Raises:
+        InputError: neither a step nor a log is given, or both; the time is no step's; the log has
+            no step, or is of another job.
+    """
+    if (step_seconds is None) == (log is None):
+        raise InputError(
+            "a run is observed by its step or by its log", "give either --step 19.7s or --log FILE"
+        )
+    if step_seconds is not None:
+        if not SHORTEST_SECONDS <= step_seconds <= LONGEST_SECONDS:
+            raise InputError(f"--step {step_seconds:g} s: no step takes that", field="step")
+        run = _run(prediction, SteadySteps(
+            seconds=step_seconds, low_seconds=step_seconds, high_seconds=step_seconds, num_steps=0,
+        ), source="step")  # fmt: skip
+        return _with_memory(Observed(prediction=prediction, run=run), memory_bytes, "device")
+    assert log is not None  # noqa: S101 - as checked
+    logged = read_log(log)
+    if prediction.target not in _RUNTIMES[logged.format]:
+        raise InputError(
+            f"{log}, line {logged.steps[0].line}: the log is {LABELS[logged.format]}, and the "
+            f"prediction is for {prediction.target}",
+            "give the plan or the launch file that this run was started with",
+        )
+    check_sizes(logged, prediction.sizes)
+    steps = steady_steps(
+        logged, global_batch=prediction.global_batch, tokens_per_rank=prediction.tokens_per_rank
+    )
+    run = _run(prediction, steps, source=log.name)
+    parts = _parts(prediction, logged.timers, steps.seconds)
+    run = replace(run, parts={part.name: part.seconds for part in parts})
+    observed = Observed(prediction=prediction, run=run, steps=steps, log=logged, parts=parts)
+    if memory_bytes is not None or not logged.memory:
+        return _with_memory(observed, memory_bytes, "device")
+    scope: MemoryScope = "reserved" if "reserved" in logged.memory else "allocated"
+    return _with_memory(observed, round(logged.memory[scope]), scope)
+
+
+def counted_bytes(memory: TrainingMemory, scope: MemoryScope) -> int:
+    """Return predicted bytes of what an observed peak counts.
+
+    The device has all but the room for uneven routing, which a run may or may not need; what the
+    allocator reserves lacks the libraries; tensors lack what their blocks leave free, too.
+    """
+    left_out = {"device": (), "reserved": ("libraries",),
+                "allocated": ("libraries", "fragmentation")}[scope]  # fmt: skip
+    return memory.peak_bytes - sum(memory.parts.get(name, 0) for name in (ROUTING, *left_out))
+
+
+def _with_memory(observed: Observed, size: int | None, scope: MemoryScope) -> Observed:
+    if size is None:
+        return observed
+    predicted = counted_bytes(observed.prediction.answer.memory, scope)
+    run = replace(observed.run, memory_bytes=size, predicted_bytes=predicted)
+    return replace(observed, run=run, scope=scope)
+
+
+def _run(prediction: PredictedRun, steps: SteadySteps, *, source: str) -> ObservedRun:
+    same = (
+        "plan_id", "model", "profile", "profile_fingerprint", "device", "target", "target_version",
+        "world_size", "global_batch", "seq", "dtype",
+    )  # fmt: skip
+    return ObservedRun(
+        **{name: getattr(prediction, name) for name in same}, layout=prediction.layout_words,
+        seconds=steps.seconds, low_seconds=steps.low_seconds, high_seconds=steps.high_seconds,
+        num_steps=steps.num_steps, predicted_seconds=prediction.uncalibrated_seconds,
+        source=source,
+    )  # fmt: skip
+
+
+def _parts(
+    prediction: PredictedRun, timers: Mapping[str, float], step: float
+) -> tuple[ObservedPart, ...]:
+    """Return the parts that timers tell, and the rest of the step; nothing without timers."""
+    predicted, found = prediction.answer.predicted, list[ObservedPart]()
+    rest, predicted_rest = step, predicted.step_seconds
+    for name, group in _GROUPS.items():
+        names = next((some for some in group.timers if {*some} <= timers.keys()), None)
+        if names is None:
+            continue
+        seconds = sum(timers[timer] for timer in names)
+        parts = [part for part in predicted.parts if part not in _NOT_PASSES]
+        wanted = parts if group.parts is None else group.parts
+        expected = sum(predicted.parts.get(part, 0.0) for part in wanted)
+        if not group.is_inside:
+            rest, predicted_rest = rest - seconds, predicted_rest - expected
+        found.append(_part(name, seconds, expected, step))
+    if any(not _GROUPS[part.name].is_inside for part in found):
+        found.append(_part(REST, max(0.0, rest), max(0.0, predicted_rest), step))
+    return tuple(sorted(found, key=lambda part: -abs(part.share)))
+
+
+def _part(name: str, seconds: float, predicted: float, step: float) -> ObservedPart:
+    share = (seconds - predicted) / step
+    return ObservedPart(name=name, seconds=seconds, predicted_seconds=predicted, share=share)
