@@ -173,9 +173,11 @@ def _parts(observed: Observed) -> Table:
             "part": lambda part: part.name,
             "observed": lambda part: Cell.seconds(part.seconds),
             "predicted": lambda part: Cell.seconds(part.predicted_seconds),
-            "of the step": lambda part: Cell.share(part.share, sign=True),
+            "difference": lambda part: Cell.share(part.share, sign=True),
         },
-        notes=("Timers are of the slowest rank, as far as the log has them of all ranks.",),
+        notes=(
+            "Differences are shares of the step; timers are of the slowest rank that has them.",
+        ),
     )
 
 
