@@ -60,6 +60,12 @@ def test_an_observed_step_calibrates_every_time_of_the_next_plan_and_no_order(cl
     assert "Calibrated by 1 run of yours" in " ".join(out.split())
     again = planned(cli, "--uncalibrated")
     assert (again["predicted"], again["id"]) == (before["predicted"], before["id"])
+    Path("after.json").write_text(json.dumps(after))
+    words = " ".join(cli("plans", "diff", "after.json", "plan.json").out.split())
+    assert (
+        f"factor 1.00 of a calibration by observed runs, those of the first plan {factor:.2f}"
+        in words
+    )
 
 
 def test_what_asks_a_calibrated_plan_keeps_its_factor(cli: Cli) -> None:
