@@ -122,6 +122,8 @@ def observe(
         raise InputError(
             "a run is observed by its step or by its log", "give either --step 19.7s or --log FILE"
         )
+    if memory_bytes is not None and memory_bytes <= 0:
+        raise InputError(f"--memory {memory_bytes} B: no run takes that", field="memory")
     if step_seconds is not None:
         if not SHORTEST_SECONDS <= step_seconds <= LONGEST_SECONDS:
             raise InputError(f"--step {step_seconds:g} s: no step takes that", field="step")

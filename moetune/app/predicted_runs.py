@@ -15,6 +15,7 @@ from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.targets import TargetName
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import SCHEMA, TrainingAnswer, TrainingDocument
+from moetune.launches.files import LARGEST_BYTES
 from moetune.launches.reading import Asked
 from moetune.solve.model.uncertainty import confidence_of
 
@@ -93,6 +94,13 @@ def predicted_run(planner: Planner, wanted: str, asked: Asked) -> PredictedRun:
     if _is_launch(path):
         return _of_launch(planner, path, asked)
     plan = planner.sources.plan(wanted).as_model(wanted)
+    of_launches = {
+        "--world-size": asked.world_size, "--target": asked.target, "--set": asked.values,
+        "words behind --": asked.extra,
+    }  # fmt: skip
+    for name, value in of_launches.items():
+        if value:
+            raise InputError(f"{name}: {wanted} is a plan, which says its own", f"omit {name}")
     return of_plan(planner, plan, model=asked.model)
 
 
@@ -191,6 +199,6 @@ def _sizes(layout: FoldedLayout, decoder: Decoder | None) -> dict[str, int]:
 
 def _is_launch(path: Path) -> bool:
     """Return whether a path is of a file that is no plan."""
-    if not path.is_file():
-        return False
-    return path.suffix != ".json" or SCHEMA not in launch_text(path)
+    if not path.is_file() or path.suffix != ".json":
+        return path.is_file()
+    return path.stat().st_size <= LARGEST_BYTES and SCHEMA not in launch_text(path)

@@ -109,7 +109,7 @@ def _step(observed: Observed) -> Iterator[str]:
     if steps is not None:
         took = (
             f"{seconds_span(run.seconds, run.low_seconds, run.high_seconds)}, the median of "
-            f"{plural(steps.num_steps, 'step')} behind {steps.num_left_out} that warm up"
+            f"{plural(steps.num_steps, 'logged step')} behind {steps.num_left_out} that warm up"
         )
     span = seconds_span(prediction.step_seconds, *prediction.range_seconds)
     place = "inside" if observed.is_inside else "outside of"
