@@ -42,6 +42,7 @@ from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingDocument, TrainingMemory, TrainingStep
 from moetune.huggingface.registry import RegisteredModel
 from moetune.launches.reading import Problem, Row
+from moetune.logs.kineto import TracedStep
 from moetune.logs.reading import SteadySteps
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "docs" / "schemas"
@@ -133,6 +134,7 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
             "uncalibrated_seconds": float,
         }),
         "ratio": float, "inside": bool, "steps": SteadySteps | None, "log": object,
+        "trace": TracedStep | None,
         "memory_scope": str, "parts": tuple[ObservedPart, ...], "calibration": Calibration | None,
         **_SECTIONS,
     }),

@@ -196,19 +196,21 @@ class PlanView(Drawn):
 
     def observe(
         self, *, step: float | str | None = None, log: str | os.PathLike[str] | None = None,
-        memory: int | str | None = None, model: str | None = None, save: bool = True,
+        trace: str | os.PathLike[str] | None = None, memory: int | str | None = None,
+        model: str | None = None, save: bool = True,
     ) -> AnswerView:  # fmt: skip
         """Return a run of the plan against its prediction, as `moetune observe` prints it.
 
         Args:
             step: its time: seconds, or a text such as "850ms"; or give the log.
             log: a file of Megatron, Megatron-Bridge, torchtitan, DeepSpeed or transformers.
+            trace: of torch.profiler on a rank; it is compared, and not kept.
             memory: peak of a device: bytes, or a text such as "71GB"; default, the log's.
             model: the `config.json` of a model without a name.
             save: keep the run, so that it calibrates plans of the same machine and runtime.
 
         Raises:
-            InputError: neither a step nor a log is given, or both, or the log is of another job.
+            InputError: not exactly a step, a log or a trace is given, or it is of another job.
             MoetuneError: the store cannot be opened or written.
         """
         settings = wiring.configure(db=self.db).settings
@@ -222,8 +224,9 @@ class PlanView(Drawn):
             observed = observed_of(
                 prediction, step_seconds=seconds, memory_bytes=size,
                 log=None if log is None else Path(log).expanduser(),
+                trace=None if trace is None else Path(trace).expanduser(),
             )  # fmt: skip
-            if save:
+            if save and observed.is_kept:
                 with wiring.open_store(settings) as store:
                     observed = kept(store, observed)
         return self._answer(tuple(observe_sections(observed)), observe_document(observed))

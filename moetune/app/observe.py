@@ -16,6 +16,7 @@ from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, ObservedRu
 from moetune.domain.targets import TargetName
 from moetune.domain.training_document import TrainingMemory
 from moetune.logs.formats import LABELS, LogFormat, MemoryScope
+from moetune.logs.kineto import COLLECTIVES, TracedStep, read_trace
 from moetune.logs.reading import LoggedRun, SteadySteps, check_sizes, read_log, steady_steps
 from moetune.solve.model.memory import ROUTING
 
@@ -53,7 +54,15 @@ _GROUPS: Mapping[str, _Group] = MappingProxyType({
     "optimizer": _Group((("optimizer",), ("step",)), ("optimizer",)),
     "batches from the data loader": _Group((("batch-generator",),), is_inside=True),
 })  # fmt: skip
-REST = "the rest of the step"
+REST, IDLE = "the rest of the step", "idle"
+_KINDS: Mapping[str, str] = MappingProxyType({
+    **dict.fromkeys(("attention", "mla_up_proj", "mlp", "experts", "shared_experts", "head"),
+                    "matrix products"),
+    "core_attn": "attention", "offload": "copies", "exchange": COLLECTIVES[0],
+    **dict.fromkeys(("tensor_comm", "context_comm", "gradients"), COLLECTIVES[1]),
+    "launches": IDLE,
+})  # fmt: skip
+"""Kinds of kernels of a trace, by the predicted part; what is computed again has all kinds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +84,8 @@ class Observed:
     """A run, observed.
 
     Args:
-        steps: of its log; None where the step was given.
-        log: None where the step was given.
+        steps: of its log or trace; None where the step was given.
+        log, trace: None where the run was observed otherwise.
         scope: what the observed memory counts.
         parts: the largest difference first.
         number: of the run in the store; None where it is not kept.
@@ -87,6 +96,7 @@ class Observed:
     run: ObservedRun
     steps: SteadySteps | None = None
     log: LoggedRun | None = None
+    trace: TracedStep | None = None
     scope: MemoryScope = "device"
     parts: tuple[ObservedPart, ...] = field(default=())
     number: int | None = None
@@ -98,6 +108,11 @@ class Observed:
         return self.run.seconds / self.prediction.step_seconds
 
     @property
+    def is_kept(self) -> bool:
+        """Whether the store takes it: a profiler makes steps longer."""
+        return self.trace is None
+
+    @property
     def is_inside(self) -> bool:
         """Whether the measured step is inside the predicted range."""
         low, high = self.prediction.range_seconds
@@ -106,21 +121,22 @@ class Observed:
 
 def observe(
     prediction: PredictedRun, *, step_seconds: float | None = None, log: Path | None = None,
-    memory_bytes: int | None = None,
+    trace: Path | None = None, memory_bytes: int | None = None,
 ) -> Observed:  # fmt: skip
     """Return a run next to its prediction; nothing is kept.
 
     Args:
-        step_seconds: measured; None for those of the log.
+        step_seconds: measured; None for those of the log or the trace.
         memory_bytes: of a device, all of it (`nvidia-smi`); None for the log's.
 
     Raises:
-        InputError: neither a step nor a log is given, or both; the time is no step's; the log has
-            no step, or is of another job.
+        InputError: not exactly a step, a log or a trace is given; the time is no step's; the log
+            or the trace has no step, or the log is of another job.
     """
-    if (step_seconds is None) == (log is None):
+    if sum(given is not None for given in (step_seconds, log, trace)) != 1:
         raise InputError(
-            "a run is observed by its step or by its log", "give either --step 19.7s or --log FILE"
+            "a run is observed by its step, its log or a trace",
+            "give one of --step 19.7s, --log FILE and --trace FILE",
         )
     if memory_bytes is not None and memory_bytes <= 0:
         raise InputError(f"--memory {memory_bytes} B: no run takes that", field="memory")
@@ -131,6 +147,8 @@ def observe(
             seconds=step_seconds, low_seconds=step_seconds, high_seconds=step_seconds, num_steps=0,
         ), source="step")  # fmt: skip
         return _with_memory(Observed(prediction=prediction, run=run), memory_bytes, "device")
+    if trace is not None:
+        return _with_memory(_traced(prediction, trace), memory_bytes, "device")
     assert log is not None  # noqa: S101 - as checked
     logged = read_log(log)
     if prediction.target not in _RUNTIMES[logged.format]:
@@ -162,6 +180,35 @@ def counted_bytes(memory: TrainingMemory, scope: MemoryScope) -> int:
     left_out = {"device": (), "reserved": ("libraries",),
                 "allocated": ("libraries", "fragmentation")}[scope]  # fmt: skip
     return memory.peak_bytes - sum(memory.parts.get(name, 0) for name in (ROUTING, *left_out))
+
+
+def _traced(prediction: PredictedRun, path: Path) -> Observed:
+    """Return a run by a trace of a rank, whose kernels are held against parts of the step."""
+    traced, answer = read_trace(path), prediction.answer
+    expected: dict[str, float] = dict.fromkeys((*traced.exposed, IDLE), 0.0)
+    for name, seconds in answer.predicted.parts.items():
+        if name == "recompute":
+            continue
+        waits = IDLE if answer.layout.pp == 1 else COLLECTIVES[0]  # its sends wait for their peer
+        kind = waits if name == "bubble and sends" else _KINDS.get(name, "other kernels")
+        expected[kind] += seconds
+    again = answer.predicted.parts.get("recompute", 0.0)
+    computed = ("matrix products", "attention", "other kernels")
+    whole = sum(expected[kind] for kind in computed)
+    for kind in computed if whole else ():
+        expected[kind] *= 1 + again / whole
+    seen = {str(kind): seconds for kind, seconds in traced.exposed.items()} | {IDLE: traced.idle}
+    parts = [_part(name, seen[name], expected[name], traced.seconds) for name in seen]
+    steps = SteadySteps(
+        seconds=traced.seconds, low_seconds=traced.seconds, high_seconds=traced.seconds,
+        num_steps=traced.num_steps,
+        notes=() if traced.is_marked else ("the trace marks no steps, and is taken for one",),
+    )  # fmt: skip
+    run = _run(prediction, steps, source=path.name)
+    return Observed(
+        prediction=prediction, run=replace(run, parts=seen), steps=steps, trace=traced,
+        parts=tuple(sorted(parts, key=lambda part: -abs(part.share))),
+    )  # fmt: skip
 
 
 def _with_memory(observed: Observed, size: int | None, scope: MemoryScope) -> Observed:

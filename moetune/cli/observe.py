@@ -19,6 +19,7 @@ from moetune.domain.units import parse_bytes, parse_startup
     EXTRA,
     option("--step", "A step's time: 19.7s, 850ms.", parse_startup, form="TIME"),
     option("--log", "The log of a rank that prints steps.", Path),
+    option("--trace", "A rank's trace of torch.profiler: .json or .json.gz.", Path),
     option("--memory", "Peak of a device, all of it: 71GB. Default: the log's.", parse_bytes),
     option("--no-save", "Do not keep the run in the store.", bool),
     option("--model", "A name, or a Hugging Face config.json. Default: the plan's, or by the "
@@ -27,13 +28,14 @@ from moetune.domain.units import parse_bytes, parse_startup
 )  # fmt: skip
 def observe(
     session: Session, run: str, extra: Sequence[str], *, step: float | None, log: Path | None,
-    memory: int | None, no_save: bool, model: str | None, profile: str | None,
+    trace: Path | None, memory: int | None, no_save: bool, model: str | None, profile: str | None,
     world_size: int | None, target: str | None, values: Sequence[tuple[str, str]],
 ) -> None:  # fmt: skip
     """Say whether a run is what was predicted, and if not, where the difference is.
 
     Logs of Megatron, Megatron-Bridge, torchtitan, DeepSpeed and the Trainer of transformers are
-    read. The run is kept, and calibrates plans of the same machine and runtime.
+    read. The run is kept, and calibrates plans of the same machine and runtime; that of a trace is
+    not, as profiling takes time.
     """
     from moetune.app.observe import observe as observed_of
     from moetune.app.predicted_runs import predicted_run
@@ -47,8 +49,8 @@ def observe(
     )  # fmt: skip
     with session.planner(profile) as planner:
         prediction = predicted_run(planner, run, asked)
-    observed = observed_of(prediction, step_seconds=step, log=log, memory_bytes=memory)
-    if not no_save:
+    observed = observed_of(prediction, step_seconds=step, log=log, trace=trace, memory_bytes=memory)
+    if not no_save and observed.is_kept:
         try:
             with session.open_store() as store:
                 observed = kept(store, observed)

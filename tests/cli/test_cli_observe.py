@@ -9,6 +9,7 @@ import pytest
 import moetune
 from tests.cli.running import Cli
 from tests.cli.test_cli_check import H100, SCRIPT
+from tests.logs.test_kineto import KERNELS, event, trace
 from tests.logs.test_logs import megatron, titan
 
 MODEL = (
@@ -122,8 +123,8 @@ def test_a_log_is_held_against_its_launch_by_part_and_calibrates_the_check(cli: 
 @pytest.mark.parametrize(
     ("flags", "log", "what"),
     [
-        ((), "", "by its step or by its log"),
-        (("--step", "2s", "--log", "run.log"), "", "by its step or by its log"),
+        ((), "", "by its step, its log or a trace"),
+        (("--step", "2s", "--log", "run.log"), "", "by its step, its log or a trace"),
         (("--step", "2"), "", "has no unit"),
         (("--step", "0s"), "", "no step takes that"),
         (("--step", "2s", "--memory", "0GB"), "", "no run takes that"),
@@ -162,3 +163,27 @@ def test_runs_are_listed_and_removed_and_a_notebook_observes_alike(cli: Cli) -> 
     assert cli("observations", "remove", "r1", "r2").code == 0
     assert cli("observations", "list", "--json").document["runs"] == []
     assert "calibration" not in planned(cli)
+
+
+def test_a_trace_says_what_is_hidden_and_is_not_kept(cli: Cli) -> None:
+    planned(cli)
+    product, exchange = (
+        next(name for name, kind in KERNELS.items() if kind.startswith(word))
+        for word in ("matrix", "exchanges")
+    )
+    events = [
+        event("ProfilerStep#3", 0.0, 3e6, "gpu_user_annotation"), event(product, 0.0, 2e6),
+        event(exchange, 1.5e6, 2.5e6),
+    ]  # fmt: skip
+    seen = cli("observe", "plan.json", "--trace", str(trace(Path("run.json"), events)), "--json")
+    found = seen.document
+    assert (found["run"]["seconds"], found["id"]) == (3.0, None)
+    parts = {part["name"]: part["seconds"] for part in found["parts"]}
+    assert parts["matrix products"] == pytest.approx(2.0)
+    assert parts["exchanges of tokens, exposed"] == pytest.approx(0.5)
+    assert parts["idle"] == pytest.approx(0.5)
+    predicted = sum(part["predicted_seconds"] for part in found["parts"])
+    assert predicted == pytest.approx(found["predicted"]["step_seconds"])
+    words = " ".join(cli("observe", "plan.json", "--trace", "run.json").out.split())
+    assert "Of 1.00 s of exchanges of tokens in a step, 50 % are hidden." in words
+    assert "not kept: a profiler makes steps longer" in words

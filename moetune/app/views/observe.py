@@ -10,6 +10,7 @@ from moetune.app.views.words import speed_words
 from moetune.domain.document import encode
 from moetune.domain.records import ObservedRun, Stored
 from moetune.domain.units import format_bytes, format_seconds
+from moetune.logs.kineto import COLLECTIVES
 from moetune.report.section import (
     Cell,
     Highlight,
@@ -43,6 +44,12 @@ _TRY: Mapping[str, str] = MappingProxyType({
     "so), or the network is slower than the profile's",
     "optimizer": "its states may be on the host, or not sharded: `moetune check` says what runs",
     "batches from the data loader": "the loader holds the step up: give it more workers",
+    "matrix products": "formats, shapes or clocks are others than the profile's: `moetune profile` "
+    "measures this machine",
+    "attention": "its kernel is not the fastest there is, or sequences are longer",
+    "other kernels": "fused kernels may be off: `moetune check` names their flags",
+    COLLECTIVES[0]: "another dispatcher or overlap may hide them, or the network is slower",
+    COLLECTIVES[1]: "their overlap may be off: `moetune check` says so",
     REST: "waits in the pipeline, on slow ranks or on the host: compare traces of ranks",
 })  # fmt: skip
 
@@ -68,6 +75,7 @@ def observe_document(observed: Observed) -> dict[str, Any]:
             "file": log.file, "format": log.format, "first_line": log.first_line,
             "num_runs": log.num_runs, "tflops_per_device": log.tflops,
         },
+        "trace": encode(observed.trace),
         "memory_scope": observed.scope,
         "parts": encode(observed.parts),
         "calibration": encode(observed.calibration),
@@ -78,7 +86,10 @@ def observe_sections(observed: Observed) -> Iterator[Section]:
     """Yield the sections, the answer first."""
     yield _answer(observed)
     if observed.parts:
-        yield Section(name="parts", title="Where the difference is", tables=(_parts(observed),))
+        yield Section(
+            name="parts", title="Where the difference is", paragraphs=tuple(_hidden(observed)),
+            tables=(_parts(observed),),
+        )  # fmt: skip
     yield Section(
         name="next", title="What follows", paragraphs=tuple(map(sentence, _next(observed)))
     )
@@ -106,7 +117,9 @@ def _answer(observed: Observed) -> Section:
 def _step(observed: Observed) -> Iterator[str]:
     prediction, run, steps = observed.prediction, observed.run, observed.steps
     took = format_seconds(run.seconds)
-    if steps is not None:
+    if observed.trace is not None:
+        took = f"{took}, the mean of {plural(observed.trace.num_steps, 'step')} of the trace"
+    elif steps is not None:
         took = (
             f"{seconds_span(run.seconds, run.low_seconds, run.high_seconds)}, the median of "
             f"{plural(steps.num_steps, 'logged step')} behind {steps.num_left_out} that warm up"
@@ -155,14 +168,23 @@ def _notes(observed: Observed) -> Iterator[str]:
         yield f"The prediction is calibrated: {factor:.2f} times what it is without runs of yours."
     yield from map(sentence, observed.prediction.notes)
     log, steps = observed.log, observed.steps
-    if log is None or steps is None:
-        return
-    yield from map(sentence, steps.notes)
-    if log.num_runs > 1:
+    yield from map(sentence, steps.notes if steps is not None else ())
+    if log is not None and log.num_runs > 1:
         yield (
             f"The log has {log.num_runs} runs: this is the last with a step, from line "
             f"{log.first_line:,} on."
         )
+
+
+def _hidden(observed: Observed) -> Iterator[str]:
+    """Yield how much of each kind of exchange computation hides."""
+    if (trace := observed.trace) is None:
+        return
+    for kind in COLLECTIVES:
+        if busy := trace.busy[kind]:
+            hidden = percent(1 - trace.exposed[kind] / busy, digits=0)
+            name = kind.removesuffix(", exposed")
+            yield f"Of {format_seconds(busy)} of {name} in a step, {hidden} are hidden."
 
 
 def _parts(observed: Observed) -> Table:
@@ -186,7 +208,7 @@ def _next(observed: Observed) -> Iterator[str]:
     prediction = observed.prediction
     largest = next((part for part in observed.parts if part.share > _NEAR), None)
     if largest is not None:
-        yield f"Most of the difference: {largest.name}; {_TRY[largest.name]}"
+        yield f"Most of the difference: {largest.name}; {_TRY.get(largest.name, _TRY[REST])}"
     elif observed.run.seconds > prediction.range_seconds[1]:
         timers = _TIMERS.get(prediction.target, "a profiler's trace")
         yield (
@@ -194,7 +216,7 @@ def _next(observed: Observed) -> Iterator[str]:
             "`moetune profile` measures this machine"
         )
     if observed.number is None:
-        yield "The run is not kept"
+        yield f"The run is not kept{'' if observed.is_kept else ': a profiler makes steps longer'}"
         return
     yield f"Kept as r{observed.number}"
     if not 1 / FARTHEST <= observed.run.ratio <= FARTHEST:
