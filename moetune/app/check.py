@@ -15,7 +15,7 @@ from moetune.app.calibration import calibration_for
 from moetune.app.plan import sound_numbers
 from moetune.app.training import search_of, step_prices, usable_bytes
 from moetune.app.training_plan import answer_of
-from moetune.domain.calibration import Calibration
+from moetune.domain.calibration import Calibration, factor_of
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layout import BrokenRule
 from moetune.domain.profile import Profile
@@ -28,7 +28,7 @@ from moetune.domain.training import LayoutRequest
 from moetune.domain.training_document import TrainingAnswer
 from moetune.domain.units import format_bytes
 from moetune.fit.costs import costs_of
-from moetune.launches.files import LARGEST_BYTES, LaunchFile, open_launch
+from moetune.launches.files import LaunchFile, open_launch
 from moetune.launches.reading import SEVERITIES, Asked, Problem, Reading
 from moetune.solve.model.alternatives import LEAST_SAVED
 from moetune.solve.model.best import BestLayouts
@@ -102,22 +102,6 @@ class Checked:
         return all(problem.severity != "stops" for problem in self.problems)
 
 
-def launch_text(file: Path) -> str:
-    """Return the text of a launch file.
-
-    Raises:
-        InputError: it cannot be read, is too large, or no text.
-    """
-    try:
-        if file.stat().st_size > LARGEST_BYTES:
-            raise InputError(f"{file} is larger than 1 MiB", "give the file that starts the run")
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}", "give a file") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{file} is no text", "give the file that starts the run") from None
-
-
 def check_file(
     file: Path, text: str, asked: Asked, profile: Profile, runs: Sequence[ObservedRun] = ()
 ) -> tuple[LaunchFile, Checked]:
@@ -179,9 +163,9 @@ def check_launch(
     Raises:
         ProfileError: the profile lacks an operation.
     """
-    model, target = launch.reading.decoder.name, launch.reading.target
+    name, target = launch.reading.decoder.name, launch.reading.target
     with sound_numbers(profile.name):
-        calibration = calibration_for(runs, model=model, target=target)
+        calibration = calibration_for(runs, model=name, target=target)
         return _Check(file, launch, profile, calibration).checked()
 
 
@@ -306,12 +290,8 @@ class _Check:
         return search.answer_of(search.price(self.reading.layout))
 
     def _answer(self, priced: PricedLayout) -> TrainingAnswer:
-        device = self.profile.machine.device
-        return answer_of(priced, self.reading.job, device, factor=self._factor)
-
-    @property
-    def _factor(self) -> float:
-        return 1.0 if self.calibration is None else self.calibration.factor
+        device, factor = self.profile.machine.device, factor_of(self.calibration)
+        return answer_of(priced, self.reading.job, device, factor=factor)
 
     def _too_large(self, priced: PricedLayout, better: tuple[Better, ...]) -> Problem:
         parts, peak = priced.memory.parts, priced.memory.peak_bytes
@@ -339,7 +319,7 @@ class _Check:
         for name in self._off:
             search = self._search({**self.facts, name: True})
             saved = priced.step.seconds - search.price(priced.layout).step.seconds
-            saved *= self._factor
+            saved *= factor_of(self.calibration)
             keys = self.launch.changes(priced.layout, [name])
             yield Problem(
                 severity="costs", line=None, what=_OFF[name], seconds_saved=max(0.0, saved),
@@ -353,7 +333,8 @@ class _Check:
             priced: the launch as it is; None where it does not start or does not fit.
         """
         search, pins = self._search(self.facts), self._pins
-        changes = [self._change(best, priced) for best in self._answers(search, pins)]
+        answers = (self._fastest(search, pins.without(group), priced) for group in _GROUPS)
+        changes = [self._change(best, priced) for best in answers if best is not None]
         for name in self._off if priced is not None else ():
             other = self._search({**self.facts, name: True})
             row = other.answer_of(other.price(self.reading.layout))
@@ -363,21 +344,28 @@ class _Check:
         unique = {better.change: better for better in reversed(found)}
         return tuple([*reversed(unique.values())][:MOST_CHANGES])
 
-    def _answers(self, search: FoldedSearch, pins: LayoutRequest) -> Iterator[PricedLayout]:
-        """Yield the best layout that fits with each decision left free, all else pinned."""
-        for group in _GROUPS:
-            try:
-                best = BestLayouts.of(search, pins.without(group)).best()
-            except MoetuneError:
-                continue
-            if search.fits(best.layout):
-                yield best
+    def _fastest(
+        self, search: FoldedSearch, pins: LayoutRequest, priced: PricedLayout | None
+    ) -> PricedLayout | None:
+        """Return the best layout of pins that fits; None where none is worth a change.
+
+        Args:
+            priced: as of `_better`.
+        """
+        try:
+            layouts = BestLayouts.of(search, pins)
+            if priced is not None:
+                return layouts.best_below(priced.step.seconds * (1 - LEAST_SAVED))
+            best = layouts.best()
+        except MoetuneError:
+            return None
+        return best if search.fits(best.layout) else None
 
     def _change(
         self, best: PricedLayout, priced: PricedLayout | None, *facts: str
     ) -> Better | None:
         """Return a layout as a change of the launch; None where it is not worth one."""
-        step = None if priced is None else priced.step.seconds
+        step, factor = None if priced is None else priced.step.seconds, factor_of(self.calibration)
         if step is not None and best.step.seconds > step * (1 - LEAST_SAVED):
             return None
         keys = self.launch.changes(best.layout, facts)
@@ -385,21 +373,16 @@ class _Check:
             return None
         return Better(
             change=self.launch.words(keys), keys=keys, answer=self._answer(best),
-            seconds_saved=None if step is None else self._factor * (step - best.step.seconds),
+            seconds_saved=None if step is None else factor * (step - best.step.seconds),
         )  # fmt: skip
 
     def _best(self, priced: PricedLayout | None, better: tuple[Better, ...]) -> Better | None:
         """Return the best layout with the launch's CUDA graphs, and all that can be hidden."""
         off = tuple(name for name in _OFF if not self.facts.get(name, True))
         search = self._search({**self.facts, **dict.fromkeys(off, True)})
-        try:
-            graphs = self.reading.layout.cuda_graphs
-            best = BestLayouts.of(search, LayoutRequest(cuda_graphs=graphs)).best()
-        except MoetuneError:
-            return None
-        if not search.fits(best.layout):
-            return None
-        change = self._change(best, priced, *off)
+        pins = LayoutRequest(cuda_graphs=self.reading.layout.cuda_graphs)
+        best = self._fastest(search, pins, priced)
+        change = None if best is None else self._change(best, priced, *off)
         return None if change is None or change.change in [row.change for row in better] else change
 
     @property

@@ -141,34 +141,13 @@ def observe(
     if memory_bytes is not None and memory_bytes <= 0:
         raise InputError(f"--memory {memory_bytes} B: no run takes that", field="memory")
     if step_seconds is not None:
-        if not SHORTEST_SECONDS <= step_seconds <= LONGEST_SECONDS:
-            raise InputError(f"--step {step_seconds:g} s: no step takes that", field="step")
-        run = _run(prediction, SteadySteps(
-            seconds=step_seconds, low_seconds=step_seconds, high_seconds=step_seconds, num_steps=0,
-        ), source="step")  # fmt: skip
-        return _with_memory(Observed(prediction=prediction, run=run), memory_bytes, "device")
-    if trace is not None:
-        return _with_memory(_traced(prediction, trace), memory_bytes, "device")
-    assert log is not None  # noqa: S101 - as checked
-    logged = read_log(log)
-    if prediction.target not in _RUNTIMES[logged.format]:
-        raise InputError(
-            f"{log}, line {logged.steps[0].line}: the log is {LABELS[logged.format]}, and the "
-            f"prediction is for {prediction.target}",
-            "give the plan or the launch file that this run was started with",
-        )
-    check_sizes(logged, prediction.sizes)
-    steps = steady_steps(
-        logged, global_batch=prediction.global_batch, tokens_per_rank=prediction.tokens_per_rank
-    )
-    run = _run(prediction, steps, source=log.name)
-    parts = _parts(prediction, logged.timers, steps.seconds)
-    run = replace(run, parts={part.name: part.seconds for part in parts})
-    observed = Observed(prediction=prediction, run=run, steps=steps, log=logged, parts=parts)
-    if memory_bytes is not None or not logged.memory:
-        return _with_memory(observed, memory_bytes, "device")
-    scope: MemoryScope = "reserved" if "reserved" in logged.memory else "allocated"
-    return _with_memory(observed, round(logged.memory[scope]), scope)
+        observed = _of_step(prediction, step_seconds)
+    elif log is not None:
+        observed = _of_log(prediction, log)
+    else:
+        assert trace is not None  # noqa: S101 - as counted
+        observed = _of_trace(prediction, trace)
+    return observed if memory_bytes is None else _with_memory(observed, memory_bytes, "device")
 
 
 def counted_bytes(memory: TrainingMemory, scope: MemoryScope) -> int:
@@ -182,7 +161,44 @@ def counted_bytes(memory: TrainingMemory, scope: MemoryScope) -> int:
     return memory.peak_bytes - sum(memory.parts.get(name, 0) for name in (ROUTING, *left_out))
 
 
-def _traced(prediction: PredictedRun, path: Path) -> Observed:
+def _of_step(prediction: PredictedRun, seconds: float) -> Observed:
+    if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:
+        raise InputError(f"--step {seconds:g} s: no step takes that", field="step")
+    steps = SteadySteps(
+        seconds=seconds, low_seconds=seconds, high_seconds=seconds, num_steps=0
+    )  # fmt: skip
+    return Observed(prediction=prediction, run=_run(prediction, steps, source="step"))
+
+
+def _of_log(prediction: PredictedRun, path: Path) -> Observed:
+    """Return a run by its log, with the memory that the log has.
+
+    Raises:
+        InputError: the log has no step, or is of another runtime or job.
+    """
+    log = read_log(path)
+    if prediction.target not in _RUNTIMES[log.format]:
+        raise InputError(
+            f"{path}, line {log.steps[0].line}: the log is {LABELS[log.format]}, and the "
+            f"prediction is for {prediction.target}",
+            "give the plan or the launch file that this run was started with",
+        )
+    check_sizes(log, prediction.sizes)
+    steps = steady_steps(
+        log, global_batch=prediction.global_batch, tokens_per_rank=prediction.tokens_per_rank
+    )
+    parts = _parts(prediction, log.timers, steps.seconds)
+    run = replace(
+        _run(prediction, steps, source=path.name), parts={part.name: part.seconds for part in parts}
+    )
+    observed = Observed(prediction=prediction, run=run, steps=steps, log=log, parts=parts)
+    if not log.memory:
+        return observed
+    scope: MemoryScope = "reserved" if "reserved" in log.memory else "allocated"
+    return _with_memory(observed, round(log.memory[scope]), scope)
+
+
+def _of_trace(prediction: PredictedRun, path: Path) -> Observed:
     """Return a run by a trace of a rank, whose kernels are held against parts of the step."""
     traced, answer = read_trace(path), prediction.answer
     expected: dict[str, float] = dict.fromkeys((*traced.exposed, IDLE), 0.0)
@@ -202,7 +218,7 @@ def _traced(prediction: PredictedRun, path: Path) -> Observed:
     steps = SteadySteps(
         seconds=traced.seconds, low_seconds=traced.seconds, high_seconds=traced.seconds,
         num_steps=traced.num_steps,
-        notes=() if traced.is_marked else ("the trace marks no steps, and is taken for one",),
+        notes=() if traced.is_marked else ("the trace marks no steps: it counts as a step",),
     )  # fmt: skip
     run = _run(prediction, steps, source=path.name)
     return Observed(
@@ -211,9 +227,7 @@ def _traced(prediction: PredictedRun, path: Path) -> Observed:
     )  # fmt: skip
 
 
-def _with_memory(observed: Observed, size: int | None, scope: MemoryScope) -> Observed:
-    if size is None:
-        return observed
+def _with_memory(observed: Observed, size: int, scope: MemoryScope) -> Observed:
     predicted = counted_bytes(observed.prediction.answer.memory, scope)
     run = replace(observed.run, memory_bytes=size, predicted_bytes=predicted)
     return replace(observed, run=run, scope=scope)
@@ -236,22 +250,22 @@ def _parts(
     prediction: PredictedRun, timers: Mapping[str, float], step: float
 ) -> tuple[ObservedPart, ...]:
     """Return the parts that timers tell, and the rest of the step; nothing without timers."""
-    predicted, found = prediction.answer.predicted, list[ObservedPart]()
+    predicted, parts = prediction.answer.predicted, list[ObservedPart]()
+    passes = tuple(name for name in predicted.parts if name not in _NOT_PASSES)
     rest, predicted_rest = step, predicted.step_seconds
     for name, group in _GROUPS.items():
         names = next((some for some in group.timers if {*some} <= timers.keys()), None)
         if names is None:
             continue
         seconds = sum(timers[timer] for timer in names)
-        parts = [part for part in predicted.parts if part not in _NOT_PASSES]
-        wanted = parts if group.parts is None else group.parts
+        wanted = passes if group.parts is None else group.parts
         expected = sum(predicted.parts.get(part, 0.0) for part in wanted)
         if not group.is_inside:
             rest, predicted_rest = rest - seconds, predicted_rest - expected
-        found.append(_part(name, seconds, expected, step))
-    if any(not _GROUPS[part.name].is_inside for part in found):
-        found.append(_part(REST, max(0.0, rest), max(0.0, predicted_rest), step))
-    return tuple(sorted(found, key=lambda part: -abs(part.share)))
+        parts.append(_part(name, seconds, expected, step))
+    if any(not _GROUPS[part.name].is_inside for part in parts):
+        parts.append(_part(REST, max(0.0, rest), max(0.0, predicted_rest), step))
+    return tuple(sorted(parts, key=lambda part: -abs(part.share)))
 
 
 def _part(name: str, seconds: float, predicted: float, step: float) -> ObservedPart:

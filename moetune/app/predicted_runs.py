@@ -4,18 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moetune.app.check import Checked, check_file, launch_text
+from moetune.app.check import Checked, check_file
 from moetune.app.planner import Planner
 from moetune.app.subjects import ModelSubject
 from moetune.app.subjects.values import is_same_step
 from moetune.app.training_plan import planned_job
 from moetune.domain.architecture import Decoder
-from moetune.domain.calibration import Calibration
+from moetune.domain.calibration import Calibration, factor_of
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.targets import TargetName
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import SCHEMA, TrainingAnswer, TrainingDocument
-from moetune.launches.files import LARGEST_BYTES
+from moetune.launches.files import LARGEST_BYTES, launch_text
 from moetune.launches.reading import Asked
 from moetune.solve.model.uncertainty import confidence_of
 
@@ -93,14 +93,14 @@ def predicted_run(planner: Planner, wanted: str, asked: Asked) -> PredictedRun:
     path = Path(wanted).expanduser()
     if _is_launch(path):
         return _of_launch(planner, path, asked)
-    plan = planner.sources.plan(wanted).as_model(wanted)
+    plan = planner.sources.plan(wanted).as_model()
     of_launches = {
         "--world-size": asked.world_size, "--target": asked.target, "--set": asked.values,
         "words behind --": asked.extra,
     }  # fmt: skip
     for name, value in of_launches.items():
         if value:
-            raise InputError(f"{name}: {wanted} is a plan, which says its own", f"omit {name}")
+            raise InputError(f"{name} is for launch files, and {wanted} is a plan", f"omit {name}")
     return of_plan(planner, plan, model=asked.model)
 
 
@@ -168,8 +168,7 @@ def of_check(checked: Checked) -> PredictedRun:
             "`moetune check` says more; give the file that the run was really started with",
         )
     job, target, calibration = reading.job, reading.target, checked.calibration
-    factor = 1.0 if calibration is None else calibration.factor
-    seconds = answer.predicted.step_seconds / factor
+    seconds = answer.predicted.step_seconds / factor_of(calibration)
     sure = confidence_of([seconds], target=target.name, calibration=calibration)
     sizes = {"world_size": job.world_size, "global_batch": job.global_batch, "length": job.length}
     return PredictedRun(
@@ -192,7 +191,7 @@ def _sizes(layout: FoldedLayout, decoder: Decoder | None) -> dict[str, int]:
     experts = {kind.num_experts for kind in decoder.routed_kinds if kind is not None}
     if len(experts) == 1:
         sizes["num_experts"] = experts.pop()
-    if not decoder.has_mamba:  # Megatron counts a hybrid's mixers and networks one by one
+    if not decoder.has_mamba:  # Megatron counts a hybrid's mixers and networks as layers
         sizes["num_layers"] = decoder.num_layers
     return sizes
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moetune.app.models import find_planned_model
-from moetune.domain.calibration import Calibration
+from moetune.domain.calibration import Calibration, factor_of
 from moetune.domain.chips import peak_flops
 from moetune.domain.document import digest, encode
 from moetune.domain.errors import InputError
@@ -47,7 +47,7 @@ class TrainingRequest:
     @property
     def factor(self) -> float:
         """The factor on predicted steps."""
-        return 1.0 if self.calibration is None else self.calibration.factor
+        return factor_of(self.calibration)
 
     def inputs(self, profile: Profile, limit_bytes: int) -> TrainingInputs:
         """Return the question as a plan's document has it."""

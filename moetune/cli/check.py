@@ -49,9 +49,10 @@ def check(
 
     The file is read and never run. Exit code 6: it cannot start as it is, or does not fit.
     """
-    from moetune.app.check import check_file, launch_text, written_change
+    from moetune.app.check import check_file, written_change
     from moetune.app.files import write_text
     from moetune.app.views.check import check_document, check_sections
+    from moetune.launches.files import launch_text
     from moetune.launches.reading import Asked
 
     asked = Asked(

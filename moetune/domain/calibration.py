@@ -31,3 +31,8 @@ class Calibration:
     def __post_init__(self) -> None:
         if not 0 < self.low_factor <= self.factor <= self.high_factor:
             raise InputError("a calibration's factors must be above 0 and in order")
+
+
+def factor_of(calibration: Calibration | None) -> float:
+    """Return the factor of a calibration; 1 without any."""
+    return 1.0 if calibration is None else calibration.factor

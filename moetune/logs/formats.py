@@ -33,7 +33,7 @@ class Entry:
         step: number of the step; None for a line that is of no step.
         seconds: of a step.
         tokens, samples: a second, of a device and of all devices.
-        tflops: a second and device, by the runtime's own count.
+        tflops: a second and device, as the runtime counts them.
         batch: sequences of a step.
         memory: bytes by what they count.
         timers: seconds by the runtime's name.
@@ -280,7 +280,7 @@ _BY_MARK = tuple((mark.decode(), read) for mark, read in READERS.items())
 
 
 def entry_of(line: Line) -> Entry | None:
-    """Return what a line says; None for one that only looks as if it said something."""
+    """Return what a line says; None where it only looks as if it said something."""
     for mark, read in _BY_MARK:
         if mark in line.text and (entry := read(line)) is not None:
             return entry

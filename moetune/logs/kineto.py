@@ -36,7 +36,7 @@ _NAMES: Mapping[KernelKind, re.Pattern[str]] = MappingProxyType({
 _ORDER: tuple[KernelKind, ...] = (
     "matrix products", "attention", "other kernels", "copies", *COLLECTIVES,
 )  # fmt: skip
-"""What runs beside a kind that stands before it is hidden by that one."""
+"""A kind is hidden while any kind that stands before it runs, too."""
 _BLOCK, _LONGEST = 2**20, 16 * 2**20
 """Characters that are read at once, and those of a single event at most."""
 
@@ -46,10 +46,10 @@ class TracedStep:
     """A step of a trace, on the mean of its steps.
 
     Args:
-        exposed: seconds of each kind beside which nothing of an earlier kind runs; with `idle`
+        exposed: seconds of each kind while nothing of an earlier kind runs; with `idle`
             they add up to the step.
         busy: seconds of each kind, hidden or not.
-        is_marked: whether the trace marks its steps; else it is taken to be a single one.
+        is_marked: whether the trace marks its steps; else it is taken for a single step.
     """
 
     seconds: float
@@ -124,15 +124,15 @@ def _spans(
 
 def _kind_of(name: str) -> KernelKind:
     words = name.lower()
-    found = (kind for kind, pattern in _NAMES.items() if pattern.search(words))
-    return next(found, "other kernels")
+    kinds = (kind for kind, pattern in _NAMES.items() if pattern.search(words))
+    return next(kinds, "other kernels")
 
 
 def _events(name: str, file: IO[str]) -> Iterator[dict[str, Any]]:
-    """Yield the events of a trace, one after the other: a trace may have gigabytes.
+    """Yield the events of a trace, in order: a trace may have gigabytes.
 
     Raises:
-        InputError: the text is no trace, or ends within one.
+        InputError: the text is no trace, or ends within an event.
     """
     text, place, decoder = file.read(_BLOCK), 0, json.JSONDecoder()
     if not text.lstrip().startswith("["):

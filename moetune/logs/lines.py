@@ -16,7 +16,7 @@ _COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class Line(NamedTuple):
-    """A line with its number, from 1 on. A progress bar's states are lines of one number."""
+    """A line with its number, from 1 on. A progress bar's states are lines of the same number."""
 
     number: int
     text: str

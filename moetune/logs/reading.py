@@ -237,7 +237,7 @@ class _Run:
         return False
 
     def logged(self, file: str, num_runs: int) -> LoggedRun:
-        """Return it, with the steps that are told most exactly."""
+        """Return it, with the steps of the format that prints them most exactly."""
         formats = [*LABELS]
         key = min(
             self.steps, key=lambda kind: (formats.index(kind[0]), -len(self.steps[kind]))

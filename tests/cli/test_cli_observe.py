@@ -128,7 +128,7 @@ def test_a_log_is_held_against_its_launch_by_part_and_calibrates_the_check(cli: 
         (("--step", "2"), "", "has no unit"),
         (("--step", "0s"), "", "no step takes that"),
         (("--step", "2s", "--memory", "0GB"), "", "no run takes that"),
-        (("--step", "2s", "--world-size", "8"), "", "is a plan, which says its own"),
+        (("--step", "2s", "--world-size", "8"), "", "is for launch files"),
         (("--log", "none.log"), "", "none.log cannot be read"),
         (("--log", "run.log"), "nothing", "run.log has no step"),
         (("--log", "run.log"), titan(1, 2.0), "line 1: the log is torchtitan's"),

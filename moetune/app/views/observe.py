@@ -39,7 +39,7 @@ _SCOPES = {
 }  # fmt: skip
 _TRY: Mapping[str, str] = MappingProxyType({
     "forward and backward passes": "fused kernels may be off (`moetune check` names their flags), "
-    "or the machine is another one than the profile's: `moetune profile` measures it",
+    "or the machine is not the profile's: `moetune profile` measures it",
     "gradients and parameters, exposed": "their reduction may not be hidden (`moetune check` says "
     "so), or the network is slower than the profile's",
     "optimizer": "its states may be on the host, or not sharded: `moetune check` says what runs",
@@ -55,7 +55,7 @@ _TRY: Mapping[str, str] = MappingProxyType({
 
 
 def observe_document(observed: Observed) -> dict[str, Any]:
-    """Return what `moetune observe --json` prints beside its sections."""
+    """Return what `moetune observe --json` prints next to its sections."""
     prediction, steps, log = observed.prediction, observed.steps, observed.log
     low, high = prediction.range_seconds
     return {

@@ -32,7 +32,7 @@ def calibration_of(
     """Return the calibration of a model's steps; None without any run to go by.
 
     Args:
-        runs: of one profile and runtime, the newest first, of which each question and layout
+        runs: of a profile and a runtime, the newest first, of which each question and layout
             counts once.
     """
     newest = {run.what: run for run in reversed([*runs])}

@@ -10,7 +10,6 @@ from typing import NamedTuple, TypeVar
 
 from moetune.domain.architecture import Block, Decoder
 from moetune.domain.attention import LatentAttention
-from moetune.domain.experts import RoutedExperts
 from moetune.domain.once import Tables, once
 from moetune.domain.pipeline import (
     SPLITTING,
@@ -49,11 +48,7 @@ class StageBlocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBlocks(StageBlocks):
-    """Blocks of pipeline ranks that have the same.
-
-    Args:
-        ranks: the pipeline ranks, ascending.
-    """
+    """Blocks of pipeline ranks that have the same."""
 
     ranks: tuple[int, ...]
 
@@ -161,7 +156,7 @@ def counted(stage: StageBlocks, blocks: Sequence[_Of]) -> list[tuple[int, _Of]]:
 def _amounts(block: Block) -> tuple[float, float, float]:
     """Return a block's parameters: on every rank, cut over tensor ranks, and of the experts."""
     amounts = block.parameters
-    routed = next((part for part in block.parts if isinstance(part, RoutedExperts)), None)
+    routed = block.routed
     experts = 0 if routed is None else routed.num_experts * routed.expert_parameters
     latent = sum(
         part.latent_parameters for part in block.parts if isinstance(part, LatentAttention)
@@ -257,10 +252,12 @@ class StagePipeline:
         """Stages of a rank."""
         return len(self.stages) // self.pp
 
-    @property
+    @cached_property
     def ranks(self) -> tuple[int, ...]:
         """The rank of each stage."""
-        return _ranks_of_stages(self.schedule, self.pp, len(self.stages))
+        return tuple(
+            rank_of_stage(stage, self.pp, self.schedule) for stage in range(len(self.stages))
+        )
 
     @cached_property
     def lengths(self) -> tuple[float, ...]:

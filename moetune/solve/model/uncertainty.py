@@ -54,10 +54,8 @@ def confidence_of(
 
     Args:
         seconds: predicted, of the choice and of the layouts that it was compared with.
-        own_spread: of the logarithms.
         ratios: ends of the step's range over its prediction for what the record has no error of;
             independent of that, so that logarithms add up in squares.
-        target: the runtime whose runs are in the record.
         calibration: whose range is in place of the record's.
     """
     factor, (low, high) = 1.0, public_ratios(target)
