@@ -12,9 +12,9 @@ from moetune.solve.model.calibration import expected
 
 _ABOUT = """# Calibration by observed runs, on the public record
 
-A group are the runs of one machine and one release of a source. Each run's step is predicted from
-others of its group as [`moetune plan`](../observe.md) does after so many were observed: every one
-of them alone, or four draws of three. "Off" is the median of |predicted / measured − 1|, "inside"
+A group are the runs of a machine and a release of a source. Each run's step is predicted from
+others of its group as [`moetune plan`](../observe.md) does after so many were observed: each of
+them alone, or four draws of three. "Off" is the median of |predicted / measured − 1|, "inside"
 the share of runs inside the range for nine in ten. The shares of the law's variance were fitted to
 the same record: three numbers to {} runs. `python -m benchmarks.public_runs FOLDER` writes this."""
 
@@ -35,13 +35,13 @@ def lines(scored: Sequence[Scored]) -> Iterator[str]:
     timed = [row for row in scored if row.seconds is not None]
     for row in timed:
         groups[row.run.profile, row.run.release, row.run.target].append(row)
-    one, three = ([*_predictions(list(groups.values()), count)] for count in (1, 3))
+    single, three = ([*_predictions(list(groups.values()), count)] for count in (1, 3))
     yield from (*_ABOUT.format(len(timed)).splitlines(), "")
-    yield "| observed, or source | runs | off | off, one run | inside | off, three | inside |"
+    yield "| observed, or source | runs | off | off, 1 run | inside | off, 3 runs | inside |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
     for place in range(3):
-        for kind in sorted({row.kinds[place] for row in one}):
-            mine = [[row for row in rows if row.kinds[place] == kind] for rows in (one, three)]
+        for kind in sorted({row.kinds[place] for row in single}):
+            mine = [[row for row in rows if row.kinds[place] == kind] for rows in (single, three)]
             before = statistics.median(row.before for row in mine[0])
             cells = " | ".join(map(_cells, mine))
             yield f"| {kind} | {len({row.name for row in mine[0]})} | {before:.1%} | {cells} |"

@@ -136,7 +136,7 @@ def observe(
     if sum(given is not None for given in (step_seconds, log, trace)) != 1:
         raise InputError(
             "a run is observed by its step, its log or a trace",
-            "give one of --step 19.7s, --log FILE and --trace FILE",
+            "give --step 19.7s, --log FILE or --trace FILE",
         )
     if memory_bytes is not None and memory_bytes <= 0:
         raise InputError(f"--memory {memory_bytes} B: no run takes that", field="memory")

@@ -143,7 +143,9 @@ def _events(name: str, file: IO[str]) -> Iterator[dict[str, Any]]:
     else:
         place = text.index("[")
     if place < 0:
-        raise InputError(f"{name} is no trace: it has no traceEvents", "give one of torch.profiler")
+        raise InputError(
+            f"{name} is no trace: it has no traceEvents", "give that of torch.profiler"
+        )
     place += 1
     while True:
         match = re.compile(r"[\s,]*").match(text, place)

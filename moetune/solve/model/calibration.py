@@ -58,9 +58,9 @@ def expected(
         logs: of their measured over predicted seconds.
     """
     names = np.array(models)
-    known = MACHINE_SHARE + MODEL_SHARE * (names[:, None] == names)
+    observed = MACHINE_SHARE + MODEL_SHARE * (names[:, None] == names)
     shared = MACHINE_SHARE + MODEL_SHARE * (names == model)
-    weights = np.linalg.solve(known + RUN_SHARE * np.eye(len(names)), shared)
+    weights = np.linalg.solve(observed + RUN_SHARE * np.eye(len(names)), shared)
     left = MACHINE_SHARE + MODEL_SHARE + RUN_SHARE - float(weights @ shared)
     return float(weights @ np.array(logs)), public_half_range(target) * math.sqrt(left)
 
