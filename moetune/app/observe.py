@@ -46,11 +46,11 @@ class _Group(NamedTuple):
 
 _GROUPS: Mapping[str, _Group] = MappingProxyType({
     "forward and backward passes": _Group(
-        (("forward-compute", "backward-compute"), ("forward", "backward_inner"),
-         ("forward", "backward")), None),
+        (("forward-compute", "backward-compute"), ("fwd", "bwd_inner"), ("fwd", "bwd"),
+         ("forward", "backward_inner"), ("forward", "backward")), None),
     "gradients and parameters, exposed": _Group(
-        (("all-grads-sync", "params-all-gather"), ("all-grads-sync",), ("backward_allreduce",),
-         ("backward-params-all-reduce",)), ("gradients",)),
+        (("all-grads-sync", "params-all-gather"), ("all-grads-sync",), ("bwd_allreduce",),
+         ("backward_allreduce",), ("backward-params-all-reduce",)), ("gradients",)),
     "optimizer": _Group((("optimizer",), ("step",)), ("optimizer",)),
     "batches from the data loader": _Group((("batch-generator",),), is_inside=True),
 })  # fmt: skip
