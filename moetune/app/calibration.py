@@ -7,6 +7,7 @@ from moetune.domain.calibration import Calibration
 from moetune.domain.profile import Profile
 from moetune.domain.records import ObservedRun
 from moetune.domain.targets import Target
+from moetune.report.section import plural
 from moetune.solve.model.calibration import calibration_of
 
 if TYPE_CHECKING:
@@ -22,6 +23,18 @@ def stored_runs(store: "SqlStore | None", profile: Profile) -> tuple[ObservedRun
         return ()
     stored = store.observed_runs(profile_fingerprint=profile.digest)
     return tuple(row.value for row in stored)
+
+
+def earlier_runs_note(store: "SqlStore | None", profile: Profile) -> str:
+    """Return what to do where all runs of a profile are of what it was before; else ""."""
+    runs = store.observed_runs(profile=profile.name) if store is not None else ()
+    if not runs or any(run.value.profile_fingerprint == profile.digest for run in runs):
+        return ""
+    observed = plural(len(runs), "observed run")
+    return (
+        f"profile {profile.name} has changed since its {observed}, so that no plan is calibrated: "
+        "observe again with a new plan"
+    )
 
 
 def calibration_for(

@@ -43,6 +43,7 @@ def plan(
     A layer's plan has the chunks and the memory strategy of its passes, a whole model's the layout
     of its training over the ranks. What one of them does not have is refused.
     """
+    from moetune.app.calibration import earlier_runs_note
     from moetune.app.files import write_text
     from moetune.app.planner import plan_question
     from moetune.app.profile_quality import stale_note
@@ -58,6 +59,10 @@ def plan(
         write_text(output, made.text)
     if note := stale_note(used.profile):
         screen.note(f"Note: {note}.")
+    if is_saved and made.kind == "training" and made.calibration is None:
+        with session.find_store() as store:
+            if note := earlier_runs_note(store, used.profile):
+                screen.note(f"Note: {note}.")
     screen.detail(f"profile {used.profile.name} ({used.profile.digest[:8]}, {used.source})")
     if session.as_json:
         screen.raw(made.text)

@@ -29,6 +29,7 @@ class ObservedRunStore(Database):
         self,
         connection: Connection,
         *,
+        profile: str | None = None,
         profile_fingerprint: str | None = None,
         target: str | None = None,
         plan_id: str | None = None,
@@ -36,7 +37,8 @@ class ObservedRunStore(Database):
     ) -> tuple[Stored[ObservedRun], ...]:
         """Return runs, newest first; None stands for any."""
         wanted = {
-            "profile_fingerprint": profile_fingerprint, "target": target, "plan_id": plan_id,
+            "profile": profile, "profile_fingerprint": profile_fingerprint, "target": target,
+            "plan_id": plan_id,
         }  # fmt: skip
         query = select(observed_runs).order_by(observed_runs.c.id.desc()).limit(limit)
         for name, value in wanted.items():

@@ -165,6 +165,16 @@ def test_runs_are_listed_and_removed_and_a_notebook_observes_alike(cli: Cli) -> 
     assert "calibration" not in planned(cli)
 
 
+def test_runs_of_a_profile_as_it_was_before_calibrate_nothing_and_say_so(cli: Cli) -> None:
+    planned(cli)
+    cli("observe", "plan.json", "--step", "2.5s")
+    lab = cli("profiles", "export", "h100-x8").out
+    Path("h100.toml").write_text(lab.replace("efficiency = 0.92", "efficiency = 0.91"))
+    changed = cli("plan", *MODEL[:2], "--profile", "h100.toml", *MODEL[4:], "--json")
+    assert "calibration" not in changed.document
+    assert "profile h100-x8 has changed since its 1 observed run" in changed.err
+
+
 def test_a_trace_says_what_is_hidden_and_is_not_kept(cli: Cli) -> None:
     planned(cli)
     product, exchange = (
