@@ -78,6 +78,22 @@ def list_runs(
     return store.observed_runs(plan_id=plan_id, limit=limit) if store else ()
 
 
+def numbers_of(ids: Iterable[str]) -> tuple[list[int], list[int]]:
+    """Return the numbers of observed steps and of observed runs, whose ids begin with r.
+
+    Raises:
+        InputError: an id is of neither.
+    """
+    steps, runs = list[int](), list[int]()
+    for text in ids:
+        number = text.removeprefix("r")
+        if not number.isdigit():
+            hint = "`moetune observations list` has them: 17 of a layer's steps, r3 of a run"
+            raise InputError(f"{text!r} is no id of an observation", hint)
+        (runs if text.startswith("r") else steps).append(int(number))
+    return steps, runs
+
+
 def plan_ids(store: "SqlStore | None", wanted: Sequence[str]) -> tuple[str, ...]:
     """Return the whole ids of plans by their beginnings; their documents are not read.
 

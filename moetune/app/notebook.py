@@ -21,11 +21,11 @@ from moetune.app import wiring
 from moetune.app.export import ExportDocument, export_plan
 from moetune.app.files import find_plan, is_plan_path, write_text
 from moetune.app.memory import fit_memory
+from moetune.app.observe import kept
 from moetune.app.observe import observe as observed_of
 from moetune.app.planner import Planner, local_planner, plan_question
 from moetune.app.predicted_runs import of_plan
 from moetune.app.profile_quality import stale_note
-from moetune.app.recorded_runs import kept
 from moetune.app.requests import ask, memory_question
 from moetune.app.subjects import Subject, WhyNot, subject_of
 from moetune.app.views.comparison import whatif_sections

@@ -7,18 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from moetune.app.calibration import calibration_for
 from moetune.app.predicted_runs import PredictedRun
 from moetune.domain.calibration import Calibration
 from moetune.domain.errors import InputError
 from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, ObservedRun
-from moetune.domain.targets import TargetName
+from moetune.domain.targets import TargetName, planned_target
 from moetune.domain.training_document import TrainingMemory
 from moetune.logs.formats import LABELS, LogFormat, MemoryScope
 from moetune.logs.kineto import COLLECTIVES, TracedStep, read_trace
 from moetune.logs.reading import LoggedRun, SteadySteps, check_sizes, read_log, steady_steps
 from moetune.solve.model.memory import ROUTING
+
+if TYPE_CHECKING:
+    from moetune.store import SqlStore
 
 _RUNTIMES: Mapping[LogFormat, frozenset[TargetName]] = MappingProxyType({
     "megatron": frozenset({"megatron", "bridge", "moetune", "deepspeed"}),
@@ -148,6 +152,22 @@ def observe(
         assert trace is not None  # noqa: S101 - as counted
         observed = _of_trace(prediction, trace)
     return observed if memory_bytes is None else _with_memory(observed, memory_bytes, "device")
+
+
+def kept(store: "SqlStore", observed: Observed) -> Observed:
+    """Keep an observed run, and return it with the calibration that follows.
+
+    Raises:
+        StoreUnavailableError: the database is locked, full or unreachable.
+    """
+    number = store.add_observed_run(observed.run)
+    prediction = observed.prediction
+    stored = store.observed_runs(profile_fingerprint=prediction.profile_fingerprint)
+    target = planned_target(prediction.target, prediction.target_version)
+    calibration = calibration_for(
+        (row.value for row in stored), model=prediction.model, target=target
+    )
+    return replace(observed, number=number, calibration=calibration)
 
 
 def counted_bytes(memory: TrainingMemory, scope: MemoryScope) -> int:

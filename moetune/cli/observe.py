@@ -37,9 +37,9 @@ def observe(
     read. The run is kept, and calibrates plans of the same machine and runtime; that of a trace is
     not, as profiling takes time.
     """
+    from moetune.app.observe import kept
     from moetune.app.observe import observe as observed_of
     from moetune.app.predicted_runs import predicted_run
-    from moetune.app.recorded_runs import kept
     from moetune.app.views.observe import observe_document, observe_sections
     from moetune.launches.reading import Asked
 

@@ -118,7 +118,7 @@ def list_observations(session: Session, plan: str | None, limit: int) -> None:
 )
 def remove_observations(session: Session, observations: Sequence[str]) -> None:
     """Delete observations."""
-    from moetune.app.recorded_runs import numbers_of
+    from moetune.app.library import numbers_of
 
     steps, runs = numbers_of(observations)
     with session.made_store() as store:

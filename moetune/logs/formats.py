@@ -9,7 +9,7 @@ swift/megatron/trainers (ms-swift).
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Literal
 
@@ -158,17 +158,6 @@ def _argument(line: Line) -> Entry | None:
     )  # fmt: skip
 
 
-def _megatron_begins(line: Line) -> Entry:
-    return Entry(line=line.number, format="megatron", begins=True)
-
-
-def _world(line: Line) -> Entry:
-    """Read "using world size: 16, data-parallel size: 4, …"."""
-    size = _count(line.text, "using world size:")
-    sizes = {} if size is None else {"world_size": size}
-    return Entry(line=line.number, format="megatron", sizes=sizes)
-
-
 _TITAN = re.compile(
     rf"\bstep:\s*(\d+).*?(?:memory:\s*{_NUMBER}GiB.*?)?\btps:\s*{_NUMBER}"
     rf"(?:\s*tflops:\s*{_NUMBER})?"
@@ -252,26 +241,28 @@ def _swift(line: Line) -> Entry | None:
     )  # fmt: skip
 
 
-def _trainer_batch(line: Line) -> Entry:
-    batch = _count(line.text, "Total train batch size[^=]*=")
-    sizes = {} if batch is None else {"global_batch": batch}
-    return Entry(line=line.number, format="transformers", sizes=sizes)
+def _begins(line: Line, *, of: LogFormat) -> Entry:
+    return Entry(line=line.number, format=of, begins=True)
 
 
-def _trainer_begins(line: Line) -> Entry:
-    return Entry(line=line.number, format="transformers", begins=True)
+def _size(line: Line, *, key: str, name: str, of: LogFormat) -> Entry:
+    size = _count(line.text, key)
+    return Entry(line=line.number, format=of, sizes={} if size is None else {name: size})
 
 
 READERS: Mapping[bytes, Callable[[Line], Entry | None]] = MappingProxyType({
     b"elapsed time per iteration": _iteration, b"elapsed_time_per_iteration": _iteration,
     b"Step Time": _bridge_step, b"max reserved:": _megatron_memory,
     b"mem-max-": _megatron_memory, b"..: ": _timer, b"time (ms) |": _timers,
-    b" ....": _argument, b"- arguments -": _megatron_begins, b"using world size:": _world,
+    b" ....": _argument, b"- arguments -": partial(_begins, of="megatron"),
+    b"using world size:": partial(
+        _size, key="using world size:", name="world_size", of="megatron"),
     b"tps: ": _titan_step, b"Training starts at step": _titan_begins,
     b"SamplesPerSec=": _deepspeed_step, b"iter time (s):": _pipe_step,
     b"/it": _bar, b"it/s": _bar, b"train_steps_per_second": _summary,
-    b"train_speed(s/it)": _swift, b"Total train batch size": _trainer_batch,
-    b"***** Running training *****": _trainer_begins,
+    b"train_speed(s/it)": _swift, b"Total train batch size": partial(
+        _size, key="Total train batch size[^=]*=", name="global_batch", of="transformers"),
+    b"***** Running training *****": partial(_begins, of="transformers"),
 })  # fmt: skip
 """What reads a line, by the mark that it has; a line is of the first whose reader knows it."""
 
