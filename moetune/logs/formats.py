@@ -121,7 +121,7 @@ def _megatron_memory(line: Line) -> Entry | None:
 
 def _timer(line: Line) -> Entry | None:
     """Read "    forward-compute ........: (12.3, 45.6)", least and most of the ranks, in ms."""
-    match = re.search(rf"([\w/-]+) \.+: \(?(?:{_NUMBER}, )?{_NUMBER}\)?\s*$", line.text)
+    match = re.search(rf"(?<![\w/-])([\w/-]+) \.+: \(?(?:{_NUMBER}, )?{_NUMBER}\)?\s*$", line.text)
     if match is None:
         return None
     return Entry(line=line.number, format="megatron", timers={match[1]: float(match[3]) / 1e3})
@@ -148,7 +148,7 @@ _SIZES = MappingProxyType({
 
 def _argument(line: Line) -> Entry | None:
     """Read "  hidden_size ............... 2048", of Megatron's and of DeepSpeed's settings."""
-    match = re.search(r"(\w+) \.{3,} (\d+)\s*$", line.text)
+    match = re.search(r"\b(\w+) \.{3,} (\d+)\s*$", line.text)
     if match is None or match[1] not in _SIZES:
         return None
     is_deepspeed = "config.py" in line.text

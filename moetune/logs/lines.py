@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
 _BLOCK_BYTES = 2**20
-_LONGEST_BYTES = 2**16
-"""Of a line: what is longer is cut, as in a log without line ends."""
+_LONGEST_BYTES, _READ_BYTES = 2**16, 2**13
+"""Of a line without an end, before it is cut, and of a line that is read."""
 _WHOLE_BYTES, _MOST_LINES = 16 * 2**20, 1000
 """Behind so many bytes of a log so many lines of a mark and block are read: the steps of a log of
 nothing else would take longer to read than a median needs."""
@@ -76,5 +76,5 @@ def _of_block(
 
 
 def _text(line: bytes) -> str:
-    text = line[:_LONGEST_BYTES].decode("utf-8", errors="replace")
+    text = line[:_READ_BYTES].decode("utf-8", errors="replace")
     return _COLORS.sub("", text) if "\x1b" in text else text
