@@ -5,18 +5,21 @@ the answer of a search in which all else is pinned.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from moetune.app.calibration import calibration_for
 from moetune.app.plan import sound_numbers
 from moetune.app.training import search_of, step_prices, usable_bytes
 from moetune.app.training_plan import answer_of
+from moetune.domain.calibration import Calibration, factor_of
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layout import BrokenRule
 from moetune.domain.profile import Profile
+from moetune.domain.records import ObservedRun
 from moetune.domain.rules import broken_rules
 from moetune.domain.site import check_format, site_of
 from moetune.domain.target_rules import model_rules, target_rules
@@ -25,7 +28,7 @@ from moetune.domain.training import LayoutRequest
 from moetune.domain.training_document import TrainingAnswer
 from moetune.domain.units import format_bytes
 from moetune.fit.costs import costs_of
-from moetune.launches.files import LARGEST_BYTES, LaunchFile, open_launch
+from moetune.launches.files import LaunchFile, open_launch
 from moetune.launches.reading import SEVERITIES, Asked, Problem, Reading
 from moetune.solve.model.alternatives import LEAST_SAVED
 from moetune.solve.model.best import BestLayouts
@@ -91,6 +94,7 @@ class Checked:
     limit_bytes: int
     better: tuple[Better, ...] = ()
     best: Better | None = None
+    calibration: Calibration | None = None
 
     @property
     def starts(self) -> bool:
@@ -98,24 +102,13 @@ class Checked:
         return all(problem.severity != "stops" for problem in self.problems)
 
 
-def launch_text(file: Path) -> str:
-    """Return the text of a launch file.
-
-    Raises:
-        InputError: it cannot be read, is too large, or no text.
-    """
-    try:
-        if file.stat().st_size > LARGEST_BYTES:
-            raise InputError(f"{file} is larger than 1 MiB", "give the file that starts the run")
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}", "give a file") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{file} is no text", "give the file that starts the run") from None
-
-
-def check_file(file: Path, text: str, asked: Asked, profile: Profile) -> tuple[LaunchFile, Checked]:
+def check_file(
+    file: Path, text: str, asked: Asked, profile: Profile, runs: Sequence[ObservedRun] = ()
+) -> tuple[LaunchFile, Checked]:
     """Return a launch file of that text, and its check on a profile's machine.
+
+    Args:
+        runs: that were observed with the profile.
 
     Raises:
         InputError: it is of an unknown kind, or something of it is missing.
@@ -126,7 +119,7 @@ def check_file(file: Path, text: str, asked: Asked, profile: Profile) -> tuple[L
         launch = open_launch(file.name, text, replace(asked, devices_per_node=width))
     except RecursionError:
         raise InputError(f"{file} is nested too deeply", "give the file that starts") from None
-    return launch, check_launch(str(file), launch, profile)
+    return launch, check_launch(str(file), launch, profile, runs)
 
 
 def written_change(launch: LaunchFile, checked: Checked, take: str) -> str:
@@ -162,14 +155,18 @@ def written_change(launch: LaunchFile, checked: Checked, take: str) -> str:
     return text
 
 
-def check_launch(file: str, launch: LaunchFile, profile: Profile) -> Checked:
-    """Return a launch file as it runs on a profile's machine.
+def check_launch(
+    file: str, launch: LaunchFile, profile: Profile, runs: Sequence[ObservedRun] = ()
+) -> Checked:
+    """Return a launch file as it runs on a profile's machine, as of `check_file`.
 
     Raises:
         ProfileError: the profile lacks an operation.
     """
+    name, target = launch.reading.decoder.name, launch.reading.target
     with sound_numbers(profile.name):
-        return _Check(file, launch, profile).checked()
+        calibration = calibration_for(runs, model=name, target=target)
+        return _Check(file, launch, profile, calibration).checked()
 
 
 @dataclass(slots=True)
@@ -179,6 +176,7 @@ class _Check:
     file: str
     launch: LaunchFile
     profile: Profile
+    calibration: Calibration | None = None
     limit_bytes: int = field(init=False)
     facts: Mapping[str, Any] = field(init=False)
     _searches: dict[object, FoldedSearch] = field(default_factory=dict, init=False)
@@ -223,7 +221,7 @@ class _Check:
         return Checked(
             file=self.file, profile=self.profile, reading=self.reading, problems=tuple(problems),
             answer=None if priced is None else self._answer(priced), limit_bytes=self.limit_bytes,
-            better=better, best=best,
+            better=better, best=best, calibration=self.calibration,
         )  # fmt: skip
 
     def _refusals(self) -> Iterator[Problem]:
@@ -292,7 +290,8 @@ class _Check:
         return search.answer_of(search.price(self.reading.layout))
 
     def _answer(self, priced: PricedLayout) -> TrainingAnswer:
-        return answer_of(priced, self.reading.job, self.profile.machine.device)
+        device, factor = self.profile.machine.device, factor_of(self.calibration)
+        return answer_of(priced, self.reading.job, device, factor=factor)
 
     def _too_large(self, priced: PricedLayout, better: tuple[Better, ...]) -> Problem:
         parts, peak = priced.memory.parts, priced.memory.peak_bytes
@@ -320,6 +319,7 @@ class _Check:
         for name in self._off:
             search = self._search({**self.facts, name: True})
             saved = priced.step.seconds - search.price(priced.layout).step.seconds
+            saved *= factor_of(self.calibration)
             keys = self.launch.changes(priced.layout, [name])
             yield Problem(
                 severity="costs", line=None, what=_OFF[name], seconds_saved=max(0.0, saved),
@@ -365,7 +365,7 @@ class _Check:
         self, best: PricedLayout, priced: PricedLayout | None, *facts: str
     ) -> Better | None:
         """Return a layout as a change of the launch; None where it is not worth one."""
-        step = None if priced is None else priced.step.seconds
+        step, factor = None if priced is None else priced.step.seconds, factor_of(self.calibration)
         if step is not None and best.step.seconds > step * (1 - LEAST_SAVED):
             return None
         keys = self.launch.changes(best.layout, facts)
@@ -373,7 +373,7 @@ class _Check:
             return None
         return Better(
             change=self.launch.words(keys), keys=keys, answer=self._answer(best),
-            seconds_saved=None if step is None else step - best.step.seconds,
+            seconds_saved=None if step is None else factor * (step - best.step.seconds),
         )  # fmt: skip
 
     def _best(self, priced: PricedLayout | None, better: tuple[Better, ...]) -> Better | None:

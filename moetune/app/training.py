@@ -138,14 +138,15 @@ def plan_training(
     with sound_numbers(profile.name):
         if with_front:
             front = memory_front(solved.search, pins, best.layout.cuda_graphs)
-            answers = (answer_of(row, request.job, profile.machine.device) for row in front)
+            device, factor = profile.machine.device, request.factor
+            answers = (answer_of(row, request.job, device, factor=factor) for row in front)
             plan = replace(plan, front=tuple(answers))
         if with_savings:
             savings = Savings(search=solved.search, pins=pins, best=best)
-            free = savings.free()
+            free, factor = savings.free(), request.factor
             plan = replace(
-                plan, savings=tuple(map(saving_of, savings.of_flags())),
-                free=None if free is None else saving_of(free),
+                plan, savings=tuple(saving_of(saving, factor) for saving in savings.of_flags()),
+                free=None if free is None else saving_of(free, factor),
             )  # fmt: skip
     return plan
 
@@ -257,13 +258,16 @@ def _document(
     """Return the plan of layouts, the chosen one first."""
     limit = request.memory_limit_bytes or usable_bytes(profile.machine)
     inputs, device = request.inputs(profile, limit), profile.machine.device
-    chosen, *others = (answer_of(row, request.job, device) for row in ranked)
+    chosen, *others = (
+        answer_of(row, request.job, device, factor=request.factor) for row in ranked
+    )  # fmt: skip
     target = request.target.name
     return TrainingDocument(
         id=plan_id(inputs, request), inputs=inputs, layout=chosen.layout,
         predicted=chosen.predicted, memory=chosen.memory, fits=search.fits(ranked[0].layout),
         confidence=confidence_of(
-            [row.step.seconds for row in ranked], ratios=stand_ins.ratios, target=target
+            [row.step.seconds for row in ranked], ratios=stand_ins.ratios, target=target,
+            calibration=request.calibration,
         ),
         trust=search.prices.device.trusts.least, profile_quality=quality_of(profile),
         warnings=(
@@ -276,6 +280,7 @@ def _document(
             provenance=profile.provenance, device=device, public_ratios=public_ratios(target)
         ),
         chunks=chunks_of(request.job, ranked[0].layout) if target == "moetune" else None,
+        calibration=request.calibration,
     )  # fmt: skip
 
 

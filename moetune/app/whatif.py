@@ -1,7 +1,7 @@
 """What-if: a plan's question with other values or another machine, planned again and compared."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from moetune.app.compare import changed_inputs, compare
 from moetune.app.plan import PlanRequest, changed_request, plan_again, read_limit
@@ -131,6 +131,8 @@ def change_plan(
         given = {} if model is None else {"model": model}
         asked = arguments_of(before.inputs, planned_with) | given
         request = training_request(ask(asked | dict(_arguments(question))), used)
+        if not is_moved and request.target == before.inputs.facts:
+            request = replace(request, calibration=before.calibration)
         after: AnyPlan = plan_training(request, used)
     else:
         refuse_model(model)

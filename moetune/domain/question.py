@@ -128,6 +128,10 @@ class Question:
         TRAINING, "Fastest layout for every memory",
         "Show the fastest layout for every memory, too.", default=False,
     )  # fmt: skip
+    uncalibrated: bool = described(
+        TRAINING, "Without my observed runs",
+        "Without the factor of observed runs.", default=False,
+    )  # fmt: skip
 
     tp: int | None = described(PINS, "Tensor parallel", "Ranks per tensor-parallel group.")
     pp: int | None = described(PINS, "Pipeline ranks", "Pipeline ranks.")
@@ -178,7 +182,7 @@ class Question:
     )  # fmt: skip
     allow_modelled: bool | None = described(
         LAYER, "Estimate group sizes not measured",
-        "Use the nearest group size where none was measured.",
+        "Take the nearest measured group size.",
     )  # fmt: skip
     strategy: Strategy | None = described(
         LAYER, "Memory strategy", "Memory strategy. Default: the fastest that fits."

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
+from moetune.domain.calibration import Calibration, factor_of
 from moetune.domain.chunks import Chunks
 from moetune.domain.document import UNLESS_DEFAULT, encode, shown
 from moetune.domain.errors import InputError
@@ -183,6 +184,7 @@ class TrainingDocument:
             them, or are several ranks, and for other runtimes.
         savings: of single flags, the shortest step first.
         free: the best layout without pins, where it is faster.
+        calibration: of all its times; None for predictions as they are.
 
     Raises:
         InputError: the id is no digest.
@@ -206,6 +208,7 @@ class TrainingDocument:
     origin: PlanOrigin | None = field(default=None, metadata=UNLESS_DEFAULT)
     savings: tuple[Saving, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     free: Saving | None = field(default=None, metadata=UNLESS_DEFAULT)
+    calibration: Calibration | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):
@@ -235,6 +238,11 @@ class TrainingDocument:
     def step_seconds(self) -> float:
         """The predicted step."""
         return self.predicted.step_seconds
+
+    @property
+    def factor(self) -> float:
+        """The factor on all times, of a calibration."""
+        return factor_of(self.calibration)
 
     @property
     def range_seconds(self) -> tuple[float, float]:

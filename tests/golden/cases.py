@@ -151,17 +151,13 @@ CASES = {
     "lab-one-rank": Case(plan=(*_LAB, "--world-size", "1"), questions=EXPLAIN),
     "lab-tensor": Case(plan=_TENSOR, questions=BOTH),
     "lab-shards": Case(plan=(*_TENSOR, "--sequence-parallel"), questions=BOTH),
-    "model": Case(
-        plan=_SMALL,
-        questions={**BOTH, "ranks": ("whatif", "--world-size", "16")},
-    ),
+    "model": Case(plan=_SMALL, questions={**BOTH, "ranks": ("whatif", "--world-size", "16")}),
     "model-pinned": Case(plan=(*_SMALL, "--tp", "4", "--pp", "2", *_GATHERED, "4"), questions=BOTH),
     "model-a2a": Case(
         plan=(*_SMALL, "--dispatcher", "all_to_all", "--micro-batch", "1"), questions=EXPLAIN
     ),
     "model-tensor": Case(
-        plan=(*_SMALL, "--tp", "8", "--pp", "4", *_GATHERED, "8", "--zero", "0"),
-        questions=EXPLAIN,
+        plan=(*_SMALL, "--tp", "8", "--pp", "4", *_GATHERED, "8", "--zero", "0"), questions=EXPLAIN
     ),
     "model-sizes": Case(plan=(*_SIZES, "--moe-every", "3"), questions=BOTH),
     "model-143b": Case(plan=_LARGE, questions=EXPLAIN),

@@ -5,6 +5,7 @@ from math import fsum
 from types import MappingProxyType
 
 from moetune.app.views.words import sure_words
+from moetune.domain.calibration import Calibration
 from moetune.domain.profile import Provenance
 from moetune.domain.targets import TargetName
 from moetune.domain.training import FoldedLayout, LayoutRequest
@@ -16,7 +17,7 @@ from moetune.domain.training_document import (
     TrainingStep,
 )
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.section import percent, sentence
+from moetune.report.section import percent, plural, sentence
 from moetune.solve.model.uncertainty import RECORDED, UNRECORDED
 
 _COMPUTATION, _REPLICAS = "computation", "collectives of gradients and parameters"
@@ -52,7 +53,27 @@ def origin_words(plan: TrainingDocument) -> Iterator[str]:
         yield f"Numbers: profile {profile}, {plan.trust}."
         return
     source = _SOURCES[origin.provenance].format(device=origin.device)
+    if plan.calibration is not None:
+        yield f"Numbers: {source} (profile {profile}). {calibration_words(plan.calibration)}"
+        return
     yield f"Numbers: {source} (profile {profile}). {_error_words(origin, plan.target)}"
+
+
+def calibration_words(calibration: Calibration, *, flag: str = "--uncalibrated") -> str:
+    """Return what a calibration is from, what it does, and how it is left out.
+
+    Args:
+        flag: that leaves it out; "" for none.
+    """
+    count, of_model = calibration.num_runs, calibration.num_of_model
+    mine = "" if of_model == count else f" ({of_model or 'none'} of this model)"
+    left_out = calibration.num_left_out
+    more = f" {left_out} more, off by more than three times, left out." if left_out else ""
+    return (
+        f"Calibrated by {plural(count, 'run')} of yours{mine}: steps are taken to be "
+        f"{calibration.factor:.2f} times their prediction.{more} The factor is the same for all "
+        f"layouts, and leaves their order as it is{f'; {flag} leaves it out' if flag else ''}."
+    )
 
 
 def _error_words(origin: PlanOrigin, target: TargetName) -> str:
