@@ -292,7 +292,8 @@ class _Check:
         return search.answer_of(search.price(self.reading.layout))
 
     def _answer(self, priced: PricedLayout) -> TrainingAnswer:
-        return answer_of(priced, self.reading.job, self.profile.machine.device)
+        reading = self.reading
+        return answer_of(priced, reading.job, self.profile.machine.device, reading.target)
 
     def _too_large(self, priced: PricedLayout, better: tuple[Better, ...]) -> Problem:
         parts, peak = priced.memory.parts, priced.memory.peak_bytes

@@ -24,8 +24,9 @@ from moetune.domain.profile import Profile
 from moetune.domain.question import MEMORY_DEFAULTS, Question, modules_of, read_question, read_texts
 from moetune.domain.request import encode_constraints
 from moetune.domain.spelling import about, flag_of
-from moetune.domain.targets import find_target
+from moetune.domain.targets import Target, find_target
 from moetune.domain.training import LayoutRequest, TrainingJob
+from moetune.domain.tuning import Tuning, read_tuning
 from moetune.domain.units import full_dtype
 from moetune.huggingface.pasted import configuration_of
 from moetune.huggingface.registry import (
@@ -143,13 +144,23 @@ def training_request(question: Question, profile: Profile) -> TrainingRequest:
     )
     job = TrainingJob(
         decoder=decoder, world_size=ranks, global_batch=batch, length=length, dtype=dtype,
-        routing=routing, optimizer=optimizer,
+        routing=routing, optimizer=optimizer, tuning=tuning_of(question, target),
         leaves_room=question.routing is None and decoder.num_moe_layers > 0,
     )  # fmt: skip
     return TrainingRequest(
         job=job, pins=layout_pins(question), target=target,
         memory_limit_bytes=question.memory_limit,
     )  # fmt: skip
+
+
+def tuning_of(question: Question, target: Target) -> Tuning:
+    """Return what of a model trains, with the runtime's usual adapters of experts.
+
+    Raises:
+        InputError: the texts are none, or exclude each other.
+    """
+    usual = target.adapters[0] if target.adapters else "each"
+    return read_tuning(question.train, question.freeze, experts=usual)
 
 
 def ranks_of(question: Question, profile: Profile) -> int:
@@ -209,7 +220,7 @@ def memory_question(values: Mapping[str, object], *, device_memory: str = "80GB"
     return MemoryQuestion(
         decoder=model.decoder, world_size=question.world_size, global_batch=question.global_batch,
         length=question.seq or 0, dtype=dtype, optimizer=optimizer, pins=layout_pins(question),
-        target=target, device_bytes=device_bytes,
+        target=target, device_bytes=device_bytes, tuning=tuning_of(question, target),
     )  # fmt: skip
 
 

@@ -51,6 +51,7 @@ from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.placement import solve_placed
 from moetune.solve.model.search import FoldedSearch, PricedLayout
 from moetune.solve.model.step import StepPrices
+from moetune.solve.model.trained import trained_of
 from moetune.solve.model.uncertainty import confidence_of, public_ratios
 
 _SUSTAINED, _GAP_SECONDS = 0.85, 15e-6
@@ -138,7 +139,8 @@ def plan_training(
     with sound_numbers(profile.name):
         if with_front:
             front = memory_front(solved.search, pins, best.layout.cuda_graphs)
-            answers = (answer_of(row, request.job, profile.machine.device) for row in front)
+            device, target = profile.machine.device, request.target
+            answers = (answer_of(row, request.job, device, target) for row in front)
             plan = replace(plan, front=tuple(answers))
         if with_savings:
             savings = Savings(search=solved.search, pins=pins, best=best)
@@ -257,8 +259,8 @@ def _document(
     """Return the plan of layouts, the chosen one first."""
     limit = request.memory_limit_bytes or usable_bytes(profile.machine)
     inputs, device = request.inputs(profile, limit), profile.machine.device
-    chosen, *others = (answer_of(row, request.job, device) for row in ranked)
-    target = request.target.name
+    facts, target = request.target, request.target.name
+    chosen, *others = (answer_of(row, request.job, device, facts) for row in ranked)
     return TrainingDocument(
         id=plan_id(inputs, request), inputs=inputs, layout=chosen.layout,
         predicted=chosen.predicted, memory=chosen.memory, fits=search.fits(ranked[0].layout),
@@ -276,6 +278,7 @@ def _document(
             provenance=profile.provenance, device=device, public_ratios=public_ratios(target)
         ),
         chunks=chunks_of(request.job, ranked[0].layout) if target == "moetune" else None,
+        trained=trained_of(request.job, facts),
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from moetune.domain.training_document import (
 from moetune.huggingface.registry import FoundModel
 from moetune.solve.model.alternatives import FasterLayout
 from moetune.solve.model.search import PricedLayout
+from moetune.solve.model.trained import flops_per_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class TrainingRequest:
             profile=profile.name, profile_fingerprint=profile.digest, pins=self.pins,
             target=self.target.name, target_version=self.target.number,
             memory_limit_bytes=limit_bytes, model_path=job.decoder.path,
-            leaves_room=job.leaves_room,
+            leaves_room=job.leaves_room, tuning=job.tuning,
         )  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def planned_job(
         raise InputError(what, MAKE_ONE)
     return model, TrainingJob(
         decoder=model.decoder, world_size=inputs.world_size, global_batch=inputs.global_batch,
-        length=inputs.seq, dtype=inputs.dtype, optimizer=inputs.optimizer,
+        length=inputs.seq, dtype=inputs.dtype, optimizer=inputs.optimizer, tuning=inputs.tuning,
     )  # fmt: skip
 
 
@@ -85,7 +86,9 @@ def plan_id(inputs: TrainingInputs, request: TrainingRequest) -> str:
     return digest({**plain, "decoder": job.decoder.identity, "loads": _loads(job.routing)})
 
 
-def answer_of(priced: PricedLayout, job: TrainingJob, device: str) -> TrainingAnswer:
+def answer_of(
+    priced: PricedLayout, job: TrainingJob, device: str, target: Target
+) -> TrainingAnswer:
     """Return a layout with its step and memory as a plan's document has it.
 
     Args:
@@ -93,7 +96,7 @@ def answer_of(priced: PricedLayout, job: TrainingJob, device: str) -> TrainingAn
     """
     memory, step = priced.memory, priced.step
     tokens = job.tokens / step.seconds / job.world_size
-    rate = tokens * job.decoder.flops_per_token(job.length).total
+    rate = tokens * flops_per_token(job, target)
     peak = peak_flops(device, job.dtype)
     return TrainingAnswer(
         layout=priced.layout.explicit(job.decoder),

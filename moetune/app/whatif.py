@@ -182,7 +182,7 @@ def arguments_of(inputs: TrainingInputs, profile: Profile | None) -> dict[str, o
         "model": inputs.model_path or inputs.model, "world_size": inputs.world_size,
         "global_batch": inputs.global_batch, "seq": inputs.seq, "dtype": inputs.dtype,
         "routing": None if inputs.leaves_room else inputs.routing,
-        "optimizer": inputs.optimizer, "target": inputs.runtime,
+        "optimizer": inputs.optimizer, "target": inputs.runtime, **inputs.tuning.flags,
         "memory_limit": None if is_default else inputs.memory_limit_bytes,
         **{name: encode(value) for name, value in pins.pinned.items()},
         **({} if pins.stages is None else {"stages": stage_words(pins.stages)}),

@@ -43,6 +43,7 @@ from moetune.domain.training import (
     TokenDispatcher,
     ZeroStage,
 )
+from moetune.domain.tuning import MODEL_PARTS
 from moetune.domain.units import parse_bytes
 
 _LAYER_SIZES = ("d_model", "d_hidden", "num_experts")
@@ -124,6 +125,13 @@ class Question:
         TRAINING, "Optimizer", "adam, adam-bf16-grads, adam-bf16-moments, adam-remainders or "
         "adam-bf16.", form="NAME",
     )  # fmt: skip
+    train: str | None = described(
+        TRAINING, "What trains", "all, or adapters: lora:rank=16 or qlora:rank=16, with "
+        ",targets=attention|experts|all and ,experts=each|shared. Default: all.", form="WHAT",
+    )  # fmt: skip
+    freeze: str | None = described(
+        TRAINING, "Frozen parts", f"Some of {', '.join(MODEL_PARTS)}.", form="PARTS"
+    )
     front: bool = described(
         TRAINING, "Fastest layout for every memory",
         "Show the fastest layout for every memory, too.", default=False,
@@ -329,7 +337,7 @@ ASKS = asks_of(Question)
 
 MEMORY_FIELDS = (
     "world_size", "global_batch", "seq", "micro_batch", "tp", "cp", "pp", "ep", "zero",
-    "recompute", "optimizer", "dtype", "target",
+    "recompute", "optimizer", "dtype", "target", "train", "freeze",
 )  # fmt: skip
 """Fields of the question that `moetune memory` asks, beside the model and the device's memory."""
 MEMORY_DEFAULTS = {

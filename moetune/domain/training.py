@@ -27,6 +27,7 @@ from moetune.domain.placement import PlacementRule
 from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads, RankSkew
 from moetune.domain.routing_record import RecordedLayers
 from moetune.domain.spelling import flag_of
+from moetune.domain.tuning import TRAINS_ALL, Tuning
 from moetune.domain.withdrawn import common_degree
 
 Recompute = Literal[
@@ -302,6 +303,7 @@ class TrainingJob:
             fullest rank.
         optimizer: its name, which says the bytes that it keeps for each parameter.
         leaves_room: whether memory has room for natural routing beside balanced one.
+        tuning: what of the model trains.
 
     Raises:
         InputError: a size below 1, or a routing of another number of experts.
@@ -315,6 +317,7 @@ class TrainingJob:
     routing: ExpertLoads | RecordedLayers = BALANCED
     optimizer: OptimizerName = "adam"
     leaves_room: bool = False
+    tuning: Tuning = TRAINS_ALL
 
     def __post_init__(self) -> None:
         check_positive(self, "world_size", "global_batch", "length")

@@ -16,6 +16,7 @@ from moetune.domain.plan import Confidence
 from moetune.domain.profile import ProfileQuality, Provenance
 from moetune.domain.targets import Target, TargetName, planned_target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingDtype
+from moetune.domain.tuning import TRAINS_ALL, Trained, Tuning
 
 SCHEMA: Literal["moetune.training-plan/1"] = "moetune.training-plan/1"
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -33,6 +34,7 @@ class TrainingInputs:
         memory_limit_bytes: usable memory of a device.
         model_path: the configuration that the model was read from; "" for a name.
         leaves_room: whether memory has room for natural routing beside balanced one.
+        tuning: what of the model trains.
     """
 
     model: str
@@ -50,6 +52,7 @@ class TrainingInputs:
     leaves_room: bool = field(default=False, metadata=UNLESS_DEFAULT)
     model_path: str = field(default="", metadata=UNLESS_DEFAULT)
     target_version: str = field(default="", metadata=UNLESS_DEFAULT)
+    tuning: Tuning = field(default=TRAINS_ALL, metadata=UNLESS_DEFAULT)
 
     @property
     def runtime(self) -> str:
@@ -193,6 +196,7 @@ class TrainingDocument:
         origin: of the numbers; None in older plans.
         savings: of single flags, the shortest step first.
         free: the best layout without pins, where it is faster.
+        trained: how many parameters train; None where all do.
 
     Raises:
         InputError: the id is no digest.
@@ -216,6 +220,7 @@ class TrainingDocument:
     origin: PlanOrigin | None = field(default=None, metadata=UNLESS_DEFAULT)
     savings: tuple[Saving, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     free: Saving | None = field(default=None, metadata=UNLESS_DEFAULT)
+    trained: Trained | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):

@@ -12,6 +12,7 @@ from moetune.launches.expansion import Scope, Word, plain
 from moetune.launches.keyed import misspelt
 from moetune.launches.megatron import KEYS, MegatronArguments, plain_value, reading_of
 from moetune.launches.reading import Asked, Given, Problem, Reading
+from moetune.launches.tuning import bridge_adapters
 
 _RECIPE = "megatron.bridge.recipes"
 _DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16"}
@@ -76,6 +77,7 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
     arguments = MegatronArguments(
         given=given, values={"bf16": True, "moe_token_dispatcher_type": "alltoall", **values},
         problems=(*misspelt(entries, KEYS, "stops", f"{target.label}: {target.source}"), note),
+        adapters=bridge_adapters(entries),
     )  # fmt: skip
     return reading_of(arguments, target, asked.world_size, model=name, line=line)
 

@@ -1,7 +1,7 @@
 """Megatron-LM's arguments, and those of ms-swift that it passes on: the job and its layout."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +23,7 @@ from moetune.export.megatron_values import SETTINGS
 from moetune.launches.arguments import Argument, Launch
 from moetune.launches.megatron_sizes import SIZES, recognise
 from moetune.launches.reading import Asked, Given, Problem, Reading, Row, lines_of, rows_of
+from moetune.launches.tuning import GivenAdapters, given_tuning, swift_adapters
 
 _NAMES = Path(__file__).with_name("megatron_arguments.txt")
 STAGES = (
@@ -82,11 +83,13 @@ class MegatronArguments:
         given: by field.
         values: given ones and defaults that differ from a setting's.
         unknown: names that Megatron-LM of no version, or not of this one, has.
+        adapters: that train alone; None where all parameters do.
     """
 
     given: Mapping[str, Given]
     values: Mapping[str, Value]
     problems: tuple[Problem, ...]
+    adapters: GivenAdapters | None = None
 
 
 @cache
@@ -113,6 +116,8 @@ def read_megatron(launch: Launch, asked: Asked) -> Reading:
         InputError: a value is missing or wrong, or the model is not known.
     """
     target = find_target(asked.target or "megatron")
+    if launch.program == SWIFT:  # its adapters are those of mcore-bridge
+        target = replace(target, adapters=("each",), adapter_zero=(0, 1), freezes=True)
     arguments = _fields_of(launch, target)
     model = asked.model or _named(launch)
     return reading_of(arguments, target, launch.ranks(asked), model=model, line=launch.line)
@@ -150,6 +155,7 @@ def reading_of(
         global_batch=found["global_batch"] or layout.micro_batch * layout.dp,
         dtype=found["narrow"] or "bfloat16",
         optimizer=found["optimizer"], leaves_room=decoder.num_moe_layers > 0,
+        tuning=given_tuning(arguments.adapters, decoder),
     )  # fmt: skip
     return Reading(
         target=target, decoder=decoder, model_words=words, job=job, layout=layout,
@@ -182,9 +188,6 @@ def _fields_of(launch: Launch, target: Target) -> MegatronArguments:
     given: dict[str, Given] = {}
     problems: list[Problem] = []
     for argument in launch.arguments:
-        if is_swift and argument.name == "tuner_type" and argument.values[0].text != "full":
-            what = f"line {argument.line}: --tuner_type {argument.values[0].text}"
-            raise InputError(f"{what} trains adapters, which are not planned", "use full")
         field, is_on = _field(argument.name, is_swift=is_swift)
         if field not in KEYS:
             continue
@@ -208,8 +211,9 @@ def _fields_of(launch: Launch, target: Target) -> MegatronArguments:
     if (target.core or (0, 16)) < _SHARDING_CORE:
         defaults["data_parallel_sharding_strategy"] = "no_shard"
     return MegatronArguments(
-        given=given, values=_resolved(defaults | values), problems=tuple(problems)
-    )
+        given=given, values=_resolved(defaults | values), problems=tuple(problems),
+        adapters=swift_adapters(launch) if is_swift else None,
+    )  # fmt: skip
 
 
 def _unset(argument: Argument) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ from moetune.app.views.model_words import (
     origin_words,
     placement_words,
     saving_words,
+    tuning_words,
 )
 from moetune.app.views.words import (
     Reasons,
@@ -85,6 +86,7 @@ def _answer(subject: ModelSubject) -> Section:
         doubts=suspect_words(plan),
         paragraphs=(
             *origin_words(plan),
+            *tuning_words(plan.inputs.tuning, plan.trained),
             decision_words(plan.words, plan.layout),
             *placement_words(plan),
             binding_words(plan.best),
@@ -127,6 +129,8 @@ def _settings(plan: TrainingDocument) -> Iterator[tuple[str, str]]:
         yield "states", _chunks(plan.chunks)
     yield "CUDA graphs", f"{layout.cuda_graphs}{_saves(best, step.saved_by_graphs_seconds)}"
     yield "optimizer", f"{plan.inputs.optimizer}, ZeRO-{layout.zero}"
+    if plan.trained is not None:
+        yield "trains", plan.inputs.tuning.words
     if layout.pp > 1:
         yield "schedule", str(layout.schedule)
         yield "stages", stage_words(layout.stages or ())
@@ -257,7 +261,12 @@ def model_reasons(subject: ModelSubject) -> Reasons:
     return Reasons(
         decision=decision_words(plan.words, plan.layout),
         placement=tuple(placement_words(plan)),
-        why=(binding_words(best), *_hidden(best), *saving_words(plan)),
+        why=(
+            *tuning_words(plan.inputs.tuning, plan.trained),
+            binding_words(best),
+            *_hidden(best),
+            *saving_words(plan),
+        ),
         sure=how_sure(plan),
         pins=tuple(plan.inputs.pins.flags.items()),
         terms=(_time(subject), _memory(plan), *_placement(plan)),

@@ -15,6 +15,7 @@ from moetune.domain.training_document import (
     TrainingDocument,
     TrainingStep,
 )
+from moetune.domain.tuning import AdaptedParts, Trained, Tuning
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.section import percent, sentence
 from moetune.solve.model.uncertainty import RECORDED, UNRECORDED
@@ -36,6 +37,8 @@ _NAMED_SHARE = 0.1
 _MOST = 0.5
 """Launches bind from this share of a step on, though devices wait for a part of them alone."""
 _NAMED_SAVINGS = 3
+_FEW = 0.1
+"""Smaller shares of parameters have two digits behind the point."""
 _TIMES = 2.0
 """Ratios of steps are printed as percentages below this one."""
 _SOURCES: Mapping[Provenance, str] = MappingProxyType({
@@ -153,6 +156,31 @@ def placement_words(plan: TrainingDocument) -> Iterator[str]:
     if plan.placement is not None:
         how = "are placed by their loads" if plan.is_placed else "keep their order"
         yield sentence(f"Experts {how}: {plan.placement.why}")
+
+
+_TARGETS: Mapping[AdaptedParts, str] = MappingProxyType({
+    "attention": "attention", "experts": "the routed experts", "all": "attention and all FFNs",
+})  # fmt: skip
+
+
+def tuning_words(tuning: Tuning, trained: Trained | None) -> Iterator[str]:
+    """Yield what of a model trains; nothing where all of it does."""
+    if trained is None:
+        return
+    share = percent(trained.share, digits=2 if trained.share < _FEW else 1)
+    words = f"It trains {share} of the parameters, {trained.parameters:,}"
+    if tuning.adapters is None:
+        yield f"{words}. Frozen: {', '.join(tuning.frozen)}."
+        return
+    adapters, shared = tuning.adapters, ""
+    if adapters.targets != "attention" and adapters.experts == "shared":
+        shared = ", which the experts of a rank share"
+    yield (
+        f"{words}: adapters of rank {adapters.rank} on {_TARGETS[adapters.targets]}{shared}. The "
+        f"weights below are frozen in {tuning.base}."
+    )
+    if tuning.base != "bfloat16":
+        yield "Dequantization is modelled by the bytes that it moves, not measured."
 
 
 def host_words(layout: FoldedLayout) -> str:
