@@ -13,6 +13,7 @@ from moetune.domain.attention import GroupedQueryAttention, LatentAttention
 from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.experts import Amounts, DenseFfn, RoutedExperts
+from moetune.domain.recurrent import GatedDeltaNet
 from moetune.domain.spelling import nearest_or
 
 AdaptedParts = Literal["attention", "experts", "all"]
@@ -203,10 +204,11 @@ class Matrix(NamedTuple):
         return rank * (self.d_in + self.d_out)
 
 
-def has_matrices(part: object) -> bool:
+def has_matrices(part: object, *, fuses: bool) -> bool:
     """Return whether it is known which matrices of a part have adapters."""
-    kinds = GroupedQueryAttention | LatentAttention | DenseFfn | RoutedExperts
-    return isinstance(part, kinds)
+    if isinstance(part, GatedDeltaNet):
+        return fuses and not part.gate_rank
+    return isinstance(part, GroupedQueryAttention | LatentAttention | DenseFfn | RoutedExperts)
 
 
 def adapted_matrices(part: object, *, fuses: bool) -> Iterator[Matrix]:
@@ -228,13 +230,17 @@ def adapted_matrices(part: object, *, fuses: bool) -> Iterator[Matrix]:
         yield Matrix(part.d_hidden, part.d_model)
     elif isinstance(part, LatentAttention):
         yield from _latent(part)
+    elif isinstance(part, GatedDeltaNet):
+        inner = sum(part.widths.values()) - part.widths["output"] + part.num_head_gates
+        yield Matrix(part.d_model, inner)
+        yield Matrix(part.widths["output"], part.d_model)
     elif isinstance(part, GroupedQueryAttention):
         widths = dict(part.widths)
         output = widths.pop("output")
         if not fuses:  # of gated attention queries and gates are one matrix
             widths = {**widths, "q": widths["q"] + widths.pop("gate")}
-        inner = (sum(widths.values()),) if fuses else filter(None, widths.values())
-        yield from (Matrix(part.d_model, width) for width in inner)
+        every = (sum(widths.values()),) if fuses else filter(None, widths.values())
+        yield from (Matrix(part.d_model, width) for width in every)
         yield Matrix(output, part.d_model)
 
 

@@ -6,6 +6,9 @@ from moetune.domain.tuning import Adapters, Tuning, has_matrices
 _BRIDGE = "--target bridge"
 _ALL = "--train all"
 _FULLY_SHARDED = 3
+_OTHER_NAMES = frozenset({"dbrx", "gpt2"})
+"""Families of transformers whose projections are not `q_proj`, `k_proj` and the like."""
+_OWN_EXPERTS = frozenset({"dbrx", "llama4_text", "longcat_flash"})
 
 
 def _tuning(asked: Asked) -> Tuning:
@@ -27,16 +30,24 @@ def _unknown_mixers(asked: Asked) -> str:
     adapters = _adapters(asked)
     if adapters is None or adapters.targets == "experts":
         return ""
-    names = (mixer.name for mixer in asked.decoder.mixers if not has_matrices(mixer))
+    fuses = asked.target.core is not None
+    names = (mixer.name for mixer in asked.decoder.mixers if not has_matrices(mixer, fuses=fuses))
     return ", ".join(dict.fromkeys(names))
 
 
 def _other_experts(asked: Asked) -> str:
     """Return the adapters of experts that the runtime does not have."""
     adapters = _adapters(asked)
-    if adapters is None or not _on_experts(asked) or adapters.experts in asked.target.adapters:
+    able = asked.target.adapters
+    if adapters is None or not able or not _on_experts(asked) or adapters.experts in able:
         return ""
     return adapters.experts
+
+
+def _mixed_ffns(asked: Asked) -> bool:
+    adapters, decoder = _adapters(asked), asked.decoder
+    is_all = adapters is not None and adapters.targets == "all"
+    return is_all and decoder.num_moe_layers > 0 and decoder.has_other_ffns
 
 
 TUNING = (
@@ -69,6 +80,21 @@ TUNING = (
     Rule("ep {layout.ep} with adapters, which PEFT makes on whole experts alone",
          "--ep 1, or --target bridge", "peft/tuners/lora/layer.py, ParamWrapper",
          lambda asked: _adapters(asked) is not None and asked.layout.ep > 1,
+         target="transformers"),
+    Rule("adapters on all FFNs of {decoder.name}: PEFT makes those of FFNs that are no routed "
+         "experts into ones of the experts", "targets=attention or targets=experts",
+         "peft/utils/transformers_weight_conversion.py", _mixed_ffns, target="transformers"),
+    Rule("adapters on {decoder.name}, whose modules have other names in {decoder.family}",
+         "--target bridge", "modeling class",
+         lambda asked: _adapters(asked) is not None and asked.decoder.family in _OTHER_NAMES,
+         target="transformers"),
+    Rule("adapters on experts of the family {decoder.family}, which have matrices of their own",
+         "targets=attention", "integrations/moe.py",
+         lambda asked: _on_experts(asked) and asked.decoder.family in _OWN_EXPERTS,
+         target="transformers"),
+    Rule("adapters on experts above a base in {job.tuning.base}",
+         "targets=attention, or --train lora", "peft/tuners/lora/layer.py, ParamWrapper",
+         lambda asked: _tuning(asked).base != "bfloat16" and _on_experts(asked),
          target="transformers"),
     Rule("adapters on experts with FSDP", "--zero 0, targets=attention, or --target bridge",
          "huggingface/peft#3080",

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.attention import LatentAttention
-from moetune.domain.experts import DenseFfn
+from moetune.domain.recurrent import GatedDeltaNet
 from moetune.domain.tuning import AdaptedParts, ModelPart
 
 ATTENTION = ("linear_qkv", "linear_proj")
@@ -13,6 +13,7 @@ LATENT = (
     "linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj",
     "linear_kv_up_proj", "linear_proj",
 )  # fmt: skip
+DELTA = ("in_proj", "out_proj")
 FFNS = ("linear_fc1", "linear_fc2")
 ROUTED = ("*.mlp.experts.linear_fc1", "*.mlp.experts.linear_fc2")
 FROZEN_NAMES: Mapping[ModelPart, str] = MappingProxyType({
@@ -30,7 +31,8 @@ def attention_modules(decoder: Decoder) -> tuple[str, ...]:
     """Return the modules of a model's attention, as Megatron-Core names them."""
     latent = [mixer for mixer in decoder.mixers if isinstance(mixer, LatentAttention)]
     if not latent:
-        return ATTENTION
+        has_delta = any(isinstance(mixer, GatedDeltaNet) for mixer in decoder.mixers)
+        return (*ATTENTION, *DELTA) if has_delta else ATTENTION
     absent = LATENT[:1] if latent[0].q_rank else LATENT[1:3]
     return tuple(name for name in LATENT if name not in absent)
 
@@ -39,11 +41,4 @@ def ffn_modules(decoder: Decoder, targets: AdaptedParts) -> tuple[str, ...]:
     """Return the modules of a model's FFNs that adapters are on."""
     if targets == "attention":
         return ()
-    return ROUTED if targets == "experts" and has_other_ffns(decoder) else FFNS
-
-
-def has_other_ffns(decoder: Decoder) -> bool:
-    """Return whether a model has FFNs that are no routed experts."""
-    shared = any(part is not None and part.shared is not None for part in decoder.routed_kinds)
-    parts = (part for kind in decoder.kinds for part in kind.parts)
-    return shared or any(isinstance(part, DenseFfn) for part in parts)
+    return ROUTED if targets == "experts" and decoder.has_other_ffns else FFNS

@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from moetune.domain.training import TokenDispatcher
 from moetune.export.keys import Setting, size, written
+from moetune.export.peft import FROZEN_NAMES, peft_export
 from moetune.export.planned import Export, Planned, remarks
 
 _IN_FOUR_BITS = frozenset({"gpt_oss"})
@@ -83,7 +84,7 @@ _DATA = (
 
 _TEXT = """\
 {remarks}import os
-
+{standard}
 import torch
 from transformers import AutoModelForCausalLM, {imports}Trainer, TrainingArguments
 from transformers.distributed import DistributedConfig
@@ -102,11 +103,11 @@ LAYOUT = DistributedConfig(
 
 def load_model() -> torch.nn.Module:
     \"\"\"Return the model in the planned layout: float32, its GEMMs in bfloat16.\"\"\"
-    return AutoModelForCausalLM.from_pretrained(
+    {made} AutoModelForCausalLM.from_pretrained(
         MODEL,
         distributed_config=LAYOUT,
 {arguments}        dtype=torch.float32,
-    )
+    ){frozen}
 
 
 def training_arguments(output_dir: str) -> TrainingArguments:
@@ -138,12 +139,17 @@ if __name__ == "__main__":
 
 def transformers_export(planned: Planned) -> Export:
     """Return a program with `LAYOUT`, `load_model` and `training_arguments`."""
+    if planned.job.tuning.adapters is not None:
+        return peft_export(planned, load_arguments(planned))
     layout, missing = planned.layout, tuple(_not_expressed(planned))
     text = _TEXT.format(
         remarks=remarks(planned, missing, planned.where_to_start, _DATA),
         imports=load_imports(planned),
+        standard="import re\n" if planned.job.tuning.frozen else "",
         arguments=load_arguments(planned),
         sharded=_sharded(planned),
+        made="model =" if planned.job.tuning.frozen else "return",
+        frozen=_frozen(planned),
         model=(
             f'os.environ.get("MODEL", "{planned.hub_name}")'
             if planned.hub_name
@@ -161,6 +167,18 @@ def transformers_export(planned: Planned) -> Export:
     words = (f'{name}="${{{name}:?set it to {what}}}"' for name, what in needed.items())
     launch = planned.asks_in_line + " ".join([*words, planned.torchrun, _FILE])
     return Export(text=text, file_name=_FILE, launch=launch, not_expressed=missing)
+
+
+def _frozen(planned: Planned) -> str:
+    """Return the lines that freeze parts; "" for none."""
+    if not planned.job.tuning.frozen:
+        return ""
+    names = "|".join(map(FROZEN_NAMES.__getitem__, planned.job.tuning.frozen))
+    return f"""
+    for name, parameter in model.named_parameters():
+        if re.search(r"{names}", name):
+            parameter.requires_grad_(False)
+    return model"""
 
 
 def _sharded(planned: Planned) -> str:

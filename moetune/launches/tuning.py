@@ -13,16 +13,17 @@ from moetune.domain.errors import InputError
 from moetune.domain.tuning import TRAINS_ALL, AdaptedParts, Adapters, ExpertAdapters, Tuning
 from moetune.export.megatron_tuning import (
     ATTENTION,
+    DELTA,
     FFNS,
     LATENT,
     ROUTED,
     attention_modules,
-    has_other_ffns,
 )
 from moetune.launches.arguments import Argument, Launch
 from moetune.launches.entries import Entry
 
 _SWIFT_RANK = 8
+_OF_MIXERS = {*ATTENTION, *LATENT, *DELTA}
 _BRIDGE: Mapping[str, Any] = {
     "dim": 32, "target_modules": (*ATTENTION, *FFNS), "share_expert_adapters": True,
 }  # fmt: skip
@@ -60,13 +61,13 @@ class GivenAdapters:
         if not named:
             return "all"
         attention, ffns = {*attention_modules(decoder)}, {*FFNS}
-        if named - {*LATENT, *ATTENTION} in (ffns, {*ROUTED}):
-            is_routed = named >= {*ROUTED} or not has_other_ffns(decoder)
+        if named - _OF_MIXERS in (ffns, {*ROUTED}):
+            is_routed = named >= {*ROUTED} or not decoder.has_other_ffns
             if named >= attention and named >= ffns:
                 return "all"
             if is_routed and not named & attention:
                 return "experts"
-        elif named >= attention and named <= {*LATENT, *ATTENTION}:
+        elif named >= attention and named <= _OF_MIXERS:
             return "attention"
         raise InputError(
             f"line {self.line}: adapters on {', '.join(self.modules)} are not planned",
