@@ -6,8 +6,10 @@ machine no file of this one is read, and its sizes are bounded.
 
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from moetune.app.files import read_text
 from moetune.app.memory import MemoryQuestion
 from moetune.app.plan import LONGEST_NAME, PlanRequest, profile_name
 from moetune.app.routing_files import read_layer_routing, read_routing
@@ -19,6 +21,7 @@ from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.document import shown
 from moetune.domain.errors import InputError
 from moetune.domain.model import MODELS, WHOLE_MODELS, find_model
+from moetune.domain.packing import Packing, packing_of, packing_of_mean
 from moetune.domain.pipeline import read_stages
 from moetune.domain.profile import Profile
 from moetune.domain.question import MEMORY_DEFAULTS, Question, modules_of, read_question, read_texts
@@ -146,11 +149,32 @@ def training_request(question: Question, profile: Profile) -> TrainingRequest:
         decoder=decoder, world_size=ranks, global_batch=batch, length=length, dtype=dtype,
         routing=routing, optimizer=optimizer, tuning=tuning_of(question, target),
         leaves_room=question.routing is None and decoder.num_moe_layers > 0,
+        packing=packing_for(question, length),
     )  # fmt: skip
     return TrainingRequest(
         job=job, pins=layout_pins(question), target=target,
         memory_limit_bytes=question.memory_limit,
     )  # fmt: skip
+
+
+def packing_for(question: Question, length: int) -> Packing | None:
+    """Return the documents that are packed into sequences of so many tokens; None for none.
+
+    Raises:
+        InputError: the file is missing, or has something else; or both are given.
+    """
+    if question.mean_seq is not None and question.seq_lengths is not None:
+        raise InputError("--mean-seq and --seq-lengths exclude each other", "give one of them")
+    if question.mean_seq is not None:
+        return packing_of_mean(question.mean_seq, length)
+    if question.seq_lengths is None:
+        return None
+    with about("seq_lengths"):
+        words = read_text(Path(question.seq_lengths), "lengths").split()
+        wrong = next((word for word in words if not word.isdecimal()), None)
+        if wrong is not None:
+            raise InputError(f"{question.seq_lengths}: {shown(wrong)} is no length")
+        return packing_of([*map(int, words)], length, question.seq_lengths)
 
 
 def tuning_of(question: Question, target: Target) -> Tuning:
@@ -265,6 +289,8 @@ def _check_names(arguments: Mapping[str, object]) -> None:
             "GET /models lists them; or send the values of a config.json as config",
             field="model",
         )
+    if arguments.get("seq_lengths") is not None:
+        raise InputError("seq_lengths is a file of yours", "send mean_seq", field="seq_lengths")
     if routing is not None and routing not in _ROUTINGS:
         names = " or ".join(_ROUTINGS)
         raise InputError(f"routing must be {names}, got {shown(routing)}", field="routing")

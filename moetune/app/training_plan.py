@@ -50,7 +50,7 @@ class TrainingRequest:
             profile=profile.name, profile_fingerprint=profile.digest, pins=self.pins,
             target=self.target.name, target_version=self.target.number,
             memory_limit_bytes=limit_bytes, model_path=job.decoder.path,
-            leaves_room=job.leaves_room, tuning=job.tuning,
+            leaves_room=job.leaves_room, tuning=job.tuning, packing=job.packing,
         )  # fmt: skip
 
 
@@ -72,6 +72,7 @@ def planned_job(
     return model, TrainingJob(
         decoder=model.decoder, world_size=inputs.world_size, global_batch=inputs.global_batch,
         length=inputs.seq, dtype=inputs.dtype, optimizer=inputs.optimizer, tuning=inputs.tuning,
+        packing=inputs.packing,
     )  # fmt: skip
 
 

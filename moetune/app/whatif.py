@@ -183,6 +183,7 @@ def arguments_of(inputs: TrainingInputs, profile: Profile | None) -> dict[str, o
         "global_batch": inputs.global_batch, "seq": inputs.seq, "dtype": inputs.dtype,
         "routing": None if inputs.leaves_room else inputs.routing,
         "optimizer": inputs.optimizer, "target": inputs.runtime, **inputs.tuning.flags,
+        **({} if inputs.packing is None else inputs.packing.flags),
         "memory_limit": None if is_default else inputs.memory_limit_bytes,
         **{name: encode(value) for name, value in pins.pinned.items()},
         **({} if pins.stages is None else {"stages": stage_words(pins.stages)}),

@@ -8,11 +8,13 @@ lacks; then it reads bfloat16 gradients as they are. The copy stays whole, and g
 where the optimizer's `fp8_recipe` is another one than "delayed"; Megatron-Bridge sets "tensorwise"
 for bfloat16 training, too: "adam-bf16-moments" is what its recipes get.
 
+Muon keeps one moment, in float32, of the matrices of blocks, and Adam's two of the rest.
+
 Source: megatron/core/optimizer, `optimizer_config.py` (`store_param_remainders`, `__post_init__`),
 `distrib_optimizer.py` (`_copy_model_grads_to_main_grads`); Megatron-Bridge, `mixed_precision.py`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Literal, get_args
@@ -20,7 +22,7 @@ from typing import Literal, get_args
 from moetune.domain.units import FULL_BYTES, dtype_bytes
 
 OptimizerName = Literal[
-    "adam", "adam-bf16-grads", "adam-bf16-moments", "adam-remainders", "adam-bf16"
+    "adam", "adam-bf16-grads", "adam-bf16-moments", "adam-remainders", "adam-bf16", "muon"
 ]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 
@@ -36,6 +38,7 @@ class Optimizer:
         parameter_bytes: of the parameter that it updates.
         step_bytes: of the copy of a gradient that a step makes.
         is_precision_aware: whether it is Megatron-Core's precision-aware optimizer.
+        adam_bytes: more, of parameters that are no matrices of blocks: those are Adam's.
     """
 
     name: OptimizerName
@@ -45,6 +48,12 @@ class Optimizer:
     parameter_bytes: int = 2
     step_bytes: int = 0
     is_precision_aware: bool = False
+    adam_bytes: int = 0
+
+    @property
+    def is_muon(self) -> bool:
+        """Whether matrices of blocks are updated by Muon: replicas share them whole."""
+        return self.adam_bytes > 0
 
     @property
     def keeps_remainders(self) -> bool:
@@ -93,6 +102,7 @@ _KNOWN: MappingProxyType[OptimizerName, Optimizer] = MappingProxyType(
             _megatron("adam-bf16-moments", gradient=2, master=4, moment=4, step=4),
             _megatron("adam-remainders", gradient=2, master=2, moment=8),
             _megatron("adam-bf16", gradient=2, master=2, moment=4),
+            replace(MEGATRON_ADAM, name="muon", moment_bytes=4, adam_bytes=4),
         )
     }
 )

@@ -86,6 +86,13 @@ class Question:
         form="DTYPE",
     )  # fmt: skip
     seq: int | None = described(PLANNED, "Sequence", "Tokens of a sequence.")
+    mean_seq: int | None = described(
+        TRAINING, "Packed documents", "Tokens of a document, of those packed into a sequence."
+    )
+    seq_lengths: str | None = described(
+        TRAINING, "Lengths of documents", "A file with a document's tokens on each line.",
+        form="FILE",
+    )  # fmt: skip
     routing: str | None = described(
         PLANNED, "Routing", "How evenly tokens reach experts; a file has each one's load. "
         "Default: balanced.", form="[balanced|natural|FILE]", choices=("balanced", "natural"),
@@ -122,8 +129,8 @@ class Question:
     )  # fmt: skip
     global_batch: int | None = described(TRAINING, "Batch", "Sequences of a step.")
     optimizer: OptimizerName | None = described(
-        TRAINING, "Optimizer", "adam, adam-bf16-grads, adam-bf16-moments, adam-remainders or "
-        "adam-bf16.", form="NAME",
+        TRAINING, "Optimizer", "adam, adam-bf16-grads, adam-bf16-moments, adam-remainders, "
+        "adam-bf16 or muon.", form="NAME",
     )  # fmt: skip
     train: str | None = described(
         TRAINING, "What trains", "all, or adapters: lora:rank=16 or qlora:rank=16, with "

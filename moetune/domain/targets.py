@@ -247,7 +247,7 @@ _MEGATRON = Target(
     dtypes=("bfloat16", "fp8", "mxfp8", "nvfp4"), largest=_sizes(), zero_with_pp=1,
     overlap_hidden=0.6,
     scatters_beside_weights=True,  # LinearWithGradAccumulationAndAsyncCommunication
-    optimizers=("adam", "adam-bf16-grads", "adam-remainders", "adam-bf16"),
+    optimizers=("adam", "adam-bf16-grads", "adam-remainders", "adam-bf16", "muon"),
     kernels_per_expert=(6, 24), cuda_graphs=("none", "partial", "full"), core=(0, 16),
     schedules=("1f1b", "interleaved"),  # core/pipeline_parallel/schedules.py has no other
     predicts_apart=True,

@@ -15,6 +15,7 @@ from moetune.domain.document import ALWAYS, UNLESS_DEFAULT, Written, decode
 from moetune.domain.errors import check_positive
 from moetune.domain.experts import RoutedExperts
 from moetune.domain.optimizers import OptimizerName
+from moetune.domain.packing import Packing
 from moetune.domain.pipeline import (
     Schedule,
     StageLetters,
@@ -304,6 +305,7 @@ class TrainingJob:
         optimizer: its name, which says the bytes that it keeps for each parameter.
         leaves_room: whether memory has room for natural routing beside balanced one.
         tuning: what of the model trains.
+        packing: of documents into sequences; None where each has a single one.
 
     Raises:
         InputError: a size below 1, or a routing of another number of experts.
@@ -318,11 +320,17 @@ class TrainingJob:
     optimizer: OptimizerName = "adam"
     leaves_room: bool = False
     tuning: Tuning = TRAINS_ALL
+    packing: Packing | None = None
 
     def __post_init__(self) -> None:
         check_positive(self, "world_size", "global_batch", "length")
         if isinstance(self.routing, ExpertLoads):
             self.routing.check(self.decoder.layer.num_experts)
+
+    @property
+    def attended(self) -> int:
+        """Tokens of the sequence in which attention reads as much as it does."""
+        return self.length if self.packing is None else max(1, round(self.packing.attended))
 
     @property
     def element(self) -> TrainingDtype:

@@ -11,6 +11,7 @@ from moetune.domain.document import UNLESS_DEFAULT, encode, shown
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Throughput
 from moetune.domain.optimizers import OptimizerName
+from moetune.domain.packing import Packing
 from moetune.domain.placement import ModelPlacement
 from moetune.domain.plan import Confidence
 from moetune.domain.profile import ProfileQuality, Provenance
@@ -35,6 +36,7 @@ class TrainingInputs:
         model_path: the configuration that the model was read from; "" for a name.
         leaves_room: whether memory has room for natural routing beside balanced one.
         tuning: what of the model trains.
+        packing: of documents into sequences; None where each has a single one.
     """
 
     model: str
@@ -53,6 +55,7 @@ class TrainingInputs:
     model_path: str = field(default="", metadata=UNLESS_DEFAULT)
     target_version: str = field(default="", metadata=UNLESS_DEFAULT)
     tuning: Tuning = field(default=TRAINS_ALL, metadata=UNLESS_DEFAULT)
+    packing: Packing | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     @property
     def runtime(self) -> str:

@@ -165,8 +165,10 @@ def _statements(planned: Planned) -> Iterator[str]:
     yield f"cfg.dataset.{length} = {job.length}"
     yield f"cfg.train.micro_batch_size = {layout.micro_batch}"
     yield f"cfg.train.global_batch_size = {job.global_batch}"
+    is_muon = values.optimizer.get("optimizer") == "muon"
     for name, value in values.ddp.items():
-        yield f"cfg.ddp.{name} = {_literal(value)}"
+        is_shared = is_muon and name == "use_distributed_optimizer"  # by whole matrices
+        yield f"cfg.ddp.{name} = {_literal(False if is_shared else value)}"
     if "use_megatron_fsdp" in values.ddp:
         yield 'cfg.checkpoint.ckpt_format = "fsdp_dtensor"'
         if planned.core < _ASYNCHRONOUS:
@@ -273,9 +275,13 @@ def _is_swiglu(part: DenseFfn | RoutedExperts) -> bool:
 
 def _optimizer(values: MegatronValues) -> Iterator[str]:
     """Yield the lines of the optimizer; a recipe may have set another one."""
-    given = values.optimizer
-    yield 'cfg.optimizer.optimizer = "adam"'
-    yield f"cfg.optimizer.use_distributed_optimizer = {values.ddp['use_distributed_optimizer']}"
+    given, is_shared = values.optimizer, values.ddp["use_distributed_optimizer"]
+    name = "adam"
+    if given.get("optimizer") == "muon":
+        name, is_shared = "dist_muon" if is_shared else "muon", False
+        yield 'cfg.optimizer.muon_tp_mode = "blockwise"'
+    yield f'cfg.optimizer.optimizer = "{name}"'
+    yield f"cfg.optimizer.use_distributed_optimizer = {is_shared}"
     for name in ("use_precision_aware_optimizer", "optimizer_cpu_offload"):
         yield f"cfg.optimizer.{name} = {name in given}"
     for name in ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d"):

@@ -43,7 +43,7 @@ def load_model() -> torch.nn.Module:
         MODEL,
 {arguments}        dtype=torch.bfloat16,
     )
-{quantized}    return get_peft_model(model, ADAPTERS)
+{quantized}{grads}    return get_peft_model(model, ADAPTERS)
 
 
 def training_arguments(output_dir: str) -> TrainingArguments:
@@ -75,6 +75,7 @@ _DATA = (
     "DATA is a folder that datasets.load_from_disk reads: rows of input_ids and labels, one for "
     "each sequence. Give the optimizer's rates to training_arguments."
 )
+_INPUTS = "    model.enable_input_require_grads()  # of blocks that are computed again\n"
 _QUANTIZED = """\
     for module in model.modules():
         for name in ("gate_up_proj", "up_proj", "down_proj"):
@@ -103,8 +104,8 @@ def peft_export(planned: Planned, arguments: str) -> Export:
     assert adapters is not None  # noqa: S101 - of plans that train adapters
     is_narrow, layout = planned.job.tuning.base != "bfloat16", planned.layout
     missing = (f"sequences of {planned.job.length} tokens: the data's collator makes them",)
-    modules = [*_modules(planned)]
-    parameters = [*_parameters(planned)] if adapters.targets != "attention" else []
+    modules = [*modules_of(planned)]
+    parameters = [*parameters_of(planned)] if adapters.targets != "attention" else []
     text = _TEXT.format(
         remarks=remarks(planned, missing, planned.where_to_start, _DATA, *_loading(planned)),
         imports=_imports(is_narrow=is_narrow), rank=adapters.rank, alpha=2 * adapters.rank,
@@ -117,6 +118,7 @@ def peft_export(planned: Planned, arguments: str) -> Export:
         parameters=parameters or None,
         arguments=arguments + (_FOUR_BITS if is_narrow else ""),
         quantized=_QUANTIZED if is_narrow and planned.decoder.num_moe_layers else "",
+        grads=_INPUTS if "full" in layout.recompute else "",
         layout=layout, num_micro_batches=planned.num_micro_batches,
         is_recomputed="full" in layout.recompute,
         sharded=(
@@ -141,8 +143,8 @@ def _imports(*, is_narrow: bool) -> str:
     )
 
 
-def _modules(planned: Planned) -> Iterator[str]:
-    """Yield the linear modules that adapters are on, by their names."""
+def modules_of(planned: Planned) -> Iterator[str]:
+    """Yield the linear modules that adapters are on, by the names of their classes."""
     adapters, decoder = planned.job.tuning.adapters, planned.decoder
     if adapters is None or adapters.targets == "experts":
         return
@@ -158,7 +160,7 @@ def _modules(planned: Planned) -> Iterator[str]:
         yield from ("q_proj", *_LATENT[2:])
 
 
-def _parameters(planned: Planned) -> Iterator[str]:
+def parameters_of(planned: Planned) -> Iterator[str]:
     """Yield the fused matrices of routed experts."""
     part = next((part for part in planned.decoder.routed_kinds if part is not None), None)
     if part is not None:

@@ -32,6 +32,8 @@ def _arguments(planned: Planned) -> Iterator[str]:
     family, config = planned.decoder.family, planned.config
     if planned.decoder.num_moe_layers and family not in OWN_EXPERTS:
         yield 'experts_implementation="grouped_mm",'
+    if planned.job.packing is not None:  # whose kernels stop at the ends of documents
+        yield 'attn_implementation="flash_attention_2",'
     if family in _IN_FOUR_BITS:
         yield "quantization_config=Mxfp4Config(dequantize=True),"
     if family in _DIVIDES_BY_GROUPS and config.get("n_group", 1) is None:

@@ -10,12 +10,20 @@ from moetune.launches.arguments import Argument, Launch
 from moetune.launches.entries import Entry
 from moetune.launches.expansion import Scope, Word, plain
 from moetune.launches.keyed import misspelt
-from moetune.launches.megatron import KEYS, MegatronArguments, plain_value, reading_of
+from moetune.launches.megatron import (
+    KEYS,
+    MegatronArguments,
+    plain_value,
+    reading_of,
+    resolved,
+)
 from moetune.launches.reading import Asked, Given, Problem, Reading
-from moetune.launches.tuning import bridge_adapters
+from moetune.launches.tuning import bridge_adapters, bridge_frozen
 
 _RECIPE = "megatron.bridge.recipes"
 _DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16"}
+_HOOK = "register_pre_wrap_hook"
+_HOOKED = "what a hook freezes or changes in the model is not read"
 _FROM_RECIPE = "values that the recipe sets and the file does not are read as Megatron's defaults"
 
 
@@ -74,10 +82,14 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
     if reduces is not None:
         values["grad_reduce_in_bf16"] = not reduces.value
     note = Problem(severity="note", line=None, what=_FROM_RECIPE, why="the recipe is not run")
+    frozen = bridge_frozen(entries)
+    hooks = [entry.line for entry in entries if _leaf(entry) == _HOOK and not frozen]
     arguments = MegatronArguments(
-        given=given, values={"bf16": True, "moe_token_dispatcher_type": "alltoall", **values},
-        problems=(*misspelt(entries, KEYS, "stops", f"{target.label}: {target.source}"), note),
-        adapters=bridge_adapters(entries),
+        given=given,
+        values=resolved({"bf16": True, "moe_token_dispatcher_type": "alltoall", **values}),
+        problems=(*misspelt(entries, KEYS, "stops", f"{target.label}: {target.source}"), note,
+                  *(Problem(severity="note", line=line, what=_HOOKED) for line in hooks[:1])),
+        adapters=bridge_adapters(entries), frozen=frozen,
     )  # fmt: skip
     return reading_of(arguments, target, asked.world_size, model=name, line=line)
 

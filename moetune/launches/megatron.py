@@ -17,6 +17,7 @@ from moetune.domain.pipeline import (
 )
 from moetune.domain.targets import MegatronCore, Target, find_target
 from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.tuning import ModelPart
 from moetune.export.keys import Value, read_settings
 from moetune.export.megatron import FLAGS, NEGATIVES
 from moetune.export.megatron_values import SETTINGS
@@ -84,12 +85,14 @@ class MegatronArguments:
         values: given ones and defaults that differ from a setting's.
         unknown: names that Megatron-LM of no version, or not of this one, has.
         adapters: that train alone; None where all parameters do.
+        frozen: parts that do not train.
     """
 
     given: Mapping[str, Given]
     values: Mapping[str, Value]
     problems: tuple[Problem, ...]
     adapters: GivenAdapters | None = None
+    frozen: tuple[ModelPart, ...] = ()
 
 
 @cache
@@ -155,7 +158,7 @@ def reading_of(
         global_batch=found["global_batch"] or layout.micro_batch * layout.dp,
         dtype=found["narrow"] or "bfloat16",
         optimizer=found["optimizer"], leaves_room=decoder.num_moe_layers > 0,
-        tuning=given_tuning(arguments.adapters, decoder),
+        tuning=given_tuning(arguments.adapters, arguments.frozen, decoder),
     )  # fmt: skip
     return Reading(
         target=target, decoder=decoder, model_words=words, job=job, layout=layout,
@@ -211,7 +214,7 @@ def _fields_of(launch: Launch, target: Target) -> MegatronArguments:
     if (target.core or (0, 16)) < _SHARDING_CORE:
         defaults["data_parallel_sharding_strategy"] = "no_shard"
     return MegatronArguments(
-        given=given, values=_resolved(defaults | values), problems=tuple(problems),
+        given=given, values=resolved(defaults | values), problems=tuple(problems),
         adapters=swift_adapters(launch) if is_swift else None,
     )  # fmt: skip
 
@@ -240,12 +243,14 @@ def _field(name: str, *, is_swift: bool) -> tuple[str, bool]:
     return _FIELDS.get(name, name.replace("-", "_")), True
 
 
-def _resolved(values: dict[str, Value]) -> dict[str, Value]:
+def resolved(values: dict[str, Value]) -> dict[str, Value]:
     """Return values with what older names of arguments mean."""
     if values.get("recompute_activations"):
         values["recompute_granularity"] = "selective"
     if values.get("moe_enable_deepep"):
         values["moe_flex_dispatcher_backend"] = "deepep"
+    if values.get("optimizer") == "dist_muon":
+        values["use_distributed_optimizer"] = True
     if values.get("use_custom_fsdp"):
         values["use_megatron_fsdp"] = True
     return values

@@ -10,11 +10,12 @@ from typing import Any
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InputError
-from moetune.domain.tuning import TRAINS_ALL, AdaptedParts, Adapters, ExpertAdapters, Tuning
+from moetune.domain.tuning import AdaptedParts, Adapters, ExpertAdapters, ModelPart, Tuning
 from moetune.export.megatron_tuning import (
     ATTENTION,
     DELTA,
     FFNS,
+    FROZEN_NAMES,
     LATENT,
     ROUTED,
     attention_modules,
@@ -53,8 +54,9 @@ class GivenAdapters:
         Raises:
             InputError: adapters on these modules are not planned.
         """
-        adapters = Adapters(rank=self.rank, targets=self._targets(decoder), experts=self.experts)
-        return Tuning(adapters=adapters)
+        targets = self._targets(decoder)
+        experts: ExpertAdapters = "each" if targets == "attention" else self.experts
+        return Tuning(adapters=Adapters(rank=self.rank, targets=targets, experts=experts))
 
     def _targets(self, decoder: Decoder) -> AdaptedParts:
         named = {*self.modules}
@@ -133,9 +135,17 @@ def bridge_adapters(entries: Iterable[Entry]) -> GivenAdapters | None:
     )  # fmt: skip
 
 
-def given_tuning(adapters: GivenAdapters | None, decoder: Decoder) -> Tuning:
-    """Return what trains; without adapters all parameters."""
-    return TRAINS_ALL if adapters is None else adapters.of(decoder)
+def bridge_frozen(entries: Iterable[Entry]) -> tuple[ModelPart, ...]:
+    """Return the parts that an exported program freezes by patterns of their names."""
+    patterns = next((str(entry.value) for entry in entries if entry.path == "FROZEN"), "")
+    return tuple(part for part, pattern in FROZEN_NAMES.items() if pattern in patterns)
+
+
+def given_tuning(
+    adapters: GivenAdapters | None, frozen: tuple[ModelPart, ...], decoder: Decoder
+) -> Tuning:
+    """Return what trains; without adapters all parameters but frozen ones."""
+    return Tuning(frozen=frozen) if adapters is None else adapters.of(decoder)
 
 
 def _rank(value: object, line: int) -> int:

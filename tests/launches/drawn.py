@@ -8,6 +8,7 @@ from moetune.domain.rules import broken_rules
 from moetune.domain.target_rules import model_rules, target_rules
 from moetune.domain.targets import Target, find_target
 from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.tuning import TRAINS_ALL, Tuning, read_tuning
 from moetune.export import export_layout
 from moetune.export.planned import Planned
 from moetune.huggingface.reader import language_model
@@ -45,6 +46,17 @@ def choices(target: Target) -> dict[str, tuple[Any, ...]]:
     }  # fmt: skip
 
 
+def tunings(target: Target) -> tuple[Tuning, ...]:
+    """Return what may train, of runtimes whose adapters are read back."""
+    if target.name != "bridge":
+        return (TRAINS_ALL,)
+    texts = [(None, None), (None, "router,norms"), ("lora:rank=8,targets=attention", None),
+             *((f"lora:rank=4,targets={parts}", None) for parts in ("all", "experts"))]  # fmt: skip
+    return tuple(
+        read_tuning(*pair, experts=experts) for pair in texts for experts in target.adapters
+    )
+
+
 def drawn(target_name: str, count: int, seed: int = 7) -> Iterator[tuple[Planned, str]]:
     """Yield plans that the runtime runs, each with its export."""
     draw, target = random.Random(seed), find_target(target_name)
@@ -61,6 +73,7 @@ def drawn(target_name: str, count: int, seed: int = 7) -> Iterator[tuple[Planned
         job = TrainingJob(
             decoder=model.decoder, world_size=layout.world_size, global_batch=192, length=4096,
             optimizer=draw.choice(target.optimizers), dtype=draw.choice(target.dtypes),
+            tuning=draw.choice(tunings(target)),
         )  # fmt: skip
         rules = (*broken_rules(layout, job), *model_rules(model.decoder, target),
                  *target_rules(layout, target, job))  # fmt: skip

@@ -112,7 +112,7 @@ class BlockPrices:
         yield from self._adapters("attention", part)
         once = part.forward_macs(1)
         scored = (
-            self.tokens / tp * (part.forward_macs(self.job.length) - once) * computed_keys(part)
+            self.tokens / tp * (part.forward_macs(self.job.attended) - once) * computed_keys(part)
         )
         updated = self.tokens / tp * max(0.0, once - part.parameters)
         forward, backward = (
@@ -198,14 +198,15 @@ class BlockPrices:
         """Return attention without projections: as measured, else by the rate of large GEMMs."""
         if isinstance(part, GroupedQueryAttention) and part.is_full and self.layout.cp == 1:
             measured = self.device.measured_attention(
-                num_sequences=self.layout.micro_batch, length=self.job.length,
+                num_sequences=self.layout.micro_batch * self.job.length // self.job.attended,
+                length=self.job.attended,
                 num_heads=max(1, part.num_heads // self.layout.tp), head_dim=part.head_dim,
                 backward=backward,
             )  # fmt: skip
             if measured is not None:
                 return measured
         return self.device.attention_core(
-            macs, head_dim=head_dim_of(part), length=self.job.length / self.layout.cp,
+            macs, head_dim=head_dim_of(part), length=self.job.attended / self.layout.cp,
             backward=backward, has_flash2=self.target.kernels.has_flash2,
         )  # fmt: skip
 

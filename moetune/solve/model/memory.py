@@ -241,6 +241,8 @@ class MemoryModel(Tables):
             host = layout.offloaded_share(self.job.decoder) * activations
             activations *= self.device_share(layout)
         states = self._states(layout, rank.held, trained, on_host)
+        if self._optimizer.is_muon:
+            states = *states[:2], states[2] + self._of_muon(layout, rank.blocks)
         host += on_host * HOST_OPTIMIZER_BYTES * updated
         copied = (1 - on_host) * self._optimizer.step_bytes * updated
         step = max(0.0, copied - activations - workspace - logits)
@@ -270,6 +272,29 @@ class MemoryModel(Tables):
         if self.job.dtype in HALF_PRECISION or not self.target.caches_narrow_weights:
             return states
         return states[0] + 2 * GEMM_INPUT[self.job.dtype] * sum(held), *states[1:]
+
+    def _of_muon(self, layout: FoldedLayout, rank: RankBlocks) -> float:
+        """Return the bytes of Muon's states beyond those of a matrix's share of all.
+
+        Adam's second moment of what is no matrix; and a replica has whole matrices.
+        """
+        optimizer, replicas = self._optimizer, layout.dp * layout.cp if layout.zero else 1
+        more = optimizer.adam_bytes * self.trained.of_adam(layout, rank) / replicas
+        if not layout.zero:
+            return more
+        dense, experts = self.trained.of_rank(layout, rank)
+        for count, is_expert, sharers in ((dense, False, replicas), (experts, True, layout.edp)):
+            largest = max(
+                (
+                    matrix.parameters
+                    for blocks, matrices in counted(rank, self.trained.orthogonal(layout))
+                    for matrix in matrices
+                    if blocks and matrix.is_expert == is_expert
+                ),
+                default=0,
+            )
+            more += optimizer.state_bytes * max(0.0, largest - count / sharers)
+        return more
 
     def _gathered(self, layout: FoldedLayout, rank: _RankBytes) -> float:
         """Return the bytes of what is sharded and yet whole for a while.

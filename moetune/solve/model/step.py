@@ -12,6 +12,7 @@ from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.model.activations import ELEMENT, SHARDS_GRADIENTS, block_modules, shard_of
 from moetune.solve.model.blocks import BlockTable
 from moetune.solve.model.machine import DevicePrices
+from moetune.solve.model.muon import shared_seconds
 from moetune.solve.model.passes import (
     FORWARD_OF_BOTH,
     NO_ROOM,
@@ -107,6 +108,8 @@ class UpdatePrices(Tables):
         if layout.zero > SHARDS_GRADIENTS:
             return num * self._block_by_block(layout, held, trained, blocks, room)
         reduced, gathered = self._alone(layout, held, trained)
+        if self._optimizer.is_muon:  # which gathers behind its step
+            room = room._replace(forward=0.0)
         ahead, behind = max(0.0, gathered - room.forward), max(0.0, reduced - room.backward)
         return ahead + behind * (num if layout.zero == SHARDS_GRADIENTS else 1)
 
@@ -159,6 +162,8 @@ class UpdatePrices(Tables):
         changed = held if layout.zero > SHARDS_GRADIENTS else trained
         for count, fetched, span in zip(trained, changed, (data, replicas), strict=True):
             reduced += self.device.collective("reduce_scatter", span, summed * count)
+            if self._optimizer.is_muon:  # whose gradients are reduced to all
+                reduced += self.device.collective("all_gather", span, summed * count / span.size)
             gathered += self.device.collective("all_gather", span, ELEMENT * fetched / span.size)
         return reduced, gathered
 
@@ -185,10 +190,30 @@ class UpdatePrices(Tables):
         self, layout: FoldedLayout, on_host: float, trained: Parameters | None = None
     ) -> float:
         """Return a rank's seconds of the optimizer; by default of the rank with most parameters."""
-        trained = trained or self._most_parameters(layout)[1]
+        orthogonal = 0.0
+        if trained is None:
+            trained = self._most_parameters(layout)[1]
+            orthogonal = self._newton_schulz(layout) if self._optimizer.is_muon else 0.0
         count = shard_of(layout, *trained) if layout.zero else sum(trained)
-        device = self.device.memory_seconds((1 - on_host) * self._optimizer.moved_bytes * count)
+        device = orthogonal + self.device.memory_seconds(
+            (1 - on_host) * self._optimizer.moved_bytes * count
+        )
         return device + on_host * count * self.device.host_adam_seconds
+
+    @once(
+        lambda layout: (
+            layout.dp, layout.cp, layout.tp, layout.ep, layout.etp, layout.pp, layout.vpp,
+            layout.order, layout.stages, layout.zero,
+        )
+    )  # fmt: skip
+    def _newton_schulz(self, layout: FoldedLayout) -> float:
+        """Return a replica's seconds of Muon's iterations, on the rank that has most."""
+        sharers = (layout.dp * layout.cp, layout.edp) if layout.zero else (1, 1)
+        matrices = self.trained.orthogonal(layout)
+        return max(
+            shared_seconds(self.device, counted(rank, matrices), sharers)
+            for rank in self.stages.ranks(layout)
+        )
 
     @once(
         lambda layout: (

@@ -17,6 +17,7 @@ from moetune.domain.once import Tables, once
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.tuning import Adapters, Trained, Tuning, adapted_matrices
+from moetune.solve.model.muon import Orthogonal, matrices_of
 from moetune.solve.model.pipeline import (
     DecoderStages,
     Parameters,
@@ -64,6 +65,23 @@ class TrainedParameters(Tables):
             for whole, shared, experts in amounts
         )
 
+    @once(lambda layout, rank: (sizes_of(layout), rank))
+    def of_adam(self, layout: FoldedLayout, rank: StageBlocks) -> float:
+        """Return those of a pipeline rank's device that are no matrices of blocks."""
+        return sum(self.of_rank(layout, rank)) - sum(
+            count * sum(matrix.count * matrix.parameters for matrix in matrices)
+            for count, matrices in counted(rank, self.orthogonal(layout))
+        )
+
+    @once(sizes_of)
+    def orthogonal(self, layout: FoldedLayout) -> tuple[tuple[Orthogonal, ...], ...]:
+        """Return the matrices of each kind of block that Muon updates on one device."""
+        decoder = self.stages.decoder
+        return tuple(
+            tuple(matrices_of(block, decoder.d_model, layout, self.tuning))
+            for block in decoder.kinds_and_predictions
+        )
+
     def _of_adapters(self, block: Block, adapters: Adapters, layout: FoldedLayout) -> Parameters:
         dense = experts = 0.0
         for part in block.parts:
@@ -102,7 +120,7 @@ def flops_per_token(job: TrainingJob, target: Target) -> float:
     Each weight that a token meets is multiplied in the forward pass, for the gradient of its input
     and for its own: six operations, four of a frozen one. An adapter has six.
     """
-    total = job.decoder.flops_per_token(job.length).total
+    total = job.decoder.flops_per_token(job.attended).total
     if job.tuning.trains_all:
         return total
     macs = _weight_macs(job.decoder)
@@ -122,10 +140,13 @@ def _weight_macs(decoder: Decoder) -> Amounts:
 
 @cache
 def _block_macs(block: Block) -> Amounts:
+    """Return those of a block; a mixer's grow with the sequence by what it multiplies with keys."""
     amounts = block.forward_macs(1)
-    mixers = (part for part in block.parts if not isinstance(part, DenseFfn | RoutedExperts))
-    beyond = sum(max(0.0, mixer.forward_macs(1) - mixer.parameters) for mixer in mixers)
-    return amounts + Amounts(attention=-beyond)
+    mixers = [part for part in block.parts if not isinstance(part, DenseFfn | RoutedExperts)]
+    weights = (
+        min(2 * mixer.forward_macs(1) - mixer.forward_macs(2), mixer.parameters) for mixer in mixers
+    )
+    return replace(amounts, attention=sum(weights))
 
 
 def _adapter_macs(job: TrainingJob, target: Target) -> float:
