@@ -42,6 +42,7 @@ from moetune.domain.training import (
 from moetune.domain.training_document import PlanOrigin, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.costs import costs_of
+from moetune.solve.model.activations import ELEMENT
 from moetune.solve.model.alternatives import Savings, memory_front, with_graphs
 from moetune.solve.model.best import BestLayouts
 from moetune.solve.model.machine import DevicePrices
@@ -270,7 +271,7 @@ def _document(
         trust=search.prices.device.trusts.least, profile_quality=quality_of(profile),
         warnings=(
             *request.job.decoder.uncounted_words, *stand_ins.words,
-            *_routing_words(request, ranked[0].layout, limit),
+            *_routing_words(request, ranked[0].layout, limit), *_loading_words(request, limit),
             *_host_words(ranked[0], search, profile),
         ),
         alternatives=tuple(others),
@@ -293,6 +294,16 @@ def _routing_words(request: TrainingRequest, layout: FoldedLayout, limit: int) -
     if need > limit:
         needed = f"natural routing would need {format_bytes(round(need))} per device"
         yield f"{needed}, more than the {there} there are; without --routing a plan leaves room"
+
+
+def _loading_words(request: TrainingRequest, limit: int) -> Iterator[str]:
+    """Say what loading takes before experts are quantized, if it is more than there is."""
+    need, decoder = ELEMENT * round(request.job.decoder.parameters.total), request.job.decoder
+    if request.job.tuning.base != "bfloat16" and decoder.num_moe_layers and need > limit:
+        yield (
+            f"loading takes {format_bytes(need)} before experts are quantized, more than the "
+            f"{format_bytes(limit)} there are: quantize the checkpoint on a larger GPU first"
+        )
 
 
 def _host_words(best: PricedLayout, search: FoldedSearch, profile: Profile) -> Iterator[str]:

@@ -32,7 +32,7 @@ class Orthogonal(NamedTuple):
         is_expert: whether replicas of experts share them.
     """
 
-    count: int
+    num: int
     rows: int
     columns: int
     is_expert: bool = False
@@ -105,7 +105,7 @@ def shared_seconds(
     for count, matrices in blocks:
         for matrix in matrices if count else ():
             seconds = newton_schulz_seconds(device, matrix)
-            totals[matrix.is_expert] += count * matrix.count * seconds
+            totals[matrix.is_expert] += count * matrix.num * seconds
             longest[matrix.is_expert] = max(longest[matrix.is_expert], seconds)
     parts = zip(totals, sharers, longest, strict=True)
     return sum(max(total / num, least) for total, num, least in parts)

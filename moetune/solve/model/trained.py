@@ -69,7 +69,7 @@ class TrainedParameters(Tables):
     def of_adam(self, layout: FoldedLayout, rank: StageBlocks) -> float:
         """Return those of a pipeline rank's device that are no matrices of blocks."""
         return sum(self.of_rank(layout, rank)) - sum(
-            count * sum(matrix.count * matrix.parameters for matrix in matrices)
+            count * sum(matrix.num * matrix.parameters for matrix in matrices)
             for count, matrices in counted(rank, self.orthogonal(layout))
         )
 

@@ -37,7 +37,7 @@ def job_of(name: str, train: str | None = None, freeze: str | None = None, **mor
     return TrainingJob(decoder=named_model(name).decoder, tuning=tuning, **sizes)
 
 
-def meta_model(config: dict[str, Any]) -> torch.nn.Module:
+def meta_model(config: Mapping[str, Any]) -> Any:
     plain = {key: value for key, value in config.items() if key != "architectures"}
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(CONFIG_MAPPING[plain.pop("model_type")](**plain))
@@ -190,7 +190,7 @@ def test_packed_documents_are_attended_alone() -> None:
     assert 1 / 8 < short / whole < 0.6  # an eighth of the pairs, in kernels that reach less
 
 
-def orthogonal(momentum: torch.Tensor, steps: int = 5) -> torch.Tensor:
+def orthogonal(momentum: torch.Tensor, steps: int = 5) -> Any:
     x = momentum if momentum.shape[0] <= momentum.shape[1] else momentum.T
     x = x / x.norm()
     for _ in range(steps):
@@ -225,7 +225,7 @@ def test_muon_keeps_a_moment_of_matrices_and_adams_two_of_the_rest() -> None:
     )
 
 
-REFUSED = (
+REFUSED: tuple[tuple[str, str | None, str | None, dict[str, Any], str], ...] = (
     ("moetune", "lora:rank=8", None, {}, "cannot run adapters"),
     ("torchtitan", None, "router", {"zero": 2}, "frozen parts (--freeze router)"),
     ("deepspeed", "lora:rank=8,targets=attention", None, {}, "cannot run adapters"),
