@@ -161,15 +161,13 @@ def packing_for(question: Question, length: int) -> Packing | None:
     """Return the documents that are packed into sequences of so many tokens; None for none.
 
     Raises:
-        InputError: the file is missing, or has something else; or both are given.
+        InputError: the file is missing, or has something else; or the length is too large.
     """
-    if question.mean_seq is not None and question.seq_lengths is not None:
-        raise InputError("--mean-seq and --seq-lengths exclude each other", "give one of them")
-    if question.mean_seq is not None:
-        return packing_of_mean(question.mean_seq, length)
     if question.seq_lengths is None:
         return None
     with about("seq_lengths"):
+        if question.seq_lengths.isdecimal():
+            return packing_of_mean(int(question.seq_lengths), length)
         words = read_text(Path(question.seq_lengths), "lengths").split()
         wrong = next((word for word in words if not word.isdecimal()), None)
         if wrong is not None:
@@ -289,8 +287,10 @@ def _check_names(arguments: Mapping[str, object]) -> None:
             "GET /models lists them; or send the values of a config.json as config",
             field="model",
         )
-    if arguments.get("seq_lengths") is not None:
-        raise InputError("seq_lengths is a file of yours", "send mean_seq", field="seq_lengths")
+    lengths = arguments.get("seq_lengths")
+    if lengths is not None and not str(lengths).isdecimal():
+        raise InputError("seq_lengths must be a number", "a file is read by `moetune plan`",
+                         field="seq_lengths")  # fmt: skip
     if routing is not None and routing not in _ROUTINGS:
         names = " or ".join(_ROUTINGS)
         raise InputError(f"routing must be {names}, got {shown(routing)}", field="routing")

@@ -36,8 +36,8 @@ class Packing:
 
     @property
     def flags(self) -> dict[str, object]:
-        """As `mean_seq` or `seq_lengths` of a question."""
-        return {"seq_lengths": self.file} if self.file else {"mean_seq": round(self.mean)}
+        """As `seq_lengths` of a question."""
+        return {"seq_lengths": self.file or str(round(self.mean))}
 
     def __post_init__(self) -> None:
         if not 1 <= self.mean <= self.attended * (1 + 1e-9) or not 0 < self.useful <= 1:
@@ -52,8 +52,8 @@ def packing_of_mean(mean: int, length: int) -> Packing:
     """
     if mean > length:
         raise InputError(
-            f"--mean-seq {mean} is longer than a sequence of {length}",
-            "use a longer --seq", field="mean_seq",
+            f"--seq-lengths {mean} is longer than a sequence of {length}",
+            "use a longer --seq", field="seq_lengths",
         )  # fmt: skip
     return Packing(mean=mean, attended=mean)
 

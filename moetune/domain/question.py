@@ -43,7 +43,6 @@ from moetune.domain.training import (
     TokenDispatcher,
     ZeroStage,
 )
-from moetune.domain.tuning import MODEL_PARTS
 from moetune.domain.units import parse_bytes
 
 _LAYER_SIZES = ("d_model", "d_hidden", "num_experts")
@@ -86,13 +85,6 @@ class Question:
         form="DTYPE",
     )  # fmt: skip
     seq: int | None = described(PLANNED, "Sequence", "Tokens of a sequence.")
-    mean_seq: int | None = described(
-        TRAINING, "Packed documents", "Tokens of a document, of those packed into a sequence."
-    )
-    seq_lengths: str | None = described(
-        TRAINING, "Lengths of documents", "A file with a document's tokens on each line.",
-        form="FILE",
-    )  # fmt: skip
     routing: str | None = described(
         PLANNED, "Routing", "How evenly tokens reach experts; a file has each one's load. "
         "Default: balanced.", form="[balanced|natural|FILE]", choices=("balanced", "natural"),
@@ -133,12 +125,15 @@ class Question:
         "adam-bf16 or muon.", form="NAME",
     )  # fmt: skip
     train: str | None = described(
-        TRAINING, "What trains", "all, or adapters: lora:rank=16 or qlora:rank=16, with "
-        ",targets=attention|experts|all and ,experts=each|shared. Default: all.", form="WHAT",
-    )  # fmt: skip
-    freeze: str | None = described(
-        TRAINING, "Frozen parts", f"Some of {', '.join(MODEL_PARTS)}.", form="PARTS"
+        TRAINING, "What trains", "all, lora:rank=16 or qlora:rank=16. Default: all.", form="WHAT"
     )
+    freeze: str | None = described(
+        TRAINING, "Frozen parts", "Parts that do not train: router,embedding.", form="PARTS"
+    )
+    seq_lengths: str | None = described(
+        TRAINING, "Packed documents", "Packed documents' lengths, or one for all.",
+        form="FILE|N",
+    )  # fmt: skip
     front: bool = described(
         TRAINING, "Fastest layout for every memory",
         "Show the fastest layout for every memory, too.", default=False,
@@ -152,11 +147,10 @@ class Question:
     cp: int | None = described(PINS, "Context parallel", "Ranks that share a sequence.")
     micro_batch: int | None = described(PINS, "Micro-batch", "Sequences per micro-batch.")
     zero: ZeroStage | None = described(
-        PINS, "What replicas shard", "Shards: 0 nothing, 1 optimizer states, 2 gradients, 3 "
-        "parameters.",
+        PINS, "What replicas shard", "Shards: 0 nothing, 1 states, 2 gradients, 3 all.",
     )  # fmt: skip
     recompute: str | None = described(
-        PINS, "Recompute", f"none, or some of {', '.join(RECOMPUTES)}.", form="MODULES"
+        PINS, "Recompute", f"none, {', '.join(RECOMPUTES)}; or several.", form="MODULES"
     )
     overlap: Overlap | None = described(PINS, "Overlap of exchanges", "How exchanges are hidden.")
     dispatcher: TokenDispatcher | None = described(
@@ -168,7 +162,7 @@ class Question:
         form="NAME",
     )  # fmt: skip
     stages: str | None = described(
-        PINS, "Modules of the stages", "Modules of each: 'Ettt|(tt|)*29m|L', as of Megatron.",
+        PINS, "Modules of the stages", "Modules of each: 'Ettt|(tt|)*29m|L'.",
         form="LETTERS",
     )  # fmt: skip
     cuda_graphs: CudaGraphs | None = described(

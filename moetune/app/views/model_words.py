@@ -203,7 +203,7 @@ def packing_words(packing: Packing | None, length: int) -> Iterator[str]:
         useful = percent(packing.useful)
         yield f"{words}. Packed by best fit, {useful} of the tokens are theirs."
     else:
-        yield f"{words}, all documents as long and no token empty; --seq-lengths has a file's."
+        yield f"{words}, all documents as long; --seq-lengths FILE has real ones."
 
 
 def host_words(layout: FoldedLayout) -> str:

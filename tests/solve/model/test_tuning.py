@@ -1,5 +1,6 @@
 """What trains: counts of real classes, operations of real models, bytes by hand, public runs."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
