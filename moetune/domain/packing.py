@@ -55,7 +55,7 @@ def packing_of_mean(mean: int, length: int) -> Packing:
             f"--seq-lengths {mean} is longer than a sequence of {length}",
             "use a longer --seq", field="seq_lengths",
         )  # fmt: skip
-    return Packing(mean=mean, attended=mean)
+    return Packing(mean=float(mean), attended=float(mean))
 
 
 def packing_of(lengths: Sequence[int], length: int, file: str) -> Packing:
