@@ -7,6 +7,8 @@ READY := $(VENV)/.ready
 .PHONY: quickstart test test-thorough check checks docs netlab gpu bench setup postgres chromium
 .PHONY: launch launch-torch launch-bridge launch-oracle
 
+SPELLING = $(BIN)/codespell README.md SKILL.md CHANGELOG.md docs --skip '*.svg,*.json,*.toml'
+
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -47,6 +49,7 @@ check: $(READY)
 	$(BIN)/mypy
 
 docs: $(READY)
+	$(SPELLING)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo 'open site/index.html; to search: $(BIN)/python -m http.server --directory site'
 
@@ -61,8 +64,9 @@ test: $(READY) check
 # Every line of what is computed is run, and nine of ten of all others, not counting ranks, which
 # are processes of their own.
 test-thorough: $(READY) postgres chromium launch
-	@echo 'adds to `make test`: PostgreSQL, browsers, hostile clients, pages that train, measuring'
+	@echo 'adds to `make test`: PostgreSQL, browsers, hostile clients, spelling, pages that train, measuring'
 	@echo 'sessions, random worlds, the rest of their cases, and the coverage of lines'
+	$(SPELLING)
 	$(BIN)/pytest -n 4 $(BY_FILE) -m 'not gpu' --cov --cov-context=test --cov-report=
 	$(BIN)/coverage report --include='$(PURE)' --fail-under=100
 	$(BIN)/coverage report --fail-under=90 --format=total

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 -m examples.own_model model-plan.json
 
-The plan is that of "A model of your own" in the guide (docs/train.md).
+The plan is that of the guide's page "A whole model in a plan's layout" (docs/train-layouts.md).
 
 The model knows nothing of ranks: `moetune.parallelize` cuts it into the plan's stages, spreads its
 experts, and shards what the plan shards. Every layout prints the same losses but for rounding.

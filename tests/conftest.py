@@ -45,7 +45,11 @@ THOROUGH = (
     "app/test_verify_on_ranks.py",
 )  # fmt: skip
 """Files and folders that only `make test-thorough` runs, by what they take."""
-THOROUGH_PAGES = frozenset({"commands", "train", "first-plan", "measure", "serve", "when-wrong"})
+THOROUGH_PAGES = frozenset({
+    "check", "describe-a-machine", "fit-into-memory", "measure", "model-config", "notebook",
+    "plan-lookup", "serve", "speed-up-a-layer", "store", "train", "train-adapt",
+    "train-checkpoints", "train-layouts", "train-wrap", "what-if", "when-wrong", "why-not",
+})  # fmt: skip
 """Pages of the guide whose blocks measure, train, serve, or plan many whole models."""
 THOROUGH_FIXTURES = frozenset({"browser", "server"})
 """A real browser, and a real PostgreSQL."""

@@ -189,7 +189,7 @@ def _words(answer: WhyNotAnswer) -> Iterator[str]:
         yield f"The plan says of it: {answer.kept_because}."
     if answer.probability_faster is not None and answer.verdict not in {"chosen", "too_large"}:
         yield (
-            "How sure: the chance that it is the faster one of the two is "
+            "How sure: the chance that it is the faster of the two is "
             f"{chance(answer.probability_faster)}, given the errors of such predictions."
         )
 

@@ -197,8 +197,8 @@ class Target:
 
     @property
     def label(self) -> str:
-        """The name with the version: "megatron (megatron-core 0.16.1)"."""
-        return f"{self.name} ({self.version})"
+        """The name with the version: "megatron (megatron-core 0.16.1)"; "moetune's runtime"."""
+        return f"{self.name} ({self.version})" if self.number else f"{self.name}'s {self.version}"
 
     @property
     def spec(self) -> str:
@@ -329,7 +329,7 @@ _TRANSFORMERS = Target(
 )  # fmt: skip
 _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
     "moetune": (Target(
-        name="moetune", version="this one", source="moetune.runtime",
+        name="moetune", version="runtime", source="moetune.runtime",
         dispatchers=("all_to_all", "all_gather"), gathers_over_tp=True, gather_family="gpt",
         recompute=("full",), overlaps=("none", "chunks"), zero=(0, 1, 3),
         dtypes=("bfloat16", "float16"),

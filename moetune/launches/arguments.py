@@ -1,7 +1,7 @@
 """The command of a script that starts the training: its launcher, its arguments and its ranks."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from moetune.domain.errors import InputError
@@ -78,6 +78,39 @@ class Launch:
             lacks = "which has no value here" if word.missing else "which is no number of ranks"
             raise InputError(f"{what}, {lacks}", "give the ranks: --world-size N")
         return int(word.text)
+
+
+def check_values(values: Iterable[tuple[str, Word]]) -> None:
+    """Check that no value is a variable without a value.
+
+    Args:
+        values: arguments as they are written, with the word behind each.
+
+    Raises:
+        InputError: there are some; it names all of them, and the flags that give them.
+    """
+    lacking = [(written, word) for written, word in values if word.missing]
+    if not lacking:
+        return
+    first, word = lacking[0]
+    what = f"line {word.line}: {first} has {word.missing}, which has no value here"
+    if len(lacking) > 1:
+        others = ", ".join(f"{name} {word.missing}" for name, word in lacking)
+        what = f"{len(lacking)} arguments have no value here: {others}"
+    raise InputError(what, _values_wanted(word.missing for _, word in lacking))
+
+
+def _values_wanted(missing: Iterable[str]) -> str:
+    """Return the flags that give values to variables: "give --set TP=VALUE --set PP=VALUE"."""
+    names = list(dict.fromkeys(text.strip("${}") for text in missing))
+    flags = " ".join(f"--set {name}=VALUE" for name in names if name.isidentifier())
+    words = ", ".join(f"${name}" for name in names if name.isdigit())
+    others = [name for name in names if not name.isidentifier() and not name.isdigit()]
+    ways = (
+        f"the script's words behind --, for {words}" if words else "", flags,
+        f"a value in place of {others[0]}" if others else "",
+    )  # fmt: skip
+    return f"give {'; '.join(way for way in ways if way)}"
 
 
 def find_launch(script: ShellScript, known: Collection[str]) -> tuple[Launch, list[Problem]]:

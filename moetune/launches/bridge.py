@@ -1,11 +1,15 @@
 """Megatron-Bridge's keys, which are Megatron's fields by their paths, and what scripts say so."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from math import prod
+from types import MappingProxyType
 
 from moetune.domain.errors import InputError
 from moetune.domain.megatron_models import RECIPES
 from moetune.domain.targets import find_target
 from moetune.export.keys import Value
+from moetune.huggingface.registry import resolve_name
 from moetune.launches.arguments import Argument, Launch
 from moetune.launches.entries import Entry
 from moetune.launches.expansion import Scope, Word, plain
@@ -18,12 +22,35 @@ from moetune.launches.megatron import (
     resolved,
 )
 from moetune.launches.reading import Asked, Given, Problem, Reading
-from moetune.launches.tuning import bridge_adapters, bridge_frozen
+from moetune.launches.tuning import bridge_adapters, bridge_frozen, names_adapters
 
 _RECIPE = "megatron.bridge.recipes"
 _DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16"}
 _HOOK = "register_pre_wrap_hook"
 _HOOKED = "what a hook freezes or changes in the model is not read"
+_COMMON: Mapping[str, Value] = MappingProxyType({
+    "use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True,
+})  # fmt: skip
+_BASES: Mapping[str, Mapping[str, Value]] = MappingProxyType({
+    "_pretrain_common": {
+        **_COMMON, "global_batch_size": 32, "micro_batch_size": 2, "seq_length": 4096,
+    },
+    "_sft_common": {
+        **_COMMON, "global_batch_size": 128, "micro_batch_size": 1, "seq_length": 2048,
+    },
+})  # fmt: skip
+"""What recipes begin with, `src/megatron/bridge/recipes/common.py` of Megatron-Bridge 0.6."""
+_USUAL: Mapping[str, Value] = MappingProxyType({
+    "bf16": True, "moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True,
+})  # fmt: skip
+"""What its models' providers begin with, and NeMo's configurations."""
+_NEMO = "MegatronStrategy"
+_TRAINER = ("num_nodes", "devices")
+_SAYS = MappingProxyType({"peft_scheme": "peft", "mode": "peft", "recipe": "recipe"})
+"""Arguments of its scripts that are no overrides."""
+_ALL = (None, "none", "None", "", "pretrain", "sft", "finetune")
+"""Schemes and modes that train all parameters."""
+_OF_RECIPE = re.compile(r"(\w+?)_(pretrain|sft|peft|finetune|lora)_\w*config")
 _FROM_RECIPE = "values that the recipe sets and the file does not are read as Megatron's defaults"
 
 
@@ -31,7 +58,12 @@ def bridge_entries(launch: Launch) -> tuple[Entry, ...]:
     """Return the overrides of a command, such as `model.tensor_model_parallel_size=4`."""
     pairs = ((word.text.lstrip("+").partition("="), word.line) for word in launch.overrides)
     entries = tuple(Entry(path, plain_value(value), line) for (path, _, value), line in pairs)
-    return entries if any(_leaf(entry) in KEYS for entry in entries) else ()
+    said = tuple(
+        Entry(_SAYS[argument.name.replace("-", "_")], argument.values[0].text, argument.line)
+        for argument in launch.arguments
+        if argument.values and argument.name.replace("-", "_") in _SAYS
+    )
+    return (*entries, *said) if any(_leaf(entry) in KEYS for entry in entries) else ()
 
 
 def titan_entries(launch: Launch) -> tuple[Entry, ...]:
@@ -69,29 +101,50 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
     Raises:
         InputError: a value is missing or wrong, or neither the file nor `--model` names the model.
     """
-    target = find_target(asked.target or "bridge")
+    is_nemo = any(_NEMO in str(entry.value) for entry in entries)
+    target = find_target(asked.target or ("megatron" if is_nemo else "bridge"))
+    _check_all_trained(entries)
     given = {_leaf(entry): Given(value=_value(entry), written=entry.path, line=entry.line)
              for entry in entries if _leaf(entry) in KEYS}  # fmt: skip
     name = asked.model or next(_recipes(entries), None)
     if name is None:
         raise InputError("the file names no recipe that is known", "name the model with --model")
-    if asked.world_size is None:
+    ranks = asked.world_size or _ranks(entries)
+    if ranks is None:
         raise InputError("the file does not say how many ranks there are", "give --world-size N")
-    values = {key: found.value for key, found in given.items()}
+    usual = _COMMON if is_nemo or any(_recipes(entries)) else {}
+    base = next((_BASES[entry.value] for entry in entries if entry.value in _BASES), None)
+    values = {**(base or usual), **{key: found.value for key, found in given.items()}}
     reduces = next((entry for entry in entries if _leaf(entry) == "grad_reduce_in_fp32"), None)
     if reduces is not None:
         values["grad_reduce_in_bf16"] = not reduces.value
-    note = Problem(severity="note", line=None, what=_FROM_RECIPE, why="the recipe is not run")
+    notes = (
+        ()
+        if base
+        else (Problem(severity="note", line=None, what=_FROM_RECIPE, why="the recipe is not run"),)
+    )
     frozen = bridge_frozen(entries)
     hooks = [entry.line for entry in entries if _leaf(entry) == _HOOK and not frozen]
     arguments = MegatronArguments(
-        given=given,
-        values=resolved({"bf16": True, "moe_token_dispatcher_type": "alltoall", **values}),
-        problems=(*misspelt(entries, KEYS, "stops", f"{target.label}: {target.source}"), note,
+        given=given, values=resolved({**_USUAL, **values}),
+        problems=(*misspelt(entries, KEYS, "stops", f"{target.label}: {target.source}"), *notes,
                   *(Problem(severity="note", line=line, what=_HOOKED) for line in hooks[:1])),
         adapters=bridge_adapters(entries), frozen=frozen,
     )  # fmt: skip
-    return reading_of(arguments, target, asked.world_size, model=name, line=line)
+    return reading_of(arguments, target, ranks, model=name, line=line)
+
+
+def _check_all_trained(entries: tuple[Entry, ...]) -> None:
+    """Raise InputError where adapters are trained, and nothing but a recipe says which."""
+    for entry in () if names_adapters(entries) else entries:
+        leaf, match = _leaf(entry), _OF_RECIPE.fullmatch(str(entry.value))
+        has_adapters = leaf == "recipe" and match is not None and match[2] in ("peft", "lora")
+        if (leaf == "peft" and entry.value not in _ALL) or has_adapters:
+            what = f"line {entry.line}: {entry.path} {entry.value} trains adapters"
+            raise InputError(
+                f"{what}, and nothing says their rank and modules",
+                "give it cfg.peft = LoRA(target_modules=[…], dim=16)",
+            )
 
 
 def _leaf(entry: Entry) -> str:
@@ -104,6 +157,13 @@ def _value(entry: Entry) -> Value:
     return value
 
 
+def _ranks(entries: tuple[Entry, ...]) -> int | None:
+    """Return the ranks of NeMo's trainer, of nodes times devices; None where it has none."""
+    numbers = {_leaf(entry): entry.value for entry in entries if _leaf(entry) in _TRAINER}
+    counts = [number for number in numbers.values() if isinstance(number, int)]
+    return prod(counts) if len(counts) == len(_TRAINER) else None
+
+
 def _recipes(entries: tuple[Entry, ...]) -> Iterator[str]:
     """Yield the models of the recipes that a file names."""
     names = {recipe.function: name for name, recipe in RECIPES.items()}
@@ -111,5 +171,8 @@ def _recipes(entries: tuple[Entry, ...]) -> Iterator[str]:
         for word in (entry.path.removeprefix("import."), entry.value):
             if isinstance(word, str) and word in names:
                 yield names[word]
+            elif isinstance(word, str) and (match := _OF_RECIPE.fullmatch(word)):
+                model = resolve_name(match[1].replace("_", "-"))
+                yield from () if model is None else (model,)
         if entry.path.endswith(".0") and isinstance(entry.value, str) and "/" in entry.value:
             yield entry.value

@@ -1,6 +1,5 @@
-"""Keys and values of TOML, JSON, YAML and Python configurations, each with its line."""
+"""Keys and values of TOML, JSON and YAML configurations, each with its line."""
 
-import ast
 import json
 import re
 import tomllib
@@ -36,26 +35,23 @@ def entries_of(name: str, text: str) -> tuple[Entry, ...]:
     try:
         match ending:
             case "toml":
-                return tuple(_with_lines(_flat(tomllib.loads(text)), _toml_lines(text)))
+                return tuple(_with_lines(flat(tomllib.loads(text)), _toml_lines(text)))
             case "json":
                 return tuple(_of_json(text))
-            case "py":
-                return tuple(_of_python(ast.parse(text)))
             case _:
                 return tuple(_of_yaml(text))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{name} is no TOML: {error}", "mend that line") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{name} is no JSON: {error}", "mend that line") from None
-    except SyntaxError as error:
-        raise InputError(f"{name} is no Python: {error}", "mend that line") from None
 
 
-def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the plain values of nested mappings, each with the path of its keys."""
     for key, value in values.items():
         path = f"{before}.{key}" if before else key
         if isinstance(value, Mapping):
-            yield from _flat(value, path)
+            yield from flat(value, path)
         else:
             yield path, tuple(value) if isinstance(value, list) else value
 
@@ -157,49 +153,3 @@ def _scalar(text: str) -> Any:  # noqa: ANN401 - of any kind
         except ValueError:
             continue
     return text
-
-
-def _of_python(tree: ast.Module) -> Iterator[Entry]:
-    """Yield what statements assign to attributes, and named arguments of what they call."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.ImportFrom(module=str() as module, names=names):
-                for alias in names:
-                    yield Entry(f"import.{alias.name}", module, node.lineno)
-            case ast.Assign(targets=[target], value=value):
-                yield from _assigned(_path(target), value)
-            case ast.AnnAssign(target=target, value=ast.expr() as value):
-                yield from _assigned(_path(target), value)
-            case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))):
-                yield Entry(name, value=True, line=node.lineno)
-            case ast.Return(value=ast.Call() as value):
-                yield from _assigned("", value)
-            case _:
-                continue
-
-
-def _path(target: ast.expr) -> str:
-    """Return "training.seq_len" of `config.training.seq_len`, and a plain name as it is."""
-    text = ast.unparse(target)
-    return text.partition(".")[2] or text
-
-
-def _assigned(path: str, value: ast.expr) -> Iterator[Entry]:
-    if isinstance(value, ast.Call):
-        yield Entry(path, ast.unparse(value.func), value.lineno)
-        for number, argument in enumerate(value.args):
-            yield from _assigned(f"{path}.{number}", argument)
-        for word in value.keywords:
-            if word.arg is not None:
-                yield from _assigned(f"{path}.{word.arg}", word.value)
-        return
-    try:
-        plain = ast.literal_eval(value)
-    except ValueError:
-        yield Entry(path, ast.unparse(value), value.lineno)
-        return
-    if isinstance(plain, Mapping):
-        for inner, item in _flat(plain, path):
-            yield Entry(inner, item, value.lineno)
-    else:
-        yield Entry(path, tuple(plain) if isinstance(plain, list) else plain, value.lineno)

@@ -27,10 +27,19 @@ from moetune.launches.keyed import (
 from moetune.launches.megatron import KEYS, flag_of_key, plain_value, read_megatron
 from moetune.launches.megatron_changes import argument_text, argument_words, megatron_changes
 from moetune.launches.megatron_checks import Context, megatron_problems
+from moetune.launches.programs import program_entries, ranks_of
 from moetune.launches.reading import Asked, Problem, Reading
 from moetune.launches.shell import read_script
+from moetune.launches.verl import is_verl, read_verl
 
 _ASSIGNED = r"""(?<!\w)["']?{key}["']?\s*[:=]\s*("[^"]*"|'[^']*'|[^\s,#}}]+)"""
+_TITAN_KEYS = {
+    "tensor_parallel_degree", "data_parallel_shard_degree", "local_batch_size",
+    "expert_parallel_degree", "pipeline_parallel_degree", "num_tokens_per_microbatch_per_dp_rank",
+}  # fmt: skip
+_BRIDGE_KEYS = {
+    f"{name}_model_parallel_size" for name in ("tensor", "pipeline", "expert")
+}  # fmt: skip
 LARGEST_BYTES = 2**20
 """Of a file that is read."""
 
@@ -85,6 +94,8 @@ def open_launch(name: str, text: str, asked: Asked) -> LaunchFile:
         return _configured(name, text, asked)
     script = read_script(text, extra=asked.extra, values=asked.values)
     launch, cuts = find_launch(script, KEYS)
+    if is_verl(launch):
+        return KeyedFile(reading=read_verl(launch, asked), text=text, name=name, asked=asked)
     if (entries := titan_entries(launch)) or (bridge := bridge_entries(launch)):
         if entries:
             return _keyed(TITAN, entries, text, asked, ranks=launch.ranks)
@@ -99,24 +110,33 @@ def open_launch(name: str, text: str, asked: Asked) -> LaunchFile:
 
 def _configured(name: str, text: str, asked: Asked) -> LaunchFile:
     """Return a configuration, by the keys that it has."""
-    entries = entries_of(name, text)
+    function = asked.extra[0] if asked.extra and asked.extra[0].isidentifier() else ""
+    if name.endswith(".py"):
+        entries = program_entries(name, text, function)
+        asked = replace(asked, world_size=asked.world_size or ranks_of(function))
+    else:
+        entries = entries_of(name, text)
     paths = {entry.path for entry in entries}
     leaves = {path.rpartition(".")[2] for path in paths}
     if "MODEL_ARGS" in {path.partition(".")[0] for path in paths}:
         launch = yaml_launch(entries, asked)
         reading = read_megatron(launch, asked)
         return MegatronFile(reading=reading, launch=launch, text=text, asked=asked)
-    if leaves & {"tensor_parallel_degree", "data_parallel_shard_degree", "local_batch_size"}:
+    if leaves & _TITAN_KEYS:
         return _keyed(TITAN, entries, text, asked, name=name)
-    if "tensor_model_parallel_size" in leaves:
-        reading = read_bridge(entries, asked, line=1)
+    if leaves & _BRIDGE_KEYS:
+        overrides = (word.partition("=") for word in asked.extra if re.match(r"[\w.]+=", word))
+        more = (Entry(path, plain_value(value), 0) for path, _, value in overrides)
+        reading = read_bridge((*entries, *more), asked, line=1)
         return KeyedFile(reading=reading, text=text, name=name, asked=asked)
     extra = tuple(
         Entry(argument.name.replace("-", "_"), plain_value(argument.values[0].text), 0)
         for argument in arguments_of(tuple(Word(word, 0) for word in asked.extra))
         if argument.values
     )
-    if leaves & {"zero_optimization", "train_micro_batch_size_per_gpu", "stage", "zero_stage"}:
+    has_engine = any(entry.path == "deepspeed" and entry.value for entry in entries)
+    has_stage = any(path.endswith(("zero_optimization.stage", "zero_stage")) for path in paths)
+    if has_engine or has_stage or "train_micro_batch_size_per_gpu" in leaves:
         return _keyed(DEEPSPEED, (*entries, *extra), text, asked, name=name)
     if leaves & {"per_device_train_batch_size", "distributed_type", "fsdp_version"}:
         return _keyed(TRANSFORMERS, (*entries, *extra), text, asked, name=name)

@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moetune.domain.errors import InputError
@@ -33,10 +33,13 @@ _NEAR = 0.95
 _NUMBERS = frozenset({"dp", "tp", "cp", "pp", "ep", "local", "copies", "global_batch", "length"})
 _FILLED_IN = {"dp": None, "tp": None}
 """What the ranks say where the file does not."""
+_MICRO_TOKENS = "num_tokens_per_microbatch_per_dp_rank"
+_USUAL_CONTEXT = 2048
 _POLICIES = {"full": ("full",), "selective": ("selective",), "none": ()}
 _ALIASES = {
     "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
     "max_seq_length": "seq_len", "max_length": "seq_len", "model_max_length": "seq_len",
+    "cutoff_len": "seq_len",
     "model_name_or_path": "model_name", "zero_stage": "zero_optimization.stage",
     "MODEL": "model_name", "parallelism_config_tp_size": "tp_size",
 }  # fmt: skip
@@ -129,7 +132,11 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
     """
     given = {key: Given(value=value, written=entry.path, line=entry.line)
              for entry in entries for key, value in _keys(dialect, entry)}  # fmt: skip
+    _check_trained(given)
+    given |= _in_sequences(given)
     values = {key: found.value for key, found in given.items()}
+    if isinstance(values.get("deepspeed"), str):
+        values.setdefault("zero_optimization.stage", 3)
     ranks = asked.world_size or _ranks(values)
     if ranks is None:
         raise InputError("the file does not say how many ranks there are", "give --world-size N")
@@ -171,6 +178,31 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
     )  # fmt: skip
 
 
+def _in_sequences(given: Mapping[str, Given]) -> dict[str, Given]:
+    """Return batches in sequences where a file has them in tokens, as torchtitan behind 0.3 has.
+
+    Source: `TrainingConfig` of torchtitan/config/configs.py.
+    """
+    tokens, length = given.get(_MICRO_TOKENS), given.get("max_context_length")
+    if tokens is None:
+        return {}
+    width = length.value if length is not None else _USUAL_CONTEXT
+    batches = given.get("num_pp_microbatches")
+    step = given.get("num_tokens_per_train_step")
+    numbers = tokens.value, width, 1 if batches is None else batches.value
+    if not all(isinstance(number, int) and number > 0 for number in numbers):
+        raise InputError(f"line {tokens.line}: {_MICRO_TOKENS} needs whole numbers", "give numbers")
+    micro = max(1, tokens.value // width)  # type: ignore[operator] # checked
+    found = {
+        "local_batch_size": replace(tokens, value=micro * numbers[2]),  # type: ignore[operator]
+        "pipeline_parallel_microbatch_size": replace(tokens, value=micro),
+        "seq_len": replace(length or tokens, value=width),
+    }
+    if step is not None and isinstance(step.value, int) and step.value > 0:
+        found["global_batch_size"] = replace(step, value=step.value // width)  # type: ignore[operator]
+    return found
+
+
 def _keys(dialect: Dialect, entry: Entry) -> Iterator[tuple[str, Any]]:
     """Yield the keys of a dialect that an entry says: a path, or the end of one."""
     leaf = entry.path.rpartition(".")[2]
@@ -196,10 +228,12 @@ def _model(values: Mapping[str, Any]) -> str | None:
     module = str(values.get("import.model_registry", ""))
     family = values.get("model.name") or module.rpartition(".")[2]
     flavor = values.get("model.flavor") or values.get("model_spec.0")
-    for recipe in RECIPES:
-        if (recipe.family, recipe.flavor) == (family, flavor):
-            decoders = (named_model(name).decoder for name in model_names())
-            return next((row.name for row in decoders if recipe.is_of(row)), None)
+    recipes = [recipe for recipe in RECIPES if recipe.flavor == flavor]
+    if len(recipes) > 1:  # a registry's own file names its family by its folder
+        recipes = [recipe for recipe in recipes if recipe.family == family]
+    for recipe in recipes:
+        decoders = (named_model(name).decoder for name in model_names())
+        return next((row.name for row in decoders if recipe.is_of(row)), None)
     named = values.get("model_name")
     return str(named) if named else None
 
@@ -230,12 +264,26 @@ def misspelt(
                           why=why, fix=near[0])  # fmt: skip
 
 
+def _check_trained(given: Mapping[str, Given]) -> None:
+    """Raise InputError where adapters are trained (LLaMA-Factory's key)."""
+    method = given.get("finetuning_type")
+    if method is not None and method.value != "full":
+        what = f"line {method.line}: finetuning_type {method.value} trains adapters or some layers"
+        raise InputError(f"{what}, which is not planned", "use full")
+
+
 def _problems(values: Mapping[str, Any], given: Mapping[str, Given]) -> Iterator[Problem]:
     copies = values.get("data_parallel_replicate_degree", 1)
     if isinstance(copies, int) and copies > 1:
         yield Problem(
             severity="note", line=given["data_parallel_replicate_degree"].line,
             what="replicas that do not share shards are priced as if all shared them",
+        )  # fmt: skip
+    engine = given.get("deepspeed")
+    if engine is not None and isinstance(engine.value, str):
+        yield Problem(
+            severity="note", line=engine.line, what=f"{engine.value} is not read with this file",
+            why="its ZeRO stage is taken as 3", fix="check it, with this file's keys behind --",
         )  # fmt: skip
     for path, place in given.items():
         if re.search(r"offload_(optimizer|param)\.device$", path) and place.value == "cpu":

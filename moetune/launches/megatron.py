@@ -21,7 +21,7 @@ from moetune.domain.tuning import ModelPart
 from moetune.export.keys import Value, read_settings
 from moetune.export.megatron import FLAGS, NEGATIVES
 from moetune.export.megatron_values import SETTINGS
-from moetune.launches.arguments import Argument, Launch
+from moetune.launches.arguments import Argument, Launch, check_values
 from moetune.launches.megatron_sizes import SIZES, recognise
 from moetune.launches.reading import Asked, Given, Problem, Reading, Row, lines_of, rows_of
 from moetune.launches.tuning import GivenAdapters, given_tuning, swift_adapters
@@ -58,6 +58,8 @@ _SWITCHES = frozenset(
        "tp_comm_overlap", "cross_entropy_loss_fusion"}
 )  # fmt: skip
 """Keys without a value."""
+_VALUED = KEYS - _SWITCHES - {"tokenizer_model"}
+"""Keys that need a value."""
 _FIELDS = MappingProxyType({flag.removeprefix("--"): field for field, flag in FLAGS.items()})
 _FALSE = MappingProxyType({flag.removeprefix("--"): field for field, flag in NEGATIVES.items()})
 _SHARDING_CORE: MegatronCore = (0, 18)
@@ -190,6 +192,10 @@ def _fields_of(launch: Launch, target: Target) -> MegatronArguments:
     is_swift = launch.program == SWIFT
     given: dict[str, Given] = {}
     problems: list[Problem] = []
+    check_values(
+        (f"--{argument.name}", argument.values[0]) for argument in launch.arguments
+        if argument.values and _field(argument.name, is_swift=is_swift)[0] in _VALUED
+    )  # fmt: skip
     for argument in launch.arguments:
         field, is_on = _field(argument.name, is_swift=is_swift)
         if field not in KEYS:
@@ -257,23 +263,8 @@ def resolved(values: dict[str, Value]) -> dict[str, Value]:
 
 
 def _value(argument: Argument, field: str) -> Value:
-    """Return the value of an argument's words; behind a switch, or behind a value, come others.
-
-    Raises:
-        InputError: a variable has no value.
-    """
+    """Return the value of an argument's words; behind a switch, or behind a value, come others."""
     texts = [word.text for word in argument.values if not word.missing]
-    missing = next((word for word in argument.values if word.missing), None)
-    is_first = missing is not None and argument.values[0] is missing
-    if missing is not None and is_first and field not in (*_SWITCHES, "tokenizer_model"):
-        name = missing.missing.strip("${}")
-        hint = (
-            f"--set {name}=VALUE, or as a word behind --" if name.isidentifier() else "in its place"
-        )
-        raise InputError(
-            f"line {missing.line or argument.line}: --{argument.name} has {missing.missing}, which "
-            "has no value here", f"give it one: {hint}",
-        )  # fmt: skip
     if field in _LISTS:
         return tuple(texts)
     return plain_value(texts[0]) if texts else True
@@ -287,7 +278,7 @@ def plain_value(text: str) -> Value:
         except ValueError:
             continue
     return {"true": True, "True": True, "false": False, "False": False, "none": None,
-            "None": None}.get(text, text)  # fmt: skip
+            "None": None, "null": None}.get(text, text)  # fmt: skip
 
 
 def _layout(

@@ -4,7 +4,7 @@ Modules are Megatron-Core's: `linear_qkv`, `linear_proj`, `linear_fc1`, `linear_
 latent attention. ms-swift has adapters of each expert (mcore-bridge, `tuners/lora.py`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,12 +106,21 @@ def swift_adapters(launch: Launch) -> GivenAdapters | None:
     )  # fmt: skip
 
 
-def bridge_adapters(entries: Iterable[Entry]) -> GivenAdapters | None:
+def names_adapters(entries: Collection[Entry]) -> bool:
+    """Return whether keys of Megatron-Bridge say the class of adapters, or rank and modules."""
+    paths = {f".{entry.path}".partition(".peft")[2]: str(entry.value) for entry in entries
+             if ".peft" in f".{entry.path}"}  # fmt: skip
+    return paths.get("", "").endswith("LoRA") or paths.keys() >= {".dim", ".target_modules"}
+
+
+def bridge_adapters(entries: Collection[Entry]) -> GivenAdapters | None:
     """Return the adapters that keys of Megatron-Bridge say; None where all parameters train.
 
     Raises:
         InputError: they are of another kind than `LoRA`, or of experts in another way.
     """
+    if not names_adapters(entries):
+        return None
     found: dict[str, Any] = {}
     line, kind = 0, ""
     for entry in entries:
@@ -122,8 +131,6 @@ def bridge_adapters(entries: Iterable[Entry]) -> GivenAdapters | None:
         if not rest:
             kind = str(entry.value).rpartition(".")[2]
         found[rest.lstrip(".")] = entry.value
-    if not line:
-        return None
     other = next((name for name in _OTHERS if found.get(name)), "")
     if kind not in ("", "LoRA", "lora") or other:
         what = f"line {line}: {other or f'peft {kind}'} is not planned"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WIDTH = 80
 NARROWEST = 20
 _GOES_ON = " \\"
-_COMMAND = re.compile(r":\s+(moetune [^`]*?)\.?$")
+_COMMAND = re.compile(r":\s+(moetune [a-z]+ [^`]*?)\.?$")
 """A command at the end of a sentence, without its full stop."""
 _SHORT_COMMAND = re.compile(r"`moetune [^`]{1,40}`")
 """A command in a sentence, which is not cut; a longer one goes on as a shell reads it."""

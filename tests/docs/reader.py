@@ -44,7 +44,6 @@ class Reader:
         self._home, self._port, self._capfd, self._measured = home, str(port), capfd, measured
         self._names: dict[str, Any] = {"__name__": "page"}
         self._running: list[subprocess.Popen[bytes]] = []
-        self._has_launched = False
 
     def read(self, page: Path) -> None:
         """Follow the whole page."""
@@ -99,12 +98,11 @@ class Reader:
             code, out, err = self._measure(words[1:])
         elif words[0] == "moetune" and not SHELL.search(command.partition(" #")[0]):
             code, out, err = self._moetune(words[1:])
-        elif words[0] == "torchrun" and self._has_launched and not SHELL.search(command):
-            # A page's first script is started by torchrun itself; the others start sooner.
+        elif words[:2] == ["torchrun", "--nproc-per-node"] and not SHELL.search(command):
+            # With --standalone torchrun itself starts a script; the others start sooner.
             code, out = launch(words, environ=_environment(), timeout_seconds=PATIENCE_SECONDS)
             err = ""
         else:
-            self._has_launched |= words[0] == "torchrun"
             done = subprocess.run(
                 ("bash", "-euo", "pipefail", "-c", command), env=_environment(),
                 capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS,

@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,11 @@ def test_every_name_of_the_front_door_is_on_the_page_of_the_api(site: Path) -> N
     ] == []
 
 
+def test_the_picture_of_the_readme_is_drawn_from_its_plan() -> None:
+    drawn = runpy.run_path(str(ROOT / "docs/hooks/picture.py"))["picture"]()
+    assert drawn == (ROOT / "docs/assets/plan.svg").read_text(encoding="utf-8")
+
+
 def test_formulas_are_drawn_without_a_script(site: Path) -> None:
     text = (site / "mathematics.html").read_text(encoding="utf-8")
     assert text.count('<div class="formula"><math') > 10
@@ -86,7 +92,7 @@ def test_pages_open_from_the_folder_on_a_phone(site: Path, browser: Browser) -> 
     page.on(
         "request", lambda asked: None if asked.url.startswith("file:") else wrong.append(asked.url)
     )
-    for file in sorted(site.glob("*.html")):
+    for file in sorted(site.rglob("*.html")):
         page.goto(file.as_uri())
         width = page.evaluate("document.documentElement.scrollWidth")
         assert width <= PHONE["width"], f"{file.name} is {width} wide"

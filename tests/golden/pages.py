@@ -13,11 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import moetune
 from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.app.library import StoredPlan
 from moetune.app.plan import PlanRequest, make_plan
 from moetune.app.profiles import FoundProfile
-from moetune.app.subjects import LayerSubject, subject_of
+from moetune.app.subjects import LayerSubject, Subject, subject_of
 from moetune.app.verify import Verification, VerifiedStep
 from moetune.app.views.comparison import comparison_sections, machine_section, whatif_sections
 from moetune.app.views.models import model_section, models_section
@@ -35,6 +36,7 @@ from moetune.domain.records import PlanInfo, Stored
 from moetune.report.section import Section, all_figures, values_of
 from moetune.report.text import text_of
 from tests.golden.answers import FOLDER
+from tests.golden.facts import plain
 from tests.report.lab import LAYER, lab_plan, lab_profile, observations
 from tests.solve.clusters import cluster_profile
 from tests.training_plans import TRAINING, training_plan
@@ -154,8 +156,16 @@ def beside(first: AnyPlan, second: AnyPlan) -> Iterable[Section]:
     return comparison_sections(first, second, names=NAMES, is_drawn=True)
 
 
-def drawn(subject: LayerSubject) -> Iterable[Section]:
+def drawn(subject: Subject) -> Iterable[Section]:
     return plan_sections(subject, is_page=True)
+
+
+def whole(**pins: Any) -> Iterable[Section]:
+    """Return the page of a model's plan on published numbers."""
+    made = moetune.plan(
+        "mixtral-8x7b", profile="h100-x8", global_batch=256, seq="4k", save=False, **pins
+    )
+    return drawn(subject_of(made.plan, profile=made.profile))
 
 
 def found() -> FoundProfile:
@@ -189,6 +199,10 @@ PAGES: Mapping[str, Callable[[], Iterable[Section]]] = {
     "plans-differ": lambda: beside(lab_plan(), lab_plan(8192)),
     "plans-equal": lambda: beside(lab_plan(), lab_plan()),
     "training": lambda: plan_sections(subject_of(training_plan())),
+    "training-megatron": lambda: whole(world_size=64, target="megatron"),
+    "training-short": lambda: whole(
+        world_size=32, target="megatron", memory_limit="50GiB", front=True
+    ),
     "trainings-differ": lambda: beside(training_plan(), OTHER_TRAINING),
     "whatif": changed,
     "profile": lambda: (
@@ -212,7 +226,8 @@ def page(name: str) -> dict[str, Any]:
     sections = tuple(PAGES[name]())
     figures = [
         {"name": figure.name, "title": figure.title, "said": figure.words,
-         "header": list(figure.header), "num_rows": len(figure.rows)}
+         "header": list(figure.header), "num_rows": len(figure.rows),
+         "panels": [_outline(plain(panel)) for panel in figure.panels]}
         for figure in all_figures(sections)
     ]  # fmt: skip
     lines = text_of(sections).splitlines()
@@ -220,6 +235,15 @@ def page(name: str) -> dict[str, Any]:
     text = json.dumps(shown, ensure_ascii=False)
     masked: dict[str, Any] = json.loads(HASH.sub(lambda match: "x" * len(match[0]), text))
     return masked
+
+
+def _outline(value: object) -> object:
+    """Return a drawing's marks with the ends of long series alone."""
+    if isinstance(value, dict):
+        return {key: _outline(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_outline(item) for item in (value if len(value) < 8 else [*value[:2], value[-1]])]
+    return value
 
 
 def frozen_page(name: str) -> dict[str, Any]:

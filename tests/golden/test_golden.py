@@ -1,4 +1,4 @@
-"""The answers of before: plans, explanations, what-ifs, traces and pages hold their numbers."""
+"""The answers of before: plans, explanations, what-ifs, traces, pages and screens hold."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,9 @@ import pytest
 
 from tests.golden.answers import answer, differences, frozen
 from tests.golden.cases import CASES, DOCUMENTS
+from tests.golden.facts import FILE, facts
 from tests.golden.pages import PAGES, frozen_page, page
+from tests.golden.screens import PLANS, SCREENS, frozen_screen, screen
 
 
 @pytest.mark.parametrize("name", [*CASES, *DOCUMENTS])
@@ -21,4 +23,14 @@ def test_pages_hold(name: str) -> None:
     shown = page(name)
     json.dumps(shown, allow_nan=False)
     found = differences(frozen_page(name), shown)
+    assert not found, "\n".join(found[:20])
+
+
+@pytest.mark.parametrize("name", [*PLANS, *SCREENS])
+def test_screens_hold(name: str, tmp_path: Path) -> None:
+    assert screen(name, tmp_path) == frozen_screen(name)
+
+
+def test_facts_hold() -> None:
+    found = differences(json.loads(FILE.read_text(encoding="utf-8")), facts())
     assert not found, "\n".join(found[:20])

@@ -111,6 +111,20 @@ NPROC_PER_NODE=2 megatron sft --model Qwen/Qwen3-30B-A3B --tuner_type lora --lor
     --cross_entropy_loss_fusion true --max_length 2048 --sequence_parallel true
 """
 """modelscope/ms-swift@3602360, examples/megatron/lora/moe.sh: two GPUs, 62 GiB each."""
+VERL = """\
+A=actor_rollout_ref.actor; M=$A.megatron
+python3 -m verl.trainer.main_ppo --config-name=ppo_megatron_trainer.yaml \\
+    data.max_prompt_length=$((1024 * 1)) data.max_response_length=3072 \\
+    actor_rollout_ref.model.path=${HOME}/models/Qwen3-30B-A3B-Base actor_rollout_ref.rollout.n=8 \\
+    $A.ppo_mini_batch_size=32 $A.ppo_micro_batch_size_per_gpu=4 $A.use_dynamic_bsz=False \\
+    $M.tensor_model_parallel_size=2 $M.pipeline_model_parallel_size=2 \\
+    $M.expert_model_parallel_size=${EP:-8} $M.expert_tensor_parallel_size=1 \\
+    +$M.override_transformer_config.recompute_granularity=full \\
+    +$M.override_transformer_config.recompute_method=uniform $M.param_offload=True \\
+    actor_rollout_ref.ref.megatron.tensor_model_parallel_size=8 \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=4 \\
+    trainer.nnodes=4 trainer.n_gpus_per_node=8
+"""
 ROWS: tuple[tuple[str, dict[str, Any], str, dict[str, Any]], ...] = (
     (ARRAYS, {"values": {"SLURM_NNODES": "4"}}, "mixtral-8x7b",
      {"dp": 4, "tp": 2, "pp": 4, "vpp": 1, "ep": 4, "etp": 2, "zero": 1, "recompute": (),
@@ -129,6 +143,11 @@ ROWS: tuple[tuple[str, dict[str, Any], str, dict[str, Any]], ...] = (
     (SWIFT, {}, "qwen3-30b-a3b",
      {"dp": 8, "tp": 2, "ep": 8, "etp": 1, "zero": 1, "recompute": ("full",),
       "dispatcher": "all_to_all"}),
+    (VERL, {}, "qwen3-30b-a3b",
+     {"dp": 8, "tp": 2, "pp": 2, "ep": 8, "etp": 1, "micro_batch": 4, "recompute": ("full",),
+      "zero": 1, "dispatcher": "all_to_all"}),
+    (VERL.replace("dynamic_bsz=False", "dynamic_bsz=True"), {"values": {"EP": "4"}},
+     "qwen3-30b-a3b", {"ep": 4, "micro_batch": 4}),
 )  # fmt: skip
 
 
@@ -219,12 +238,36 @@ def test_the_command_of_a_script_is_the_one_that_bash_starts(
     assert [word.text for word in found.words] == words_of_bash(text, *extra, **values)
 
 
+def test_an_update_of_verl_is_of_prompts_times_responses() -> None:
+    job = read(VERL).job
+    assert (job.world_size, job.global_batch, job.length) == (32, 32 * 8, 4096)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("nnodes=4", "nnodes=$N"), "trainer.nnodes has $N, which has no value here"),
+        (("=${HOME}/models/Qwen3", "=$P/x/Qwen9"), "model.path has $P, which has no value here"),
+        (("M=$A.megatron", "M=$A.fsdp_config"), "verl's actor has no keys of Megatron"),
+        (("trainer.nnodes", "actor_rollout_ref.model.lora.rank=8 x"), "adapters of verl"),
+        (("batch_size=32", "batch_size=many"), "ppo_mini_batch_size is 'many'"),
+    ],
+)
+def test_what_a_run_of_verl_lacks_is_named(change: tuple[str, str], message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        read(VERL.replace(*change))
+    assert message in str(refused.value)
+    assert refused.value.hint
+
+
 @pytest.mark.parametrize(
     ("change", "asked", "message"),
     [
         (("${TP:-2}", "$TP"), {}, "line 19: --tensor-model-parallel-size has $TP, which has no"),
         (("--num-layers 32 ", "--num-layers $L "), {}, "line 8: --num-layers has $L"),
         (("$NODES)", "$COUNT)"), {}, "line 6: --nnodes has $COUNT, which has no value here"),
+        (("length 4096", "length $S --context-parallel-size $C"), {},
+         "2 arguments have no value here: --seq-length $S, --context-parallel-size $C"),
         (("torchrun", "echo torchrun"), {}, "no command in the file starts a training"),
         (("--seq-length 4096", ""), {}, "nothing gives --seq-length"),
         (("parallel-size 4", "parallel-size x4"), {}, "is 'x4', which is no number from 1 on"),
@@ -234,7 +277,7 @@ def test_the_command_of_a_script_is_the_one_that_bash_starts(
         (("", ""), {"target": "megatron@0.1"}, "version '0.1' of megatron is unknown"),
         (("$1", "x"), {"extra": ("--tp",)}, "the script does not pass on the words behind --"),
     ],
-)
+)  # fmt: skip
 def test_wrong_input_is_one_message_with_its_line(
     change: tuple[str, str], asked: dict[str, Any], message: str
 ) -> None:

@@ -13,11 +13,9 @@ from moetune.report.section import Cell, Highlight, Section, Table, plural
 
 CHECK_SCHEMA = "moetune.check/1"
 _NAMES = {
-    "etp": "expert tensor parallel", "tp": "tensor parallel", "pp": "pipeline parallel",
-    "cp": "context parallel", "ep": "expert parallel", "micro_batch": "micro-batch",
-    "global_batch": "batch", "length": "sequence", "zero": "ZeRO stage",
-    "narrow": "dtype", "cuda_graphs": "CUDA graphs", "overlap": "overlap of exchanges",
-    "offload_activations": "offloaded activations", "offload_optimizer": "offloaded optimizer",
+    "micro_batch": "micro-batch", "global_batch": "batch", "length": "sequence",
+    "zero": "ZeRO stage", "narrow": "dtype", "cuda_graphs": "CUDA graphs",
+    "offload_activations": "host activations", "offload_optimizer": "host optimizer",
 }  # fmt: skip
 
 

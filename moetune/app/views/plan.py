@@ -143,7 +143,7 @@ def _compared_parts(answer: WhyNotAnswer) -> tuple[Table, ...]:
         {
             "part": lambda row: row[0],
             "plan": lambda row: Cell.seconds(row[1]),
-            "this one": lambda row: Cell.seconds(row[2]),
+            "asked": lambda row: Cell.seconds(row[2]),
             "more": lambda row: Cell.seconds(row[3]),
             "of the step": lambda row: Cell.share(row[3] / chosen.step_seconds, sign=True),
         },
