@@ -1,5 +1,6 @@
 """What trains: counts of real classes, operations of real models, bytes by hand, public runs."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,11 +12,14 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.app.training import device_prices
+from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError
 from moetune.domain.packing import packing_of, packing_of_mean
+from moetune.domain.profile import Profile
 from moetune.domain.target_rules import target_rules
 from moetune.domain.targets import Target, find_target
 from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.training_document import TrainingInputs
 from moetune.domain.tuning import MODEL_PARTS, TRAINS_ALL, read_tuning
 from moetune.export.peft import modules_of, parameters_of
 from moetune.export.planned import Planned
@@ -28,7 +32,12 @@ from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.step import StepPrices
 from moetune.solve.model.trained import flops_per_token, trained_of
 
-H100 = load_profile_file(bundled_profiles()["h100-x8"])
+
+def profile_of(name: str) -> Profile:
+    return load_profile_file(bundled_profiles()[name])
+
+
+H100 = profile_of("h100-x8")
 ALONE = FoldedLayout(zero=0)
 
 
@@ -171,6 +180,24 @@ def test_frozen_weights_have_no_gradients_and_adapters_few() -> None:
     assert steps[1].parts["optimizer"] < 0.01 * steps[0].parts["optimizer"]
 
 
+@pytest.mark.parametrize(
+    ("profile", "layout", "tokens_per_second", "tflops"),
+    [("h100-x8", {"tp": 2, "pp": 4}, 2643, 735), ("gb300-nvl72", {"dp": 4, "pp": 2}, 7481, 2086)],
+)
+def test_public_runs_of_adapters(
+    profile: str, layout: dict[str, int], tokens_per_second: float, tflops: float
+) -> None:
+    """Megatron-Bridge@067f987, docs/performance-summary-archive.md, LoRA of LLAMA3_70B, FP8."""
+    job = job_of("llama-3-70b", "lora:rank=16,targets=attention", world_size=8, global_batch=32,
+                 dtype="fp8", packing=packing_of_mean(200, 4096))  # fmt: skip
+    target, device = find_target("bridge"), device_prices(profile_of(profile))
+    flops = flops_per_token(job, target)
+    assert flops == pytest.approx(tflops * 1e12 / tokens_per_second, rel=0.01)
+    prices = StepPrices(job=job, device=device, stages=DecoderStages(job.decoder), target=target)
+    step = prices.step(FoldedLayout(vpp=20, **layout))
+    assert 0.75 < step.seconds * tokens_per_second * 8 / job.tokens < 1.33
+
+
 def test_packed_documents_are_attended_alone() -> None:
     lengths = [100, 900, 2500, 4096, 9000, 24, 700]
     cut = [min(size, 4096) for size in lengths]
@@ -259,6 +286,17 @@ def test_what_a_runtime_cannot_train_is_refused_by_name(
 def test_texts_of_what_trains_are_refused(train: str | None, freeze: str | None) -> None:
     with pytest.raises(InputError):
         read_tuning(train, freeze, experts="each")
+
+
+def test_questions_of_stored_plans_are_read_back() -> None:
+    inputs = TrainingInputs(
+        model="m", world_size=1, global_batch=1, seq=4096, dtype="bfloat16", profile="p",
+        target="bridge", memory_limit_bytes=1, packing=packing_of_mean(700, 4096),
+        tuning=read_tuning("qlora:rank=8", None, experts="shared"),
+    )  # fmt: skip
+    text = json.dumps(encode(inputs))
+    assert decode(TrainingInputs, json.loads(text), "inputs") == inputs
+    assert json.dumps(encode(decode(TrainingInputs, json.loads(text), "inputs"))) == text
 
 
 def test_texts_of_what_trains_are_read_back() -> None:
