@@ -71,7 +71,7 @@ def main() -> None:
 if __name__ == "__main__":
     main()
 """
-_DATA = (
+DATA = (
     "DATA is a folder that datasets.load_from_disk reads: rows of input_ids and labels, one for "
     "each sequence. Give the optimizer's rates to training_arguments."
 )
@@ -107,13 +107,9 @@ def peft_export(planned: Planned, arguments: str) -> Export:
     modules = [*modules_of(planned)]
     parameters = [*parameters_of(planned)] if adapters.targets != "attention" else []
     text = _TEXT.format(
-        remarks=remarks(planned, missing, planned.where_to_start, _DATA, *_loading(planned)),
+        remarks=remarks(planned, missing, planned.where_to_start, DATA, *_loading(planned)),
         imports=_imports(is_narrow=is_narrow), rank=adapters.rank, alpha=2 * adapters.rank,
-        model=(
-            f'os.environ.get("MODEL", "{planned.hub_name}")'
-            if planned.hub_name
-            else 'os.environ["MODEL"]  # the folder of its config.json and weights'
-        ),
+        model=model_words(planned),
         modules='"all-linear"' if modules == ["all-linear"] else modules,
         parameters=parameters or None,
         arguments=arguments + (_FOUR_BITS if is_narrow else ""),
@@ -126,12 +122,24 @@ def peft_export(planned: Planned, arguments: str) -> Export:
             "        ddp_find_unused_parameters=False,\n"
         ),
     )  # fmt: skip
+    launch = trainer_launch(planned, _FILE)
+    return Export(text=text, file_name=_FILE, launch=launch, not_expressed=missing)
+
+
+def model_words(planned: Planned) -> str:
+    """Return the expression of the model's name or folder in a program."""
+    if planned.hub_name:
+        return f'os.environ.get("MODEL", "{planned.hub_name}")'
+    return 'os.environ["MODEL"]  # the folder of its config.json and weights'
+
+
+def trainer_launch(planned: Planned, file_name: str) -> str:
+    """Return the command that starts a program, and asks for its data and its model's folder."""
     needed = {"DATA": "a folder of sequences"}
     if not planned.hub_name:
         needed["MODEL"] = "the folder of config.json and weights"
     words = (f'{name}="${{{name}:?set it to {what}}}"' for name, what in needed.items())
-    launch = planned.asks_in_line + " ".join([*words, planned.torchrun, _FILE])
-    return Export(text=text, file_name=_FILE, launch=launch, not_expressed=missing)
+    return planned.asks_in_line + " ".join([*words, planned.torchrun, file_name])
 
 
 def _imports(*, is_narrow: bool) -> str:

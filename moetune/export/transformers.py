@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from moetune.domain.training import TokenDispatcher
 from moetune.export.keys import Setting, size, written
-from moetune.export.peft import FROZEN_NAMES, peft_export
+from moetune.export.peft import DATA, FROZEN_NAMES, model_words, peft_export, trainer_launch
 from moetune.export.planned import Export, Planned, remarks
 
 _IN_FOUR_BITS = frozenset({"gpt_oss"})
@@ -78,10 +78,6 @@ SHARDED: MappingProxyType[str, Mapping[str, str]] = MappingProxyType({
 })  # fmt: skip
 """Modules of families whose names `base_model_fsdp_plan` (`configuration_utils.py`) does not have:
 without them FSDP gathers those parts, or all blocks, for the whole of a step."""
-_DATA = (
-    "DATA is a folder that datasets.load_from_disk reads: rows of input_ids and labels, one for "
-    "each sequence. Give the optimizer's rates to training_arguments."
-)
 
 
 _TEXT = """\
@@ -145,29 +141,21 @@ def transformers_export(planned: Planned) -> Export:
         return peft_export(planned, load_arguments(planned))
     layout, missing = planned.layout, tuple(_not_expressed(planned))
     text = _TEXT.format(
-        remarks=remarks(planned, missing, planned.where_to_start, _DATA),
+        remarks=remarks(planned, missing, planned.where_to_start, DATA),
         imports=load_imports(planned),
         standard="import re\n" if planned.job.tuning.frozen else "",
         arguments=load_arguments(planned),
         sharded=_sharded(planned),
         made="model =" if planned.job.tuning.frozen else "return",
         frozen=_frozen(planned),
-        model=(
-            f'os.environ.get("MODEL", "{planned.hub_name}")'
-            if planned.hub_name
-            else 'os.environ["MODEL"]  # the folder of its config.json and weights'
-        ),
+        model=model_words(planned),
         layout=layout,
         keys=written(DISTRIBUTED, planned),
         num_micro_batches=planned.num_micro_batches,
         is_recomputed="full" in layout.recompute,
         is_cast=layout.dp == 1,  # with replicas FSDP casts
     )
-    needed = {"DATA": "a folder of sequences"}
-    if not planned.hub_name:
-        needed["MODEL"] = "the folder of config.json and weights"
-    words = (f'{name}="${{{name}:?set it to {what}}}"' for name, what in needed.items())
-    launch = planned.asks_in_line + " ".join([*words, planned.torchrun, _FILE])
+    launch = trainer_launch(planned, _FILE)
     return Export(text=text, file_name=_FILE, launch=launch, not_expressed=missing)
 
 
