@@ -334,7 +334,8 @@ class _Check:
             priced: the launch as it is; None where it does not start or does not fit.
         """
         search, pins = self._search(self.facts), self._pins
-        changes = [self._change(best, priced) for best in self._answers(search, pins)]
+        answers = (self._fastest(search, pins.without(group), priced) for group in _GROUPS)
+        changes = [self._change(best, priced) for best in answers if best is not None]
         for name in self._off if priced is not None else ():
             other = self._search({**self.facts, name: True})
             row = other.answer_of(other.price(self.reading.layout))
@@ -344,15 +345,22 @@ class _Check:
         unique = {better.change: better for better in reversed(found)}
         return tuple([*reversed(unique.values())][:MOST_CHANGES])
 
-    def _answers(self, search: FoldedSearch, pins: LayoutRequest) -> Iterator[PricedLayout]:
-        """Yield the best layout that fits with each decision left free, all else pinned."""
-        for group in _GROUPS:
-            try:
-                best = BestLayouts.of(search, pins.without(group)).best()
-            except MoetuneError:
-                continue
-            if search.fits(best.layout):
-                yield best
+    def _fastest(
+        self, search: FoldedSearch, pins: LayoutRequest, priced: PricedLayout | None
+    ) -> PricedLayout | None:
+        """Return the best layout of pins that fits; None where none is worth a change.
+
+        Args:
+            priced: as of `_better`.
+        """
+        try:
+            layouts = BestLayouts.of(search, pins)
+            if priced is not None:
+                return layouts.best_below(priced.step.seconds * (1 - LEAST_SAVED))
+            best = layouts.best()
+        except MoetuneError:
+            return None
+        return best if search.fits(best.layout) else None
 
     def _change(
         self, best: PricedLayout, priced: PricedLayout | None, *facts: str
@@ -373,14 +381,9 @@ class _Check:
         """Return the best layout with the launch's CUDA graphs, and all that can be hidden."""
         off = tuple(name for name in _OFF if not self.facts.get(name, True))
         search = self._search({**self.facts, **dict.fromkeys(off, True)})
-        try:
-            graphs = self.reading.layout.cuda_graphs
-            best = BestLayouts.of(search, LayoutRequest(cuda_graphs=graphs)).best()
-        except MoetuneError:
-            return None
-        if not search.fits(best.layout):
-            return None
-        change = self._change(best, priced, *off)
+        pins = LayoutRequest(cuda_graphs=self.reading.layout.cuda_graphs)
+        best = self._fastest(search, pins, priced)
+        change = None if best is None else self._change(best, priced, *off)
         return None if change is None or change.change in [row.change for row in better] else change
 
     @property

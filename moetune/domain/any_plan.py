@@ -42,9 +42,6 @@ def plan_from_document(document: object, where: str = "") -> AnyPlan:
 def plan_from_json(text: str | bytes, where: str) -> AnyPlan:
     """Return the plan in a JSON text, also in that of the error that a plan without room ends in.
 
-    Args:
-        where: the file's name for an error.
-
     Raises:
         InputError: the text is no JSON or no plan.
     """

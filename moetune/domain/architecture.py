@@ -117,7 +117,6 @@ class Prediction:
 
     Args:
         projection: parameters of the projection of hidden state and next token's embedding.
-        norms: parameters of its norms.
     """
 
     blocks: tuple[Block, ...]
@@ -137,13 +136,10 @@ class Decoder:
     """A decoder-only language model.
 
     Args:
-        blocks: in order.
         norms: parameters of the last norm and of what joins residual streams.
         is_tied: whether the head's matrix is the embedding's.
         embedding_extra: parameters beside the token embedding, such as positions.
         tables: parameters of further tables, of which a token meets a few rows alone.
-        head_biases: biases of the head.
-        predictions: steps of multi-token prediction.
         uncounted: what towers beside the language model are for, such as "vision": they are not
             counted.
         path: absolute path of the configuration, "" for a model that is known by its name.

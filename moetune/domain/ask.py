@@ -45,8 +45,6 @@ class Ask:
     Args:
         kind: of its value: int, float, bool or str.
         parse: reads a text; of a text with a unit that stays one, checks it.
-        label: of a form.
-        words: its help.
         form: of a flag's value, in help; "" for its choices.
         choices: that there are; names that are suggested where others are read, too.
         smallest, largest: of a number; None for no bound above.
@@ -102,11 +100,6 @@ class Ask:
             if self.largest is not None:
                 least = f"from {self.smallest} to {self.largest}"
             raise InputError(f"{self.flag} must be {least}, got {shown(value)}", field=self.name)
-
-    def check_least(self, value: float) -> None:
-        """Raise InputError where a number is below the smallest; it may be above the largest."""
-        if value < self.smallest:
-            self.check(value)
 
     def _refuse(self, value: object) -> NoReturn:
         what = f"{self.flag} must be one of {', '.join(map(str, self.choices))}"

@@ -37,8 +37,6 @@ class GroupedQueryAttention:
         chunk: tokens of a chunk that attends to itself alone, None for all.
         gate_width: outputs of a projection that gates the attention's output, 0 for none.
         qkv_biases, out_biases: biases of the projections, counted.
-        norm_parameters: of the norms of queries and keys.
-        num_sinks: learned attention sinks.
         has_value_projection: False where the keys are the values, too.
         indexer: selects each token's keys; None where it reads all of them.
 
@@ -125,7 +123,6 @@ class Indexer:
     Args:
         rank: width that its queries are projected from.
         top_k: keys that it selects for a token.
-        norm_parameters: of the norm of its keys.
         has_weights: whether heads' scores are added with weights of each token.
     """
 
@@ -164,10 +161,7 @@ class LatentAttention:
         indexer: selects each token's keys; None where a token reads all earlier ones, or those
             that an earlier block's indexer selected.
         top_keys: how many an earlier block's indexer selected.
-        biases: of the projections, counted.
         norm_parameters: more than the norms of the two latent vectors.
-        gate_width: outputs of a projection that gates the attention's output, 0 for none.
-        window: tokens of a sliding window, None for all.
 
     Raises:
         InputError: a size below 1.
@@ -261,7 +255,6 @@ class CompressedAttention:
     Args:
         rate: tokens that are compressed into one entry, 0 for the window alone.
         indexer: selects among the entries; None where a token reads all of them.
-        out_groups, out_rank: of the low-rank output projection.
 
     Raises:
         InputError: a size below 1.

@@ -13,11 +13,7 @@ FEWEST_PLACES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunks:
-    """Model states in chunks (Elixir).
-
-    Args:
-        num_parameters: of the whole model.
-    """
+    """Model states in chunks (Elixir)."""
 
     chunk_bytes: int
     cache_bytes: int
@@ -52,7 +48,6 @@ class ChunkGroup:
     Args:
         ranks: number of ranks with replicas of them, over which the chunk's states are sharded.
         label: distinguishes groups of equally many ranks.
-        is_trainable: whether they get gradients.
     """
 
     dtype: str

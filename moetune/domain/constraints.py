@@ -101,7 +101,6 @@ class Constraints:
     Args:
         sequence_parallel: ranks of a tensor-parallel group have a shard of the tokens each.
         memory_taken_bytes: part of the memory limit that the rest of the model takes.
-        allow_modelled: accept estimates for what was not measured.
         routing: text of a `LayerRouting`; "" for balanced.
         expert_placement: "planned" by the loads of the routing, or the "natural" order.
         expert_kernel: None for the fastest that was measured.

@@ -28,9 +28,6 @@ class GemmKey(NamedTuple):
     """GEMMs of `num_experts` experts, over the rows of one expert.
 
     With the sizes of the default they are over multiply-accumulates.
-
-    Args:
-        kernel: as of `GemmPoint`.
     """
 
     dtype: str
@@ -65,12 +62,7 @@ class RowsKey(NamedTuple):
 
 
 class CollectiveKey(NamedTuple):
-    """A collective, over the input bytes of one rank.
-
-    Args:
-        num_nodes: that the ranks are spread over evenly; 0 for consecutive ranks.
-        in_flight: issued at once.
-    """
+    """A collective, over the input bytes of one rank."""
 
     op: CollectiveOp
     group_size: int
@@ -109,11 +101,7 @@ class CopyKey(NamedTuple):
 
 
 class AttentionKey(NamedTuple):
-    """Causal self-attention without its projections, over sequences.
-
-    Args:
-        backward: the gradients of query, key and value instead.
-    """
+    """Causal self-attention without its projections, over sequences."""
 
     dtype: str
     length: int

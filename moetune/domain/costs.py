@@ -120,11 +120,7 @@ class Costs(Protocol):
         ...
 
     def step_errors(self, key: LayerKey, *, tokens: int) -> "StepErrors":
-        """Return by how much steps of a layer differ from the sum of their operations.
-
-        Args:
-            tokens: of one step on one rank.
-        """
+        """Return by how much steps of a layer differ from the sum of their operations."""
         ...
 
 

@@ -64,7 +64,6 @@ class ErrorDocument:
 
     Args:
         hint: the next step; empty where there is none.
-        exit_code: of the command.
         plan: the document of a plan that does not fit; absent with other errors.
     """
 
@@ -128,7 +127,6 @@ def decode_schema(
     """Return the dataclass in a file's plain values, in a schema that this moetune reads.
 
     Args:
-        where: what the document is called in an error.
         hint: what to do with a document in another schema.
 
     Raises:

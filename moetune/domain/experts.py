@@ -61,7 +61,6 @@ class DenseFfn:
 
     Args:
         function: activation as the configuration names it.
-        biases: counted.
     """
 
     d_model: int
@@ -115,7 +114,6 @@ class Router:
         has_bias: whether a bias of each expert balances the choice (it is a buffer or a
             parameter of one number an expert).
         is_normalized: whether the chosen weights are divided by their sum.
-        parameters: of its projection and biases.
     """
 
     score: RouterScore
@@ -131,8 +129,6 @@ class RoutedExperts:
     """Experts of which a router chooses some for each token, and shared ones for all tokens.
 
     Args:
-        d_hidden: width of one expert.
-        biases: of one expert, counted.
         latent: width of the tokens that experts receive, where a projection shrinks them before
             the dispatch and another widens them after the combine; None for `d_model`.
         num_zero_experts: experts that return their input, which cost nothing.

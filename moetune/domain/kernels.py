@@ -29,9 +29,7 @@ class RuntimeKernels:
     that are read or written more often, those in float32 counted twice.
 
     Args:
-        source: of the counts.
         norm: of a norm's tokens, its residual sum among them.
-        rotary: of queries and keys.
         activation: of a gated activation's results.
         rows: of the rows of experts, in order and back, weighted and summed.
         has_flash2: whether attention on Hopper is FlashAttention-2: 1.75 and 1.6 times the seconds

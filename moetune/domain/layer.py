@@ -63,8 +63,6 @@ class LayerKey:
 
     Args:
         num_ranks: ranks that share the layer's experts, not all that a plan is for.
-        dtype: of the experts' computation, as torch names it.
-        sequence_parallel: with "tensor", whether each rank has only a shard of the tokens.
     """
 
     layer: LayerShape

@@ -22,8 +22,6 @@ class Transformer:
     Args:
         moe: the MoE layer; dense FFNs have the width and activation of one expert. In a dense
             model it has a single expert: the FFN.
-        num_layers: blocks.
-        length: tokens of a sequence.
         moe_every: 1 for experts in every block, 2 for the 2nd, 4th and so on; 0 for a dense model.
 
     Raises:
@@ -145,7 +143,6 @@ class Model:
 
     Args:
         num_experts: of the layer; None where they grow with the ranks.
-        experts_per_rank: where `num_experts` is None.
         tokens_per_rank: of one step in the source, the default of a request.
     """
 

@@ -63,13 +63,6 @@ class OperationTimes:
             )
 
 
-def transfer_of(workload: Workload) -> OperationName:
-    """Return the collective that each chunk of the workload waits for."""
-    if workload.expert_parallel == "all_to_all":
-        return "all_to_all"
-    return "reduce_scatter" if workload.gathers else "all_reduce"
-
-
 def operations_of(workload: Workload, decision: Decision) -> tuple[Operation, ...]:
     """Return the transfer and the experts of both phases' chunks; of one rank the experts alone.
 
@@ -83,11 +76,12 @@ def operations_of(workload: Workload, decision: Decision) -> tuple[Operation, ..
     payload_bytes = payload_rows * workload.layer.d_model * dtype_bytes(workload.dtype)
     # Experts of a tensor-parallel group share the pairs of the tokens that all ranks have.
     macs = workload.macs if is_dispatched else workload.macs / workload.world_size
+    name: OperationName = "reduce_scatter" if workload.gathers else "all_reduce"
+    name = "all_to_all" if is_dispatched else name
     operations, degree = [], decision.degree
     for phase in PHASES:
         if workload.world_size > 1:
             size = max(1, round(payload_bytes / degree))
-            name = transfer_of(workload)
             operations.append(Operation(name=name, phase=phase, size=size, degree=degree))
         size = max(1, round(macs / degree))
         operations.append(Operation(name="experts", phase=phase, size=size, degree=degree))

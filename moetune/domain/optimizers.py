@@ -35,9 +35,7 @@ class Optimizer:
         gradient_bytes: of the buffer that gradients of micro-batches are added up in.
         master_bytes: of the copy that updates are added to, besides the parameter.
         moment_bytes: of both moments.
-        parameter_bytes: of the parameter that it updates.
         step_bytes: of the copy of a gradient that a step makes.
-        is_precision_aware: whether it is Megatron-Core's precision-aware optimizer.
         adam_bytes: more, of parameters that are no matrices of blocks: those are Adam's.
     """
 

@@ -41,8 +41,6 @@ class PlacementChoice(LayerPlacement):
 
     Args:
         natural_step_seconds: predicted step of the natural order; None where it does not fit.
-        placed_step_seconds: predicted step of the placement.
-        why: the reason for the one or the other.
     """
 
     natural_step_seconds: float | None
@@ -64,7 +62,6 @@ class ModelPlacement:
         natural_step_seconds: predicted step of the best layout in the natural order; None where
             none fits.
         placed_step_seconds: of the best layout with placed experts; None where none was tried.
-        why: the reason for the one or the other.
     """
 
     layers: tuple[LayerPlacement, ...]

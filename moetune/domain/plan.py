@@ -102,7 +102,6 @@ class Predicted:
         sequential_forward_seconds, sequential_backward_seconds: the same in one chunk.
         overhead_seconds: gate and permutation, 0 where the profile has not measured them.
         model_flops_per_second_per_device: see `Throughput`; None in older plans.
-        mfu: its share of the data sheet's peak; None where that is not known.
 
     Raises:
         InputError: a time is below 0.
@@ -152,12 +151,7 @@ class Alternative(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Confidence in the choice, the resource that binds it, and the reason for it.
-
-    Args:
-        probability_best: share of the bootstrap fits in which no other choice is better.
-        expected_regret: mean relative loss over those fits.
-    """
+    """Confidence in the choice, the resource that binds it, and the reason for it."""
 
     probability_best: float
     expected_regret: float
@@ -306,10 +300,7 @@ class Plan:
 
     def observed_throughput(self, tokens_per_rank: int, seconds: float) -> Throughput | None:
         """Return the throughput of an observed step of the layer; None for a step of no time."""
-        times, peak = self.predicted, None
-        if times.model_flops_per_second_per_device is not None:
-            flops = times.model_flops_per_second_per_device
-            peak = Throughput(flops_per_second=flops, mfu=times.mfu).peak_flops_per_second
+        peak = None if self.throughput is None else self.throughput.peak_flops_per_second
         workload = replace(self.workload, tokens_per_rank=tokens_per_rank)
         return rate(layer_flops(workload), seconds, peak)
 
@@ -353,15 +344,10 @@ class Plan:
         """Return the plan, which is of a layer."""
         return self
 
-    def as_model(self, where: str = "") -> NoReturn:
-        """Raise InputError: a whole model's plan is wanted.
-
-        Args:
-            where: the plan's file; "" for its id.
-        """
+    def as_model(self) -> NoReturn:
+        """Raise InputError: a whole model's plan is wanted."""
         raise InputError(
-            f"{where or f'plan {self.id[:6]}'} is the plan of a layer, and a whole model's is "
-            "wanted here",
+            f"plan {self.id[:6]} is the plan of a layer, and a whole model's is wanted here",
             f"moetune.open_planbook reads it as it is; for a layout, {MAKE_ONE}",
         )
 

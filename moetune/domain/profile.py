@@ -104,12 +104,7 @@ class GemmLine(_AlphaBeta):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveLine(_AlphaBeta):
-    """α–β line of one collective over one group size, per input byte of one rank.
-
-    Args:
-        in_flight: 1 when issued alone, more when that many are issued at once.
-        num_nodes: nodes that the ranks are spread over evenly; 0 for consecutive ranks.
-    """
+    """α–β line of one collective over one group size, per input byte of one rank."""
 
     op: CollectiveOp
     group_size: int
@@ -201,7 +196,6 @@ class Profile:
     Args:
         steps: of layers, measured beside their operations.
         rows: memory-bound operations of published profiles; measured ones have samples instead.
-        samples: the raw measurements of a measured profile.
         tables: what others measured or a rule derives, where there are no samples.
         network: the rule for groups of ranks that neither has; None for no such groups.
     """

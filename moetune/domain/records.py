@@ -35,11 +35,7 @@ class Stored(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """One measuring run, or one imported profile.
-
-    Args:
-        created_at: UTC, ISO 8601.
-    """
+    """One measuring run, or one imported profile."""
 
     id: int
     name: str
@@ -74,13 +70,7 @@ class MachineInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitInfo:
-    """One fit: a profile as it was saved at one time.
-
-    Args:
-        profile: its name.
-        num_samples: samples that it was fitted to.
-        created_at: UTC, ISO 8601.
-    """
+    """One fit: a profile as it was saved at one time."""
 
     id: int
     profile: str
@@ -107,7 +97,6 @@ class Observation:
         source: who measured ("verify", "quickstart", "training", "search").
         operations: times of the steps' operations; empty where they were not observed.
         device_id: of the machine, see `Fingerprint`; "" where the sender does not know it.
-        strategy: None for the plan's.
 
     Raises:
         InputError: a count below 1, no times, or one that is negative or not finite.
@@ -157,7 +146,6 @@ class Settled:
 
     Args:
         plan_id: the plan whose answer the search began with.
-        hardware_id: of the machine that trained.
         memory_reuse: the strategy that the layer was pinned to, None where it was free.
         tokens_per_rank: the group's agreed number.
         seconds: raw times of one call's pipelined part, forward and backward, step by step.

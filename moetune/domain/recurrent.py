@@ -65,18 +65,13 @@ class GatedDeltaNet:
         direct = 2 * keys + 2 * values + self.gate_width + self.num_head_gates
         inputs = self.d_model * (1 if self.gate_width else 2)
         low_rank = self.gate_rank * (inputs + self._low_rank_outputs)
-        return self.d_model * direct + low_rank + self._convolution
+        return self.d_model * direct + low_rank + self.kernel * (2 * keys + values)
 
     @property
     def _low_rank_outputs(self) -> int:
         """Outputs of the decay's projection, and of the gate's where it is of low rank."""
         gate = 0 if self.gate_width else self.num_value_heads * self.value_dim
         return self.num_key_heads * self.key_dim + gate
-
-    @property
-    def _convolution(self) -> int:
-        channels = 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
-        return self.kernel * channels
 
     @property
     def parameters(self) -> int:
@@ -94,7 +89,6 @@ class StateSpace:
     """Mamba-2 mixer, or Mamba-1 where `rank` is given.
 
     Args:
-        d_inner: width of the inner tokens.
         d_state: elements of a channel's state.
         num_groups: groups that share B and C.
         num_heads: heads with a time step; 0 for Mamba-1.
@@ -155,12 +149,7 @@ class StateSpace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearAttention:
-    """Linear attention with a decay a head (lightning attention): states of key by value width.
-
-    Args:
-        gate_width: outputs of the projection that gates the output.
-        num_kv_heads: heads of keys and values.
-    """
+    """Linear attention with a decay a head (lightning attention): states of key by value width."""
 
     d_model: int
     num_heads: int
@@ -206,11 +195,7 @@ class LinearAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConvolution:
-    """Gated short convolution over a few tokens (LFM2).
-
-    Args:
-        biases: of projections and convolution, counted.
-    """
+    """Gated short convolution over a few tokens (LFM2)."""
 
     d_model: int
     kernel: int

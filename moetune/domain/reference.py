@@ -62,12 +62,7 @@ class GemmTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTable:
-    """One collective over one group: rows of (input bytes of one rank, seconds).
-
-    Args:
-        source, spread: as of `GemmTable`.
-        num_nodes: nodes that the ranks are spread over evenly; 0 for consecutive ranks.
-    """
+    """One collective over one group: rows of (input bytes of one rank, seconds)."""
 
     kind: Literal["collective"] = "collective"
     label: Label
@@ -90,7 +85,6 @@ class DispatcherTable:
     """One phase of a library that exchanges tokens: rows of (bytes of one rank, seconds).
 
     Args:
-        source, spread: as of `GemmTable`.
         dispatcher: the library's name ("deepep").
         num_sms: multiprocessors that it takes from computation.
         points: a rank's bytes are those of its tokens, once for each rank that they reach.
@@ -131,7 +125,6 @@ class Network:
         most_nodes: that the loss was seen with; more lose as many.
         posted_chunk_seconds: of a chunk of tokens that DeepEP sends to another node, where a thread
             of the host posts it (EFA); 0 where GPUs post their own.
-        source: of the numbers.
         spread: as of `GemmTable`, of what the rule predicts.
     """
 

@@ -79,8 +79,9 @@ class PlanInputs:
 
     @property
     def pinned(self) -> Constraints:
-        """The constraints, typed."""
-        return recorded_constraints(self.constraints)
+        """The constraints, typed, without those of a newer moetune."""
+        read = {flag: text for flag, text in self.constraints.items() if flag in CONSTRAINTS}
+        return decode_constraints(read)
 
     @property
     def expert_parallel(self) -> ExpertParallel:
@@ -90,12 +91,7 @@ class PlanInputs:
     def workload(
         self, layout: Layout, placement: tuple[int, ...] = (), kernel: KernelName = ""
     ) -> Workload:
-        """Return one layer, on the ranks that share its experts.
-
-        Args:
-            placement: expert of each place; empty for the natural order.
-            kernel: as of `Workload`.
-        """
+        """Return one layer, on the ranks that share its experts."""
         return Workload(
             layer=self.layer,
             world_size=layout.expert_ranks,
@@ -134,11 +130,6 @@ def decode_constraints(texts: Mapping[str, str]) -> Constraints:
     return Constraints(bounds=Bounds(**bounds), **values)
 
 
-def recorded_constraints(texts: Mapping[str, str]) -> Constraints:
-    """Return the constraints of a plan file, without those of a newer moetune."""
-    return decode_constraints({flag: text for flag, text in texts.items() if flag in CONSTRAINTS})
-
-
 def constraint_values(constraints: Constraints) -> Iterator[tuple[str, object]]:
     """Yield the constraints and bounds by flag name."""
     for flag, name in CONSTRAINTS.items():
@@ -158,7 +149,8 @@ def _value(flag: str, text: str) -> Any:  # noqa: ANN401 - of any kind
         return ask.read(text)
     if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
         raise InputError(f"--{flag} must be a whole number, as a text, got {shown(text)}")
-    ask.check_least(int(text))  # a plan of before may have more than is taken now
+    if int(text) < ask.smallest:  # a plan of before may have more than is taken now
+        ask.check(int(text))
     return int(text)
 
 

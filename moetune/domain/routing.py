@@ -105,9 +105,6 @@ class ExpertLoads:
     ) -> tuple[float, ...]:
         """Return the shares of the fullest rank's rows that its experts have, 1 in all.
 
-        Args:
-            experts: as of `skew_in_order`.
-
         Returns:
             Descending; empty for balanced loads. Of a law, the means over seeded placements.
         """
@@ -176,9 +173,6 @@ class LayerRouting:
     ) -> "RankSkew":
         """Return how full the fullest of so many ranks is.
 
-        Args:
-            experts: of each place; empty for the natural order.
-
         Raises:
             InputError: the loads are of another number of experts.
         """
@@ -207,6 +201,7 @@ EVEN = RankSkew()
 BALANCED, NATURAL = ExpertLoads(), ExpertLoads(name="natural")
 
 
+@cache
 def natural_loads(num_experts: int) -> tuple[float, ...]:
     """Return the loads of natural routing: the quantiles of a power law.
 

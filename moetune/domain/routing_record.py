@@ -23,13 +23,21 @@ SCHEMA: Literal["moetune.routing/1"] = "moetune.routing/1"
 MODEL_SCHEMA: Literal["moetune.model-routing/1"] = "moetune.model-routing/1"
 
 
+class _Record:
+    __slots__ = ()
+
+    @property
+    def text(self) -> str:
+        """The file's JSON text."""
+        return json.dumps(encode(self), indent=2) + "\n"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoutingRecord:
+class RoutingRecord(_Record):
     """Rows of a layer's recorded steps.
 
     Args:
         loads: rows of each expert, of all ranks and steps.
-        num_ranks: of the expert-parallel group.
         num_steps: newest ones, of which the quantiles are; the loads are of all steps.
         fullest_p50, fullest_p99: quantiles over the steps of the fullest rank's rows, over the
             mean of the ranks, with the experts where the layer had them.
@@ -59,17 +67,8 @@ class RoutingRecord:
         if not 1 - 1e-9 <= self.fullest_p50 <= self.fullest_p99 <= self.num_ranks * (1 + 1e-9):
             raise InputError("the fullest rank has from 1 to num_ranks times the mean rows")
 
-    @property
-    def text(self) -> str:
-        """The file's JSON text."""
-        return json.dumps(encode(self), indent=2) + "\n"
-
     def in_order_of(self, experts: Sequence[int]) -> "RoutingRecord":
-        """Return the record of experts whose loads were counted by place.
-
-        Args:
-            experts: of each place; empty for the natural order.
-        """
+        """Return the record of experts whose loads were counted by place."""
         if not experts:
             return self
         return replace(self, loads=tuple(self.loads[place] for place in places_of(experts)))
@@ -80,7 +79,7 @@ class RoutingRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRoutingRecord:
+class ModelRoutingRecord(_Record):
     """Records of all layers of experts of a model, in their order.
 
     Raises:
@@ -93,11 +92,6 @@ class ModelRoutingRecord:
     def __post_init__(self) -> None:
         if not self.layers:
             raise InputError("a record of a model's routing must have a layer of experts")
-
-    @property
-    def text(self) -> str:
-        """The file's JSON text."""
-        return json.dumps(encode(self), indent=2) + "\n"
 
 
 def record_of(
@@ -149,9 +143,7 @@ class RecordedLayer:
     """Routing of one layer.
 
     Args:
-        loads: of each of its experts.
         spread: of the steps, as in `LayerRouting`.
-        top_k: experts that a token reaches.
     """
 
     loads: ExpertLoads
@@ -170,11 +162,7 @@ class RecordedLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedLayers(Tables):
-    """Routing of a model's layers of experts, in their order.
-
-    Args:
-        name: of the record's file.
-    """
+    """Routing of a model's layers of experts, in their order."""
 
     name: str
     layers: tuple[RecordedLayer, ...]

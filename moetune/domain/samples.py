@@ -295,9 +295,6 @@ def undisturbed(visits: Sequence[Sample]) -> tuple[Sample, ...]:
     medians, rounded up: what disturbs a machine makes it slower, so half of the visits may be
     disturbed and the result is that of the others. Without any disturbance the median of their
     times is the lower quartile of all: 0.7 standard deviations of a visit's median too short.
-
-    Args:
-        visits: with times.
     """
     clean = [visit for visit in visits if not visit.marks] or list(visits)
     if len(clean) == 1:
@@ -312,10 +309,8 @@ class StepRecord:
     """A step of a layer as it was measured, beside the sum of its operations.
 
     Args:
-        degree: chunks forward and backward.
         chunks_seconds: of both phases, predicted from the profile's operations.
         overhead_seconds: around them, predicted.
-        measured_seconds: of the step.
     """
 
     workload: Workload

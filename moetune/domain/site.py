@@ -32,7 +32,6 @@ class Site:
             NVL72, 4 on nodes of four GH200; 0 without NVLink.
         num_nics: network cards of one host; 0 where the machine has no network.
         nic_bytes_per_second: one device's share of them, one way; 0 without a network.
-        host_memory_bytes: of one host.
     """
 
     vendor: Vendor | None

@@ -32,7 +32,6 @@ class Spelling:
 
     Args:
         key, constraint: templates with `{}` for the key of an input and for a constraint's flag.
-        names: names that are written otherwise.
     """
 
     key: str = "{}"

@@ -211,11 +211,7 @@ def model_rules(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
 def target_rules(
     layout: FoldedLayout, target: Target, job: TrainingJob, site: Site | None = None
 ) -> Iterator[BrokenRule]:
-    """Yield what of a layout of a job the runtime cannot run.
-
-    Args:
-        site: the machine; None where it is not known, and rules that need it are not asked.
-    """
+    """Yield what of a layout of a job the runtime cannot run."""
     yield from layout_rules(layout, target, site, zero=target.zeros(job.tuning))
     asked = Asked(target=target, layout=layout, job=job, site=site)
     yield from refused(FAMILIES, asked)

@@ -77,7 +77,6 @@ class Target:
         largest: of sizes that it bounds: {"vpp": 1} has no interleaved stages.
         zero_with_pp: highest ZeRO stage beside pipeline stages.
         zero_with_tp: highest ZeRO stage beside tensor parallelism.
-        tp_dispatchers: that go with tensor parallelism.
         zero_with_split: highest ZeRO stage beside schedules that split the backward pass.
         schedules: of pipelines; where there are none, pp is 1.
         splits_recomputed: whether schedules that split the backward pass go with recomputation.
@@ -85,7 +84,6 @@ class Target:
         overlap_hidden: share of the shorter of computation and exchanges that overlap hides.
         hides_gradients: whether passes hide collectives of gradients and parameters.
         launches: factor on the host's time to launch a block's kernels in Megatron-Core.
-        kernels: beside fused ones.
         optimizers: that it has, the one of its own default recipe first.
         adam: what the optimizer of that name keeps.
         logit_bytes: of one logit at the loss; 6 are one in bfloat16 and a copy in float32 that its
@@ -111,7 +109,6 @@ class Target:
         kernels_per_expert: that both passes launch for each expert of a rank one by one, in
             bfloat16 and in 8 bits: two layers of three GEMMs; rounding of inputs and gradients
             and the order of scales for each of them. 0 where grouped kernels do all at once.
-        kept_by_experts: for the backward pass.
         shared_beside: whether shared experts that no tensor parallelism cuts run beside the first
             dispatch of a layer, and their backward pass beside its last combine, whatever the
             overlap.

@@ -15,7 +15,6 @@ class PhaseTerms:
             sequence shards.
         transfer_seconds: one chunk's dispatch, which is also its combine; in tensor parallelism
             its all-reduce or reduce-scatter.
-        compute_seconds: one chunk's experts.
         total_transfer_seconds: all transfers of the phase, undisturbed.
         total_compute_seconds: all experts, undisturbed.
         exposed_communication_seconds: time of the phase beyond its experts'.
@@ -41,9 +40,7 @@ class StrategyTerms:
 
     Args:
         needed_bytes: on the device: states, activations and buffers, by MPipeMoE Eq. 1 to 6.
-        peak_bytes: of a step as the layer runs it, which limits hold for.
         host_bytes: activations that wait in host memory.
-        paper_seconds: MPipeMoE's Eq. 10.
         is_paper_choice: whether Eq. 10 would take it, among those that reuse memory.
         lost_because: empty for the plan's own.
     """

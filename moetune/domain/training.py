@@ -113,10 +113,8 @@ class FoldedLayout:
         cp: ranks that share a sequence.
         tp: tensor-parallel ranks of attention and dense FFNs, which also share the sequence
             between them (sequence parallelism).
-        pp: pipeline ranks.
         vpp: stages of one pipeline rank.
         ep, etp: ranks that share the experts, and the width of one of them.
-        micro_batch: sequences of a micro-batch.
         recompute: modules whose activations are computed again in the backward pass.
         zero: what replicas shard: 0 nothing, 1 optimizer states, 2 gradients too, 3 all.
         cuda_graphs: full ones need static shapes, so that experts take a bounded number of rows.

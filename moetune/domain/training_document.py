@@ -28,14 +28,9 @@ class TrainingInputs:
     """The question of a training plan.
 
     Args:
-        global_batch: sequences of a step, of `seq` tokens each.
-        target: name of the runtime.
         target_version: of the runtime; "" where it has none, and in plans of before versions were
             told apart, which are of the only one that there was.
-        memory_limit_bytes: usable memory of a device.
         model_path: the configuration that the model was read from; "" for a name.
-        leaves_room: whether memory has room for natural routing beside balanced one.
-        tuning: what of the model trains.
         packing: of documents into sequences; None where each has a single one.
     """
 
@@ -85,7 +80,6 @@ class TrainingStep:
         parts: seconds on the slowest pipeline rank, by name.
         mean_parts: the same on the mean of the pipeline ranks; empty without a pipeline, and in
             older plans.
-        mfu: share of the device's peak; None where no peak is known.
         saved_by_overlap_seconds: as against no overlap.
         saved_by_graphs_seconds: of CUDA graphs, as against none.
         hidden_by_shared_experts_seconds: of exchanges on that rank, whatever the overlap.
@@ -157,8 +151,6 @@ class PlanOrigin:
     """Where a plan's numbers come from.
 
     Args:
-        provenance: of the profile.
-        device: of the profile's machine.
         public_ratios: measured over predicted seconds of public runs, between which nine of ten
             are (docs/results/public-runs.md).
     """
@@ -174,7 +166,6 @@ class Saving:
 
     Args:
         change: the flag with its value; "" for the question without any pin.
-        layout: its sizes, in words.
         peak_bytes: of a device; above the limit it needs more memory than there is.
     """
 
@@ -191,12 +182,10 @@ class TrainingDocument:
     Args:
         layout, predicted, memory: the chosen one's; `alternatives` are the next ones.
         trust: the least in any number behind the choice.
-        profile_quality: None where the profile says nothing of its errors, and in older plans.
         front: the fastest layout for each memory, least first; empty where not asked for.
         placement: of experts, by a record of the layers' routing; None without one.
         chunks: in which moetune.shard keeps the states; None where replicas do not shard all of
             them, or are several ranks, and for other runtimes.
-        origin: of the numbers; None in older plans.
         savings: of single flags, the shortest step first.
         free: the best layout without pins, where it is faster.
         trained: how many parameters train; None where all do.
@@ -304,7 +293,7 @@ class TrainingDocument:
             "of your own machine measure it with `moetune profile`, and plan with that --profile",
         )
 
-    def as_model(self, where: str = "") -> "TrainingDocument":  # noqa: ARG002 - the other kind's
+    def as_model(self) -> "TrainingDocument":
         """Return the plan, which is of a whole model."""
         return self
 

@@ -133,15 +133,9 @@ def _nearest_flight(wanted: int, numbers: Sequence[int]) -> tuple[int, Trust]:
     """
     if wanted in numbers:
         return wanted, "measured"
-    several = [number for number in numbers if number > 1]
-    if wanted > 1 and several:
-        return _nearest(wanted, several), "interpolated"
-    return _nearest(wanted, numbers), "extrapolated"
-
-
-def _nearest(wanted: int, numbers: Sequence[int]) -> int:
-    """Return the known number nearest in ratio, the smaller of two as near."""
-    return min(numbers, key=lambda number: (abs(math.log(number / wanted)), number))
+    several = [number for number in numbers if number > 1 and wanted > 1]
+    nearest = min(several or numbers, key=lambda number: (abs(math.log(number / wanted)), number))
+    return nearest, "interpolated" if several else "extrapolated"
 
 
 _RINGS = ("all_gather", "reduce_scatter")

@@ -63,11 +63,8 @@ class ProfileCosts:
     def seconds(self, key: CostKey, size: float) -> Estimate:
         """Return the time of an operation at a size, or at an array of them; 0 in a group of one.
 
-        What stands in for an operation that was not measured is told by `fit.operations`.
-
         Raises:
-            ProfileError: it was not measured, and nothing stands in; the text names the command
-                that measures it.
+            ProfileError: it was not measured, and nothing stands in (`fit.operations`).
         """
         if isinstance(key, CollectiveKey) and key.group_size == 1:
             return _FREE

@@ -220,7 +220,6 @@ class Curve:
 
         Args:
             factors: shape (curves, 1).
-            deviates: of the curves.
         """
         pieces = self.pieces
         if pieces is not None:
@@ -300,9 +299,7 @@ def curve_through(
         sizes: at least one, positive, distinct and ascending; of all curves, or a row for each.
         seconds: positive, one for each size; a row for each curve.
         alpha_seconds: start-up time of the fitted line; of many curves, shape (curves, 1).
-        least_seconds_per_size: no time between the points is below this rate's.
         growth_seconds: for each size above the largest; by default its rate is held.
-        deviates: as of `Curve`.
     """
     points = np.atleast_2d(np.asarray(sizes, float))
     monotone, logs = never_falling(np.atleast_2d(np.asarray(seconds, float)))
@@ -353,15 +350,10 @@ def interpolation_errors(
     times that fall as the size grows, half of that fall. A single point has no error.
     """
     if len(sizes) == 2:  # noqa: PLR2004 - a line has two ends
-        return [_error_between(sizes, seconds)]
+        fall = (seconds[0] / seconds[1] - 1) / 2
+        return [fall if fall > 0 else LINE_ERROR * math.log(sizes[1] / sizes[0])]
     errors = left_out_errors(sizes=sizes, seconds=seconds, alpha_seconds=alpha_seconds)
     return [SPACING_SHARE * abs(error) for error in errors.values()]
-
-
-def _error_between(sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    if seconds[1] < seconds[0]:
-        return (seconds[0] / seconds[1] - 1) / 2
-    return LINE_ERROR * math.log(sizes[1] / sizes[0])
 
 
 def left_out_errors(

@@ -74,9 +74,6 @@ def below_smallest(
     The time lies between one that keeps the curve's exponent at its start and that of the
     smallest size; both are ends of the 90 % interval. From a single point it may fall in
     proportion to the size.
-
-    Args:
-        sizes, seconds, size: as of `above_largest`.
     """
     exponent = _exponent(sizes[..., :2], seconds[..., :2], single=1.0)
     with np.errstate(divide="ignore"):

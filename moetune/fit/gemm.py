@@ -47,8 +47,12 @@ class Roofline(NamedTuple):
 
     def seconds(self, shape: Shape, rows: Floats) -> Floats:
         """Return the time of a shape at each number of rows."""
-        macs, elements = work_of(np.asarray([shape], float), rows)
-        seconds: Floats = (self.start + self.compute * macs + self.traffic * elements)[0]
+        seconds: Floats = self.of_work(*work_of(np.asarray([shape], float), rows))[0]
+        return seconds
+
+    def of_work(self, macs: Floats, elements: Floats) -> Floats:
+        """Return the times of so many MACs and elements moved, of their shape."""
+        seconds: Floats = self.start + self.compute * macs + self.traffic * elements
         return seconds
 
 
@@ -76,11 +80,7 @@ class Table:
 
 
 def table_of(shapes: Mapping[Shape, Series], alpha_seconds: float) -> Table:
-    """Return the table of the measured shapes.
-
-    Args:
-        alpha_seconds: start-up time of their line.
-    """
+    """Return the table of the measured shapes."""
     rows = np.array(sorted({size for series in shapes.values() for size in series.sizes}))
     curves, sizes = [*shapes.values()], np.array(list(shapes), float)
     seconds = np.concatenate(
@@ -312,10 +312,7 @@ class Surface(Tables):
         """
         table, roofline, sizes = self._table, self._roofline(use), np.asarray(shape, float)
         [macs], _ = work_of(sizes[None], table.rows)
-        modelled = (
-            roofline.start + roofline.compute * table.macs + roofline.traffic * table.elements
-        )
-        correction = np.log(table.seconds / modelled)
+        correction = np.log(table.seconds / roofline.of_work(table.macs, table.elements))
         octaves = (np.log2(table.shapes / sizes) ** 2).sum(axis=1)
         with np.errstate(divide="ignore"):  # of a shape itself, which is left out
             near = 1 / np.square(octaves[:, None] + table.octaves_outside)

@@ -25,10 +25,6 @@ class Points:
     """Measured points of one operation, and the other inputs of its curve.
 
     Args:
-        label: the same for the same operation in every run: it seeds random draws.
-        family: name of the operations that share one systematic error.
-        alpha_seconds: start-up time of the fitted line.
-        relative_error: typical error of a prediction.
         origin: of the points that are no samples; None where all are.
     """
 
@@ -61,7 +57,6 @@ class Source:
         stretch: its size for one of the wanted operation's.
         cap: most that a prediction from it can be trusted.
         spread: error of what stands in, a standard deviation of a logarithm.
-        stand_in: name of what stands in; "" for the operation itself.
     """
 
     key: CostKey
@@ -146,7 +141,7 @@ class ProfileIndex(Tables):
         if series is None:
             return None
         origin = self.pool.origins.get(key)
-        if origin is not None and not origin.has_samples:
+        if origin is not None and origin.low > origin.high:  # no times of the machine itself
             series = surface.completed(key.shape)
         return Points(
             label=f"{surface.family} {key.shape}",

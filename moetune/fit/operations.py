@@ -63,11 +63,7 @@ class Curves:
                 return basis
 
     def factors(self, label: str, spread: float) -> Floats:  # noqa: ARG002 - draws differ
-        """Return what multiplies the times of what has that error besides, shape (curves, 1).
-
-        Args:
-            label: of the error's cause.
-        """
+        """Return what multiplies the times of what has that error besides, shape (curves, 1)."""
         return _ONE
 
 
@@ -77,10 +73,8 @@ class Predictor:
 
     Args:
         key: the operation, as doubts about it name it; None where doubts are not told.
-        times: of itself, or of what stands in for it.
         stretch: size of that for one of the operation's.
         factors: of what stands in, shape (curves, 1).
-        cap: most that a time can be trusted.
         stand_in: what stands in; "" for the operation itself.
         origin: of points from tables; None without any.
         table_factors: of times that are from the table.
@@ -135,7 +129,6 @@ class Operations(Tables):
 
     Args:
         curves: nominal ones, or random draws.
-        allow_modelled: estimate a group that was not measured from the nearest one.
     """
 
     index: ProfileIndex

@@ -42,7 +42,6 @@ class Series:
     Args:
         sizes: distinct, positive and ascending; rows, bytes or elements.
         times: raw block times in seconds at each size, of the undisturbed visits.
-        medians: their medians.
     """
 
     sizes: tuple[float, ...]
@@ -69,11 +68,6 @@ class Origin:
         """The label and the source."""
         return f"{self.label} ({self.source})"
 
-    @property
-    def has_samples(self) -> bool:
-        """Whether some of the times are the machine's own."""
-        return self.low <= self.high
-
     def covers(self, size: float) -> bool:
         """Return whether the time at that size is from the table."""
         return not self.low <= size <= self.high
@@ -84,7 +78,6 @@ class Pool:
     """All that was measured without an error, by operation.
 
     Args:
-        series: by operation, over its size.
         interference: raw times by victim and the others that run.
         overlapped: raw times of computation ("comp"), by the exchanges that overlap it, and of
             exchanges ("comm") that overlap computation.
@@ -249,7 +242,7 @@ def _joined(measured: Series | None, table: Series) -> Series:
 
 
 def resampled_medians(
-    *, times: Sequence[Sequence[float]], num: int, rng: np.random.Generator
+    *, times: Sequence[Sequence[float]], num: int, rng: "np.random.Generator"
 ) -> Floats:
     """Return medians of raw times drawn with replacement, point by point.
 

@@ -44,7 +44,6 @@ def fit_error(
     Args:
         errors: leave-one-out |relative error| of the prediction.
         times: raw times at each size, for the bootstrap 90 % intervals of the line.
-        seed: of the bootstrap.
     """
     if not errors:
         return None
@@ -150,11 +149,7 @@ def _over_macs(
 
 
 def _gemm_errors(forms: Mapping[GemmKey, Series], alpha_seconds: float) -> list[float]:
-    """Return the errors of rows left out; where no shape has enough rows, of shapes left out.
-
-    Args:
-        forms: of one dtype.
-    """
+    """Return the errors of rows left out; where no shape has enough rows, of shapes left out."""
     surfaces = [
         Surface(
             shapes={key.shape: series for key, series in forms.items() if key.product == product},
@@ -226,7 +221,7 @@ def fit_lines(*, sizes: Floats, seconds: Floats) -> tuple[Floats, Floats]:
 
 
 def line_intervals(
-    *, sizes: Sequence[float], times: Sequence[Sequence[float]], rng: np.random.Generator
+    *, sizes: Sequence[float], times: Sequence[Sequence[float]], rng: "np.random.Generator"
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return the bootstrap 90 % intervals of α and β.
 

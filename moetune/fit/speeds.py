@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TypeVar, get_args
 
 from moetune.domain.arrays import shorter
-from moetune.domain.cluster import FASTER, Machine
+from moetune.domain.cluster import FASTER
 from moetune.domain.cost_keys import AttentionKey, CollectiveKey, CopyKey, CostKey, GemmKey, RowsKey
 from moetune.domain.costs import CopyMode, Costs, Estimate
 from moetune.domain.errors import InputError
@@ -91,11 +91,14 @@ def scale_profile(profile: Profile, speeds: Speeds) -> Profile:
     is_of_samples = interference_of(pool(profile.samples).interference) == profile.interference
     samples = tuple(_sample(sample, speeds) for sample in profile.samples)
     factors = ", ".join(f"{part} × {factor:g}" for part, factor in changed.items())
+    machine, faster = profile.machine, speeds.computation
+    if faster != 1.0:  # another device, whose data sheet nobody has
+        machine = replace(machine, device=f"{machine.device}{FASTER}{faster:g}")
     return replace(
         profile,
         name=f"{profile.name} with {factors}",
         provenance="modelled",
-        machine=_machine(profile.machine, speeds.computation),
+        machine=machine,
         gemm=_lines(profile.gemm, speeds.computation),
         collective=_lines(profile.collective, speeds.communication),
         copy=_lines(profile.copy, speeds.copies),
@@ -115,13 +118,6 @@ def _lines(lines: tuple[_Line, ...], factor: float) -> tuple[_Line, ...]:
         return seconds / factor
 
     return tuple(changed_line(line, start=faster, rate=faster) for line in lines)
-
-
-def _machine(machine: Machine, factor: float) -> Machine:
-    """Return the machine with another device, whose data sheet nobody has."""
-    if factor == 1.0:
-        return machine
-    return replace(machine, device=f"{machine.device}{FASTER}{factor:g}")
 
 
 def _table(table: Table, speeds: Speeds) -> Table:

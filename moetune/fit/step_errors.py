@@ -55,7 +55,6 @@ class MachineErrors(Tables):
     """Errors of any layer's steps on one machine.
 
     Args:
-        records: measured steps; may be empty.
         spread: standard deviation of the error where nothing was measured.
         drift: of what the machine is slower or faster by in a later job, as `drift_of` has it.
     """

@@ -44,9 +44,6 @@ def resample_costs(
 
     An operation is drawn when it is first wanted; its draws depend on the seed and on the
     operation alone, not on the order of the queries.
-
-    Args:
-        num: how many.
     """
     index, noise = index_of(profile), _Noise(num=num, seed=seed)
     return tuple(
@@ -91,7 +88,7 @@ class _Noise(Tables):
             times=list(times.values()), num=self.num, rng=self._rng("interference")
         ).T
 
-    def _rng(self, label: str) -> np.random.Generator:
+    def _rng(self, label: str) -> "np.random.Generator":
         # Not hash(): it differs between processes.
         return np.random.default_rng([self.seed, zlib.crc32(label.encode())])
 

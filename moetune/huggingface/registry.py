@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,7 @@ def registered_models() -> tuple[RegisteredModel, ...]:
     )
 
 
+@cache
 def model_names() -> tuple[str, ...]:
     """Return the names of the models of the registry, in alphabetic order."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))

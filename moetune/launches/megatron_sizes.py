@@ -72,7 +72,7 @@ def recognise(values: Values, *, name: str | None = None) -> Recognised:
         return Recognised(_changed(found.decoder, values), f"{found.title}, by its name")
     sizes = effective(values)
     hint = resolve_name(str(values.get("tokenizer_model", "")).rstrip("/"))
-    alike = [model for model, theirs in _described() if _is_same(theirs, sizes)]
+    alike = [model for model, theirs in _described(sizes["hidden_size"]) if _is_same(theirs, sizes)]
     if alike:
         vocabulary = _vocabulary(values)
         model = min(
@@ -179,11 +179,13 @@ def _listed(text: str) -> tuple[int, ...] | int:
 
 
 @cache
-def _described() -> tuple[tuple[PublishedModel, Mapping[str, Any]], ...]:
-    """Return the registry's models that Megatron's arguments describe, with their sizes."""
+def _described(width: int) -> tuple[tuple[PublishedModel, Mapping[str, Any]], ...]:
+    """Return the registry's models of a width that Megatron's arguments describe, with sizes."""
     target, found = find_target("megatron"), []
     for name in model_names():
         model = named_model(name)
+        if model.decoder.d_model != width:
+            continue
         if next(model_rules(model.decoder, target), None) is None:
             written = megatron_model(model.decoder, _NEWEST, model.config, 1)
             found.append((model, effective({**written.fields, **written.flags})))
@@ -258,7 +260,7 @@ def _of_sizes(values: Values, sizes: Mapping[str, Any], hint: str | None) -> Dec
 def _near(sizes: Mapping[str, Any]) -> str | None:
     """Return a known model of the same width, heads and layers, whose vocabulary may be theirs."""
     keys = ("hidden_size", "num_attention_heads", "num_layers")
-    same = (model.decoder.name for model, theirs in _described()
+    same = (model.decoder.name for model, theirs in _described(sizes["hidden_size"])
             if all(theirs.get(key) == sizes.get(key) for key in keys))  # fmt: skip
     return next(same, None)
 

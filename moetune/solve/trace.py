@@ -113,13 +113,7 @@ def layer_spans(
 def _moved_bytes(
     span: Span, workload: Workload, *, rows: float, bytes_per_row: float
 ) -> int | None:
-    """Return the bytes that a chunk's transfer or copy moves; None for a computation.
-
-    Args:
-        span: named after the operation alone.
-        rows: of one chunk.
-        bytes_per_row: of an exchange.
-    """
+    """Return the bytes that a chunk's transfer or copy moves; None for a computation."""
     if span.resource == "comp":
         return None
     if span.name == GATHER:
@@ -177,7 +171,6 @@ def plan_step(*, plan: Plan, costs: Costs, decision: Decision | None = None) -> 
     These are the plan's own times where the costs are those it was solved with.
 
     Args:
-        costs: of the machine.
         decision: another degree, order and strategy than the plan's own.
 
     Raises:
@@ -196,17 +189,11 @@ def plan_step(*, plan: Plan, costs: Costs, decision: Decision | None = None) -> 
 
 
 def plan_timelines(*, plan: Plan, costs: Costs) -> tuple[Timeline, Timeline]:
-    """Return the simulated forward and backward pass of the plan's layer.
-
-    Args:
-        plan: any plan for the machine that the costs describe.
-        costs: the ones it was solved with, for the times it predicted.
-    """
+    """Return the simulated forward and backward pass of the plan's layer."""
     layer = layer_costs(workload=plan.workload, costs=costs)
-    return (
-        _timeline(plan, layer, "forward", plan.pipeline.forward_degree),
-        _timeline(plan, layer, "backward", plan.pipeline.backward_degree),
-    )
+    pipeline = plan.pipeline
+    forward = _timeline(plan, layer, "forward", pipeline.forward_degree)
+    return forward, _timeline(plan, layer, "backward", pipeline.backward_degree)
 
 
 def _timeline(plan: Plan, layer: LayerCosts, phase: Phase, degree: int) -> Timeline:

@@ -236,11 +236,9 @@ class Ranking:
     Args:
         strategy: the plan's. One chunk reuses no memory: the chooser is then that of "none",
             whatever the strategy.
-        budget: the memory that the choice has to fit into.
         chooser: of other numbers of tokens.
         table: that the degree was chosen from.
         sequential: one chunk, allowed or not.
-        degree: the chosen one.
         fits: whether it fits into the memory; where none does, it is the fastest.
     """
 

@@ -44,8 +44,8 @@ def key_of(number: float) -> float | bytes:
 class LayerCosts(LayerOperations, ABC):
     """The costs of one layer on so many ranks, whatever the number of tokens.
 
-    Times are in seconds; `rows` are those of one chunk on one rank. Chunks are computed once:
-    strategies, phases and ranges ask for the same ones.
+    Times are in seconds; `rows`, of one chunk on one rank, and `degree` may be arrays. Chunks are
+    computed once: strategies, phases and ranges ask for the same ones.
 
     Args:
         errors: of whole steps, where they are not those of the costs.
@@ -95,21 +95,13 @@ class LayerCosts(LayerOperations, ABC):
 
     @abstractmethod
     def transfer(self, *, rows: float, degree: int) -> Estimate:
-        """Return one of a chunk's collectives; 0 on one rank.
-
-        Args:
-            rows: or an array of them.
-            degree: of the phase, or an array of theirs.
-        """
+        """Return one of a chunk's collectives; 0 on one rank."""
 
     @once(lambda *, phase, rows: (phase, key_of(rows)))
     def compute(self, *, phase: Phase, rows: float) -> Estimate:
         """Return one chunk's experts: GEMMs, activation, and the movement of their rows.
 
         At least the time in which the host launches them.
-
-        Args:
-            rows: or an array of them.
         """
         before, behind = self.operations(phase, rows)
         _, launches = self._least(phase)
@@ -137,11 +129,7 @@ class LayerCosts(LayerOperations, ABC):
         return self.errors or self.costs.step_errors(self.key, tokens=tokens)
 
     def step_factor(self, *, rows: float, degree: int) -> float:
-        """Return what operations of a phase's chunk take within a step, over their own time.
-
-        Args:
-            rows, degree: or arrays of them.
-        """
+        """Return what operations of a phase's chunk take within a step, over their own time."""
         if not is_many(rows):
             tokens = round(rows * degree / self.rows(1))
             return self.step_errors(tokens=tokens).factor(degree)
@@ -182,7 +170,6 @@ class LayerCosts(LayerOperations, ABC):
         between. Both together are at least the time in which the host launches them.
 
         Args:
-            rows: or an array of them.
             recompute: backward, T_M is computed again, and that comes before.
         """
         before, behind = (

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.costs import Doubt
-from moetune.domain.layer import LayerShape
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.units import format_bytes, format_share
@@ -34,7 +33,6 @@ def plan_warnings(
 
     Args:
         provenance: of the profile; of a published one warnings name what of it is not published.
-        launch: begins the command that measures the inputs' ranks.
     """
     ranking, profile = ranked.best, inputs.profile
     compared = [ranking.step, ranking.sequential]
@@ -106,24 +104,19 @@ def doubt_warnings(doubts: Iterable[Doubt], *, command: str) -> Iterator[str]:
 
 
 def profile_command(inputs: PlanInputs, launch: str) -> str:
-    """Return the command that adds a plan's own sizes to its profile.
-
-    Args:
-        launch: its beginning, which starts the plan's ranks.
-    """
+    """Return the command that adds a plan's own sizes to its profile."""
     flags = [f"--name {inputs.profile} --resume"]
     if inputs.model is not None:
         flags.append(f"--model {inputs.model}")
     else:
-        flags += _sizes(inputs.layer)
+        layer = inputs.layer
+        flags += [
+            f"--d-model {layer.d_model} --d-hidden {layer.d_hidden}",
+            f"--num-experts {layer.num_experts} --top-k {layer.top_k}",
+            f"--activation {layer.activation}",
+        ]
     flags += [f"--tokens {inputs.tokens_per_rank}", f"--dtype {inputs.dtype}"]
     return f"{launch} {' '.join(flags)}"
-
-
-def _sizes(layer: LayerShape) -> Iterator[str]:
-    yield f"--d-model {layer.d_model} --d-hidden {layer.d_hidden}"
-    yield f"--num-experts {layer.num_experts} --top-k {layer.top_k}"
-    yield f"--activation {layer.activation}"
 
 
 def _explain(doubt: Doubt, sizes: Sequence[float]) -> str:

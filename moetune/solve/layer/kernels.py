@@ -19,9 +19,6 @@ class MeasuredKernels:
     """The kernels that a profile has measured for a layer, and the names of its points.
 
     Args:
-        samples: of the profile.
-        workload: of the layer.
-        kind: of the machine.
         pinned: the kernel that was asked for; None for the fastest.
 
     Attributes:

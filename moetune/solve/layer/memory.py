@@ -96,11 +96,7 @@ MOST_TOKENS = 2**40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """A layer, and the bytes that the peak of its step may take on one device.
-
-    Args:
-        is_grouped: one kernel of the device takes the rows of all local experts.
-    """
+    """A layer, and the bytes that the peak of its step may take on one device."""
 
     workload: Workload
     limit_bytes: int

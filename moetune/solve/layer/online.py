@@ -327,7 +327,6 @@ def _outside(curve: _Curve, limit: int, best: int, seed: int, *, sign: int) -> I
     tangent saves at 2·r, C/r − B·r.
 
     Args:
-        limit: the last degree to try.
         sign: 1 above, -1 below.
     """
     tried = sorted(curve, key=lambda degree: sign * degree)

@@ -86,7 +86,6 @@ class LayerOperations(Tables):
     Args:
         key: the layer, the P ranks that share its experts, and how they do.
         expert_shares: of the fullest rank's rows, of each of its experts; empty for even ones.
-        kernel: of the experts; "" for what the layer takes by itself.
     """
 
     key: LayerKey
@@ -193,9 +192,6 @@ class LayerOperations(Tables):
 
     def collective(self, op: CollectiveOp, num_bytes: float, *, in_flight: int = 1) -> Estimate:
         """Return one collective of the ranks; 0 on one rank.
-
-        Args:
-            num_bytes: or an array of them.
 
         Raises:
             ProfileError: such a group was not measured.

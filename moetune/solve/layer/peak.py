@@ -68,7 +68,6 @@ def peak_bytes(
     tensor-parallel group the strategy does not matter: see `solve.layer.memory`.
 
     Args:
-        degree: chunks of either phase.
         bias: whether experts add biases (swiglu never does).
         optimizer: by default that of a layer by itself.
         is_grouped: one kernel of the device takes the rows of all local experts.
@@ -89,11 +88,7 @@ def peak_bytes(
 
 
 class BufferCounts:
-    """Counts of experts that compute one by one.
-
-    Args:
-        bias: whether experts add biases (swiglu never does).
-    """
+    """Counts of experts that compute one by one."""
 
     def __init__(self, workload: Workload, degree: int, strategy: Strategy, *, bias: bool) -> None:
         self._workload, self._layer, self._degree = workload, workload.layer, degree

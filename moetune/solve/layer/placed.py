@@ -14,6 +14,7 @@ Source: Graham (1969) for the first, Babel, Kellerer and Kotov (1998) for equal 
 
 import heapq
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 
 import numpy as np
@@ -63,7 +64,6 @@ def place_experts(shares: Sequence[float], ranks: int, *, natural_skew: float) -
 
     Args:
         shares: of the rows, of each expert.
-        natural_skew: rows of the fullest rank over the mean in the natural order.
     """
     least = least_fullest(shares, ranks) * ranks if ranks > 1 else 1.0
     natural = LayerPlacement(
@@ -72,7 +72,7 @@ def place_experts(shares: Sequence[float], ranks: int, *, natural_skew: float) -
     if natural_skew <= least * (1 + _SAME):
         return natural
     groups = group_experts(shares, ranks)
-    placed_skew = fullest_load(shares, groups) * ranks
+    placed_skew = max(sum(shares[expert] for expert in group) for group in groups) * ranks
     if placed_skew >= natural_skew * (1 - _SAME):
         return natural
     return replace(
@@ -82,7 +82,9 @@ def place_experts(shares: Sequence[float], ranks: int, *, natural_skew: float) -
 
 
 def _better(layer: LayerProblem, workload: Workload, shares: tuple[float, ...]) -> Plan:
-    natural = _ranked_if_feasible(layer)
+    natural: RankedLayer | None = None
+    with suppress(InfeasiblePlanError):
+        natural = layer.ranked()
     best = place_experts(shares, workload.world_size, natural_skew=workload.skew.mean)
     placed = natural if natural is not None and not best.experts else layer.ranked(best.experts)
     choice = PlacementChoice(
@@ -95,14 +97,6 @@ def _better(layer: LayerProblem, workload: Workload, shares: tuple[float, ...]) 
     choice = replace(choice, experts=experts, why=_reason(choice))
     chosen = placed if natural is None or is_worth_it else natural
     return layer.solved(chosen, choice)
-
-
-def _ranked_if_feasible(layer: LayerProblem) -> RankedLayer | None:
-    """Return the natural order's candidates; None where none fits."""
-    try:
-        return layer.ranked()
-    except InfeasiblePlanError:
-        return None
 
 
 def _reason(choice: PlacementChoice) -> str:
@@ -129,11 +123,6 @@ def _reason(choice: PlacementChoice) -> str:
         f"the best placement has {after} × the mean rows on the fullest rank instead of {before}, "
         f"and saves {gain} of the step: less than {least} is within the predictions' error"
     )
-
-
-def fullest_load(loads: Sequence[float], groups: Groups) -> float:
-    """Return the load of the fullest group."""
-    return max(sum(loads[expert] for expert in group) for group in groups)
 
 
 def group_experts(loads: Sequence[float], num_groups: int) -> Groups:
@@ -206,7 +195,6 @@ def _after_swaps(loads: Floats, sums: Floats, fullest: int) -> Floats:
 
     Args:
         loads: of the groups' experts, [group, place].
-        sums: of the groups.
     """
     moved = loads[fullest][:, None] - loads[:, None, :]
     after: Floats = np.maximum(sums[fullest] - moved, sums[:, None, None] + moved)

@@ -43,8 +43,6 @@ class LayerProblem:
         resamples: refits of the same measurements, for how sure the choice is; may be empty.
         bounds: what is pinned; `inputs.constraints` records the same for the plan's id.
         device_memory_bytes: the limit where the inputs set none.
-        provenance: of the profile.
-        launch: begins the command that measures the inputs' ranks.
         kernels: of the experts, that the profile has measured for the layer; None for the usual
             kernel.
     """
@@ -116,7 +114,12 @@ class LayerProblem:
             id=inputs.plan_id,
             inputs=inputs,
             layout=Layout.of_layer(inputs.expert_parallel, inputs.world_size),
-            pipeline=_pipeline(ranking),
+            pipeline=Pipeline(
+                forward_degree=ranking.degree,
+                backward_degree=ranking.degree,
+                order=ranking.order,
+                ranges=solve_ranges(ranking.chooser, ranking.table.tokens, ranking.degree),
+            ),
             memory=ranking.memory,
             predicted=_predicted(ranking, confidence, self.provenance),
             decision=verdict_of(ranked, confidence, others),
@@ -130,15 +133,6 @@ class LayerProblem:
                 strategies=_strategy_terms(ranked),
             ),
         )
-
-
-def _pipeline(ranking: Ranking) -> Pipeline:
-    return Pipeline(
-        forward_degree=ranking.degree,
-        backward_degree=ranking.degree,
-        order=ranking.order,
-        ranges=solve_ranges(ranking.chooser, ranking.table.tokens, ranking.degree),
-    )
 
 
 def _predicted(ranking: Ranking, confidence: Confidence, provenance: Provenance) -> Predicted:
@@ -192,11 +186,7 @@ def _strategy_terms(ranked: RankedLayer) -> tuple[StrategyTerms, ...]:
 
 
 def _row(ranked: RankedLayer, row: Ranking, paper: Mapping[Strategy, float]) -> StrategyTerms:
-    """Return the row of one strategy.
-
-    Args:
-        paper: seconds of MPipeMoE's Eq. 10 by strategy.
-    """
+    """Return the row of one strategy."""
     reusing = [strategy for strategy in paper if strategy != "none"]
     peak = row.budget.peak(strategy=row.strategy, degree=row.degree)
     pins_host = row.chooser.costs.costs.copy_mode == "pinned"
@@ -223,10 +213,6 @@ def solve_ranges(chooser: DegreeChooser, tokens: int, degree: int) -> tuple[Rang
 
     A range's degree is the best one for its geometric mean that fits its last size, and that its
     first size may have. Where nothing fits, it is the one with the least memory.
-
-    Args:
-        tokens: the plan's own, per rank.
-        degree: the plan's own, which holds for `tokens`.
     """
     spans = [(low + 1, high) for low, high in pairwise([0, *_sizes(chooser, tokens)])]
     ranges: list[Range] = []

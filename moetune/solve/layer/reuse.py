@@ -104,11 +104,6 @@ class ReusedChunk:
             copy_middle=None if self.copy_middle is None else copy_middle,
         )  # fmt: skip
 
-    @property
-    def copy_stream(self) -> str:
-        """The stream of the copies: a copy engine's, or the computation's."""
-        return COPIES if self.copies_overlap else COMPUTE
-
 
 def chunk_of(
     *, costs: LayerCosts, phase: Phase, strategy: Strategy, rows: float, degree: int
@@ -119,12 +114,14 @@ def chunk_of(
         ProfileError: the strategy copies, and no copies were measured.
     """
     before, after = costs.halves(phase, rows, recompute=strategy in {"S3", "S4"})
-    layer = costs.layer
-
+    layer, mode = costs.layer, costs.costs.copy_mode
+    way: Direction = "d2h" if phase == "forward" else "h2d"
     factor = costs.step_factor(rows=rows, degree=degree)
 
     def copy(width: int) -> Estimate:
-        return _copy(costs, phase, rows * width * dtype_bytes(costs.dtype)).scaled(factor)
+        num_bytes = rows * width * dtype_bytes(costs.dtype)
+        copied = costs.costs.seconds(CopyKey(way, mode != "pageable"), num_bytes).scaled(factor)
+        return copied._replace(trust="modelled") if mode == "pageable" else copied
 
     return ReusedChunk(
         transfer=costs.transfer(rows=rows, degree=degree).scaled(factor),
@@ -133,7 +130,7 @@ def chunk_of(
         copy_input=copy(layer.d_model) if strategy in OFFLOADS_INPUT else None,
         copy_middle=copy(middle_elements(layer)) if strategy in OFFLOADS_MIDDLE else None,
         sends_again=phase == "backward" and strategy in {"S2", "S4"},
-        copies_overlap=costs.costs.copy_mode == "pinned",
+        copies_overlap=mode == "pinned",
         sorts_rows=costs.sorts_rows,
     )
 
@@ -141,54 +138,33 @@ def chunk_of(
 def reuse_tasks(*, chunk: ReusedChunk, phase: Phase, degree: int) -> list[Task]:
     """Return the tasks of a phase, two dispatches ahead of the experts (MPipeMoE Fig. 7).
 
-    The link runs D₁ D₂ C₁ D₃ C₂ … backward, as the paper has it. Forward it runs D₁ D₂ D₃ C₁ D₄
-    C₂ …, D₃ once the first chunk's experts have left its buffer: the experts wait for D₃ and not
-    for C₁, which saves up to 12 % where t_d < t_e < 2·t_d. Backward that would take a fourth
-    buffer of gradients, up to 3 % over the bound of Eq. 6.
+    The link runs D₁ D₂ C₁ D₃ C₂ … backward, as the paper has it, each D twice where T_DI is sent
+    again. Forward it runs D₁ D₂ D₃ C₁ D₄ C₂ …, D₃ once the first chunk's experts have left its
+    buffer: the experts wait for D₃ and not for C₁, which saves up to 12 % where t_d < t_e < 2·t_d.
+    Backward that would take a fourth buffer of gradients, up to 3 % over the bound of Eq. 6.
     """
-    chunks = range(degree)
-    if phase == "forward":
-        link = _forward_link(chunk, degree)
-        experts = [task for i in chunks for task in _forward(chunk, i, degree)]
-    else:
-        link = _link(chunk, degree)
-        experts = [*_first_loads(chunk, degree)]
-        experts += [task for i in chunks for task in _backward(chunk, i, degree)]
-    return [*link, *experts]
+    is_forward, chunks = phase == "forward", range(degree)
+    ahead, dispatch = (_AHEAD, _dispatch) if is_forward else (1, _dispatch_backward)
+    link = [task for i in chunks[:ahead] for task in dispatch(chunk, i)]
+    for i in chunks:
+        link += dispatch(chunk, i + ahead) if i + ahead < degree else ()
+        link.append(Task(f"combine {i}", "comm", LINK, chunk.transfer.seconds, (f"after {i}",)))
+    experts = [] if is_forward else [*_first_loads(chunk, degree)]
+    compute = _forward if is_forward else _backward
+    return [*link, *experts, *(task for i in chunks for task in compute(chunk, i, degree))]
 
 
-def _forward_link(chunk: ReusedChunk, degree: int) -> list[Task]:
-    """Return D₁ D₂ D₃ C₁ D₄ C₂ …; a D waits until its buffer of received rows is free."""
-    seconds = chunk.transfer.seconds
-    saves = chunk.copy_input is not None and not chunk.sorts_rows
-
-    def dispatch(i: int) -> Task:
-        before = i - _AHEAD
-        after = (f"after {before}", f"save input {before}")[: 1 + saves] if before >= 0 else ()
-        return Task(f"dispatch {i}", "comm", LINK, seconds, after)
-
-    tasks = [dispatch(i) for i in range(min(_AHEAD, degree))]
-    for i in range(degree):
-        if i + _AHEAD < degree:
-            tasks.append(dispatch(i + _AHEAD))
-        tasks.append(Task(f"combine {i}", "comm", LINK, seconds, (f"after {i}",)))
-    return tasks
+def _dispatch(chunk: ReusedChunk, i: int) -> Iterator[Task]:
+    """Yield a dispatch, which waits until its buffer of received rows is free."""
+    before, saves = i - _AHEAD, chunk.copy_input is not None and not chunk.sorts_rows
+    after = (f"after {before}", f"save input {before}")[: 1 + saves] if before >= 0 else ()
+    yield Task(f"dispatch {i}", "comm", LINK, chunk.transfer.seconds, after)
 
 
-def _link(chunk: ReusedChunk, degree: int) -> list[Task]:
-    """Return the link's tasks: D₁ D₂ C₁ D₃ C₂ …, each D twice where T_DI is sent again."""
-    seconds = chunk.transfer.seconds
-
-    def dispatch(i: int) -> Iterator[Task]:
-        if chunk.sends_again:
-            yield Task(f"dispatch again {i}", "comm", LINK, seconds)
-        yield Task(f"dispatch {i}", "comm", LINK, seconds)
-
-    tasks = [*dispatch(0)]
-    for i in range(degree):
-        tasks += dispatch(i + 1) if i + 1 < degree else ()
-        tasks.append(Task(f"combine {i}", "comm", LINK, seconds, (f"after {i}",)))
-    return tasks
+def _dispatch_backward(chunk: ReusedChunk, i: int) -> Iterator[Task]:
+    if chunk.sends_again:
+        yield Task(f"dispatch again {i}", "comm", LINK, chunk.transfer.seconds)
+    yield Task(f"dispatch {i}", "comm", LINK, chunk.transfer.seconds)
 
 
 def _forward(chunk: ReusedChunk, i: int, degree: int) -> Iterator[Task]:
@@ -232,14 +208,8 @@ def _backward(chunk: ReusedChunk, i: int, degree: int) -> Iterator[Task]:
 
 
 def _copying(chunk: ReusedChunk, name: str, copy: Estimate, after: Sequence[str] = ()) -> Task:
-    return Task(name, "mem", chunk.copy_stream, copy.seconds, tuple(after))
-
-
-def _copy(costs: LayerCosts, phase: Phase, num_bytes: float) -> Estimate:
-    mode = costs.costs.copy_mode
-    way: Direction = "d2h" if phase == "forward" else "h2d"
-    copy = costs.costs.seconds(CopyKey(way, mode != "pageable"), num_bytes)
-    return copy._replace(trust="modelled") if mode == "pageable" else copy
+    stream = COPIES if chunk.copies_overlap else COMPUTE
+    return Task(name, "mem", stream, copy.seconds, tuple(after))
 
 
 def reused_seconds(

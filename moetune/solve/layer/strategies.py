@@ -51,7 +51,6 @@ class RankedLayer:
         contenders: every strategy whose operations were measured, the chosen one too, in the
             order of their names.
         declined: several chunks that would have been the choice, had they been measured.
-        kernel: of the experts, None where there was none to choose.
     """
 
     best: Ranking
@@ -128,9 +127,6 @@ def choose_safely(ranked: RankedLayer, resamples: Sequence[Costs]) -> RankedLaye
     Nominal costs decide where they are measured. A time that was not may be wrong by far, and
     the more so the further one of the two choices is from what was measured; so here the choice
     with the smaller expected loss over the refits is taken, which are as wide as that error.
-
-    Args:
-        resamples: refits of the measurements; without any the choice stays.
     """
     ranking, several, single = ranked.best, ranked.best.step, ranked.best.sequential
     if not ranking.has_one_chunk or several.degree == 1 or ranking.strategy != "none":
@@ -209,11 +205,7 @@ class _Choice(NamedTuple):
 def _too_large(
     budget: MemoryBudget, allowed: Sequence[Strategy], chooser: DegreeChooser
 ) -> InfeasiblePlanError:
-    """Return the error of a layer that fits with no allowed strategy, and what would fit.
-
-    Args:
-        chooser: of any strategy, for its bounds.
-    """
+    """Return the error of a layer that fits with no allowed strategy, and what would fit."""
     smallest = _smallest(budget, allowed, chooser, budget.workload.tokens_per_rank)
     peak = smallest.peak
     return InfeasiblePlanError(

@@ -32,8 +32,6 @@ class PhaseTime:
         seconds: from the first dispatch to the last combine; in tensor parallelism from the
             all-gather, else the first chunk's experts, to the last all-reduce.
         transfer: one chunk's dispatch or combine; in tensor parallelism its all-reduce.
-        compute: one chunk's experts.
-        copies: one chunk's copies between device and host.
         num_transfers: of a chunk; 3 where it is dispatched again, 1 in tensor parallelism.
         gathering: all-gather of the tokens before the first chunk.
     """
@@ -268,9 +266,6 @@ def step_time(
     """Return the predicted time of one step, which `verify` compares with the measured one.
 
     One chunk reuses no memory, so that every strategy takes as long.
-
-    Args:
-        degree: chunks of either phase.
     """
     forward, backward = (
         phase_time(

@@ -38,9 +38,6 @@ def judge_choice(
     """Compare the chosen degree and strategy with their contenders under each refit.
 
     Without refits the nominal costs count as certain.
-
-    Args:
-        rivals: the best step of each other strategy that fits.
     """
     limit_seconds = ranking.step.seconds * HOPELESS
     strategy = ranking.chooser.strategy
@@ -73,11 +70,7 @@ def confidence_of(chosen: Floats, best: Floats) -> Confidence:
 def chance_of_faster(
     chosen: LayerChoice, other: LayerChoice, *, resamples: Sequence[Costs], tokens: int
 ) -> float:
-    """Return the share of refits under which the other choice's step is the shorter one.
-
-    Args:
-        resamples: without any the nominal costs count as certain.
-    """
+    """Return the share of refits under which the other choice's step is the shorter one."""
 
     def seconds(choice: LayerChoice) -> Floats:
         costs, decision = choice
@@ -166,13 +159,8 @@ def of_each(seconds: float, num: int) -> list[float]:
 def refits_of(nominal: LayerCosts, resamples: Sequence[Costs], *, tokens: int) -> Refits:
     """Return the layer's costs under the refits that the measured steps do not contradict.
 
-    Without any refit they are the nominal costs.
-
-    Beyond its measured sizes an operation is drawn from a wide range, and most of that cannot be
-    where steps that consist of it were measured.
-
-    Args:
-        tokens: of a step on one rank.
+    Without any refit they are the nominal costs. Beyond its measured sizes an operation is drawn
+    from a wide range, and most of that cannot be where steps that consist of it were measured.
     """
     # The resamples are remembered, too: no others get their id.
     _, refits = nominal.remembered(

@@ -55,11 +55,7 @@ def _choice(ranking: Ranking, step: StepTime) -> Choice:
 
 
 def verdict_of(ranked: RankedLayer, confidence: Confidence, others: Sequence[StepTime]) -> Verdict:
-    """Return the decision and why it was taken.
-
-    Args:
-        others: steps of the chosen strategy at other degrees, the best first.
-    """
+    """Return the decision and why it was taken."""
     ranking = ranked.best
     rest = [*others[:1], *ranked.rivals]
     runner_up = min(rest, key=lambda step: step.seconds, default=None)
@@ -126,12 +122,7 @@ def binding_resource(step: StepTime) -> Binding:
 def explain_choice(
     *, step: StepTime, sequential: StepTime, runner_up: StepTime | None, interference: Interference
 ) -> str:
-    """Return why the degree of `step` is best.
-
-    Args:
-        sequential: one chunk.
-        runner_up: the best other choice; None where there is none.
-    """
+    """Return why the degree of `step` is best."""
     if step.degree > 1:
         return (
             f"In one chunk the step would take {format_seconds(sequential.seconds)}; "
@@ -162,7 +153,7 @@ def explain_choice(
 
 def explain_loss(*, rival: StepTime, best: StepTime) -> str:
     """Return by how much the other choice is slower, with its extra work and missing overlap."""
-    slower = rival.seconds / best.seconds - 1 if best.seconds else 0.0
+    slower = _slower(rival, best)
     if slower < -TIE:
         return f"{format_share(slower)}, within what predictions miss"
     if slower <= TIE:
@@ -193,7 +184,7 @@ def explain_strategy_loss(ranked: RankedLayer, loser: Ranking) -> str:
             f"does not fit: it peaks at {format_bytes(peak_bytes)}, "
             f"{format_bytes(peak_bytes - limit_bytes)} more than the limit"
         )
-    slower = rival.seconds / best.seconds - 1 if best.seconds else 0.0
+    slower = _slower(rival, best)
     if slower < -TIE:
         is_pinned = ranked.best.chooser.bounds.strategy is not None
         lost = "but the strategy is pinned" if is_pinned else "within what predictions miss"
@@ -209,6 +200,10 @@ def explain_strategy_loss(ranked: RankedLayer, loser: Ranking) -> str:
     ]
     reason = f"it {' and '.join(more_work)}" if more_work else "it hides less"
     return f"+{100 * slower:.1f} %: {reason}"
+
+
+def _slower(rival: StepTime, best: StepTime) -> float:
+    return rival.seconds / best.seconds - 1 if best.seconds else 0.0
 
 
 def _chunks(step: StepTime) -> str:

@@ -71,11 +71,7 @@ def as_graphed(pins: LayoutRequest, layout: FoldedLayout) -> LayoutRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FasterLayout:
-    """A faster layout, and the flag that leads to it.
-
-    Args:
-        change: the flag with its value; "" for the question without pins.
-    """
+    """A faster layout, and the flag that leads to it."""
 
     change: str
     priced: PricedLayout
@@ -215,7 +211,9 @@ class _Sweep:
             )
         ]  # fmt: skip
         heapq.heapify(heap)
-        for (peak, _), _, layout, _ in wholes_in_order(heap, lambda _: True, self._is_worth):
+        for (peak, _), _, layout, _ in wholes_in_order(
+            heap, is_open=lambda _: True, is_worth=lambda node: node.bounds[1] <= self._worth
+        ):
             if search.prices.least(layout) > self._worth or not search.space.is_allowed(layout):
                 continue
             priced = search.price(layout)
@@ -223,9 +221,6 @@ class _Sweep:
                 front[peak] = priced  # in place of a slower one of that memory
                 self._worth = priced.step.seconds * (1 - NOISE)
         return front.values()
-
-    def _is_worth(self, node: Node) -> bool:
-        return node.bounds[1] <= self._worth
 
     def _cuts(self, table: LayoutTable, row: FoldedLayout) -> Iterator[Node]:
         """Yield a row with each cut, ZeRO stage and dispatcher."""
@@ -254,7 +249,7 @@ class _Sweep:
             if seconds > self._worth:
                 continue
             for whole in fitting.with_each_offload(layout, share, pins):
-                peak, host = self._search.memory.needs(whole)
+                peak, host = fitting.memory.needs(whole)
                 if host <= fitting.host_bytes:
                     yield table.node((peak, seconds), whole)
 
@@ -266,11 +261,8 @@ def _falling(layouts: Sequence[PricedLayout]) -> Iterator[PricedLayout]:
         layouts: in the order of the memory that the mean of their layers needs.
     """
     worth = float("inf")
-    for priced in sorted(layouts, key=_size):
+    by_size = sorted(layouts, key=lambda row: (row.memory.peak_bytes, row.step.seconds))
+    for priced in by_size:
         if priced.step.seconds <= worth:
             yield priced
             worth = priced.step.seconds * (1 - NOISE)
-
-
-def _size(priced: PricedLayout) -> tuple[float, float]:
-    return priced.memory.peak_bytes, priced.step.seconds

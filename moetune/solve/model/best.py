@@ -49,11 +49,7 @@ class BestLayouts:
         return self._answers()[0]
 
     def best_below(self, seconds: float) -> PricedLayout | None:
-        """Return the best one if it is faster than this; None where none is that fits.
-
-        Raises:
-            InputError: as of `best`.
-        """
+        """Return the best one, as `best` does, if it is faster than this and fits; else None."""
         self._run(lambda: min(self._leaders.tie_limit, seconds))
         if not self._leaders.of_sizes:
             return None
@@ -61,11 +57,7 @@ class BestLayouts:
         return best if best.step.seconds < seconds else None
 
     def ranked(self) -> list[PricedLayout]:
-        """Return the best one and the best of other sizes; where none fits, the smallest.
-
-        Raises:
-            InputError: as of `best`.
-        """
+        """Return the best one, as `best` does, and the best of other sizes."""
         self._run(lambda: self._leaders.limit)
         return self._answers()
 
@@ -82,7 +74,7 @@ class BestLayouts:
                 leaders.add(search.price(node.layout))
 
     def _wholes(self, row: FoldedLayout) -> Iterator[Node]:
-        """Yield the layouts of a row, whether they fit or not.
+        """Yield the layouts of a row that may fit.
 
         Higher ZeRO stages take no less time: those behind one that leaves memory free are not
         tried.
@@ -90,7 +82,7 @@ class BestLayouts:
         search, table = self.search, self._table
         rounds, limit = search.prices.rounds_at_least(row), self._leaders.limit_of(row)
         for cut in table.cuts(row):
-            for sharded in table.zero_stages(cut):
+            for sharded in filter(self._may_fit, table.zero_stages(cut)):
                 for seconds, dispatcher in table.dispatchers(row):
                     if seconds * rounds > limit:
                         break
@@ -99,6 +91,12 @@ class BestLayouts:
                     yield table.node(bounds, layout, partial(self._fitted, layout))
                 if search.fitting.is_roomy(sharded):
                     break
+
+    def _may_fit(self, layout: FoldedLayout) -> bool:
+        """Return whether a layout fits with the least that any dispatcher takes."""
+        plain = layout.changed(dispatcher="all_to_all")  # others may have buffers of their own
+        fitting, pins = self.search.fitting, self._table.pins
+        return fitting.least_offloaded(plain, pins) <= fitting.limit_bytes
 
     def _fitted(self, layout: FoldedLayout) -> Iterator[Node]:
         """Yield a layout as it fits; what is in host memory takes no less time."""

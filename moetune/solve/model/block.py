@@ -51,11 +51,7 @@ _GATHERED_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 1 / 2 + 1 / 16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPrices:
-    """Prices of a decoder's blocks under a layout.
-
-    Args:
-        target: the runtime.
-    """
+    """Prices of a decoder's blocks under a layout."""
 
     job: TrainingJob
     layout: FoldedLayout
@@ -247,9 +243,6 @@ class BlockPrices:
 
         Narrow factors are gathered as they are multiplied. The gather comes again for the gradients
         of the weights, behind those of the inputs.
-
-        Args:
-            matrices: of the part.
         """
         tp = self.layout.tp
         span = self.device.span(tp, 1)

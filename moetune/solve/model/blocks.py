@@ -119,14 +119,16 @@ class BlockTable(Tables):
 
     @once(_shape)
     def _times_of_kinds(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
-        prices = self._prices(layout)
-        blocks, places = self._local
-        local = [*map(prices.local_times, blocks)]
-        routed = self._of_parts(prices, BlockPrices.routed_times)
+        local, (_, places) = self._local_times(layout), self._local
+        routed = self._of_parts(self._prices(layout), BlockPrices.routed_times)
         return tuple(
             local[place] if experts is None else local[place] + experts
             for place, experts in zip(places, routed, strict=True)
         )
+
+    @once(_of_tokens)
+    def _local_times(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
+        return tuple(map(self._prices(layout).local_times, self._local[0]))
 
     def degree(self, layout: FoldedLayout) -> Degrees | None:
         """Return the layout's degree, the fastest where it has none; None without chunks."""

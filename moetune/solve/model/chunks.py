@@ -11,11 +11,10 @@ Source: PipeMoE Eq. 9-12, with the corrections of `solve.layer.degree`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from moetune.domain.experts import RoutedExperts
-from moetune.solve.layer.degree import TIE, makespan, makespan_beside
+from moetune.solve.layer.degree import TIE, makespan
 from moetune.solve.model.activations import ELEMENT
 from moetune.solve.model.block import BlockPrices
 from moetune.solve.model.passes import FORWARD_OF_BOTH, LAUNCH_SECONDS
@@ -146,23 +145,18 @@ def _chunked_pass(
     """Return a pass by its number of chunks, of which each has (experts, exchanges).
 
     Chunks take no less in all than the whole: points of a curve may say so, kernels do not.
-
-    Args:
-        shared_seconds: of shared experts, which run beside the exchanges.
-        kernels: that the host launches for one more chunk.
     """
     whole_experts, whole_exchange = chunks[1]
     num_bytes = prices.own_tokens * part.mean_top_k * part.d_expert * ELEMENT
-    price = partial(makespan_beside, beside_seconds=shared_seconds) if shared_seconds else makespan
     makespans = {}
     for degree, (experts, exchange) in chunks.items():
         transfer = max(exchange, whole_exchange / degree) / _TRANSFERS
         speeds = prices.device.costs.overlap_speeds(
             exchange_bytes=num_bytes / degree, exchange_seconds=transfer
         )
-        makespans[degree] = price(
+        makespans[degree] = makespan(
             degree=degree, transfer_seconds=transfer,
-            compute_seconds=max(experts, whole_experts / degree),
+            compute_seconds=max(experts, whole_experts / degree), beside_seconds=shared_seconds,
             comm_speed=speeds.comm, comp_speed=speeds.comp,
         )  # fmt: skip
     work = whole_experts + whole_exchange + shared_seconds

@@ -46,14 +46,8 @@ def exchange_seconds(
     phase: TransferPhase,
     sends_once: bool = False,
 ) -> float:
-    """Return one dispatch or combine of a micro-batch's tokens.
-
-    Args:
-        tokens: of the rank.
-        sends_once: whether an all-to-all sends a token once to each rank of its experts.
-    """
-    span = device.span(layout.ep, layout.etp)
-    row_bytes = part.d_expert * ELEMENT
+    """Return one dispatch or combine of a micro-batch's tokens."""
+    span, row_bytes = device.span(layout.ep, layout.etp), part.d_expert * ELEMENT
     num_bytes = tokens * part.mean_top_k * row_bytes
     if sends_once and part.num_experts > layout.ep:
         top_k = min(part.top_k, part.num_experts)
@@ -78,8 +72,7 @@ def _deduplicated(
     phase: TransferPhase,
 ) -> float:
     """Return an exchange that sends a token once to each node and to each rank inside it."""
-    span = device.span(layout.ep, layout.etp)
-    row_bytes = part.d_expert * ELEMENT
+    span, row_bytes = device.span(layout.ep, layout.etp), part.d_expert * ELEMENT
     rows = tokens * reached(part.mean_top_k, span.size)
     if span.nodes == 1:
         return device.collective("all_to_all", span, rows * row_bytes)
@@ -128,7 +121,6 @@ def posted_chunks(
 
     Args:
         num_ranks: that the experts are on, on `num_nodes` nodes.
-        tokens: of the rank.
         reach: expected nodes that a token goes to, its own among them.
     """
     chunk = _CHUNK_TOKENS[phase][bisect.bisect_right(_RANKS, num_ranks) - 1]

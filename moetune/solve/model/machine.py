@@ -114,10 +114,7 @@ class DevicePrices(Tables):
 
     Args:
         sustained: share of its rate alone that a kernel reaches in a training step.
-        element: dtype of whatever is not in 8 bits or fewer.
         gap_seconds: between a GEMM and its neighbours, which a kernel alone does not have.
-        slowdown: of a runtime's kernels (`RuntimeKernels`).
-        posted_chunk_seconds: see `Network`.
         attention_factor: on the times of attention and of recurrences.
         gemm_factor: that a question has put on the times of GEMMs, which these do not follow.
     """
@@ -252,7 +249,6 @@ class DevicePrices(Tables):
                 the scores again.
             head_dim: mean width of a head's queries and values.
             length: tokens of a sequence that a kernel gets.
-            has_flash2: as of `RuntimeKernels`.
         """
         if not macs:
             return 0.0

@@ -117,7 +117,6 @@ class _RankBytes(NamedTuple):
         live: micro-batches in work, in the blocks' worth.
         held: parameters of the model on a device.
         trained: those with gradients, adapters among them.
-        blocks: what it has of the model.
         activations, workspace, logits: bytes.
         uneven: that natural routing adds to activations and workspace, where a job leaves room.
     """
@@ -135,11 +134,7 @@ class _RankBytes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryModel(Tables):
-    """Memory of a job's layouts.
-
-    Args:
-        target: the runtime, which decides on what is kept.
-    """
+    """Memory of a job's layouts."""
 
     job: TrainingJob
     stages: DecoderStages
@@ -362,11 +357,7 @@ class MemoryModel(Tables):
     def activations(
         self, layout: FoldedLayout, rank: RankBlocks, live: float
     ) -> tuple[float, float]:
-        """Return the bytes of a rank's activations, and of its workspace.
-
-        Args:
-            live: micro-batches in work.
-        """
+        """Return the bytes of a rank's activations, and of its workspace."""
         blocks = self._counted(layout, rank)
         activations = live * sum(count * block.total for count, block in blocks)
         return activations, max((block.workspace for count, block in blocks if count), default=0.0)

@@ -168,7 +168,6 @@ class BlockSeconds(NamedTuple):
     Args:
         forward, backward: of both passes, with all of the below.
         weight: of the backward pass, what its GEMMs for the weights' gradients take.
-        times: its modules.
         recomputed: of the backward pass, what is computed and exchanged again.
         launches: that the device waits for.
         hidden: of the exchanges.
@@ -256,7 +255,6 @@ class DevicePasses(NamedTuple):
     """Seconds that a block's passes keep the device, without exchanges.
 
     Args:
-        times: of its modules.
         recomputed: of the backward pass, what the forward pass has computed already.
         slack: by how much both passes are longer than the host that launches them.
     """
@@ -269,11 +267,7 @@ class DevicePasses(NamedTuple):
 
 
 def device_passes(times: BlockTimes, layout: FoldedLayout, *, host: float) -> DevicePasses:
-    """Return the seconds that a block's passes keep the device.
-
-    Args:
-        host: seconds that launch both passes.
-    """
+    """Return the seconds that a block's passes keep the device."""
     recomputed = _recomputed(times, layout)
     compute, exchange = times.compute, times.passes("exchange")
     rest = times.communication.forward - exchange.forward
@@ -299,7 +293,6 @@ def block_seconds(
         device: its passes on the device, launches of chunks counted in their slack.
         saved: by chunks, of the forward and the backward pass.
         shared: by shared experts in one chunk, of both passes; `saved` is beyond it.
-        overlap_hidden: share that another micro-batch's computation hides (`Target`).
     """
     times, forward, backward, again, slack = device
     exchange, repeats = times.passes("exchange"), repeats_exchange(layout)

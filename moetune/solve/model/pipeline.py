@@ -10,7 +10,6 @@ from typing import NamedTuple, TypeVar
 
 from moetune.domain.architecture import Block, Decoder
 from moetune.domain.attention import LatentAttention
-from moetune.domain.experts import RoutedExperts
 from moetune.domain.once import Tables, once
 from moetune.domain.pipeline import (
     SPLITTING,
@@ -50,11 +49,7 @@ class StageBlocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBlocks(StageBlocks):
-    """Blocks of pipeline ranks that have the same.
-
-    Args:
-        ranks: the pipeline ranks, ascending.
-    """
+    """Blocks of pipeline ranks that have the same."""
 
     ranks: tuple[int, ...]
 
@@ -165,8 +160,7 @@ def amounts_of(block: Block, tuning: Tuning = TRAINS_ALL) -> tuple[float, float,
     Args:
         tuning: those that train; by default all.
     """
-    amounts = tuning.trained(block.parameters)
-    routed = next((part for part in block.parts if isinstance(part, RoutedExperts)), None)
+    amounts, routed = tuning.trained(block.parameters), block.routed
     experts = 0 if routed is None else routed.num_experts * routed.expert_parameters
     experts *= tuning.trains("experts")
     latent = sum(
@@ -264,10 +258,12 @@ class StagePipeline:
         """Stages of a rank."""
         return len(self.stages) // self.pp
 
-    @property
+    @cached_property
     def ranks(self) -> tuple[int, ...]:
         """The rank of each stage."""
-        return _ranks_of_stages(self.schedule, self.pp, len(self.stages))
+        return tuple(
+            rank_of_stage(stage, self.pp, self.schedule) for stage in range(len(self.stages))
+        )
 
     @cached_property
     def lengths(self) -> tuple[float, ...]:

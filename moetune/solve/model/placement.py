@@ -56,9 +56,6 @@ _MOST_ZERO: ZeroStage = 1
 """Shards of experts (FSDP2), from stage 2 on, are in the order of the ranks."""
 
 
-_NO_GAIN = "placed ones would save less than the predictions' error"
-
-
 def placing(target: Target) -> Target:
     """Return the target with those of its layouts that can place experts.
 
@@ -99,7 +96,9 @@ def solve_placed(search: FoldedSearch, pins: LayoutRequest) -> tuple[BestLayouts
     if not search.target.places_experts:
         step = replace(prices, job=job).step(best.layout)
         choice = _judged(replace(choice, placed_step_seconds=step.seconds))
-        would = f"--target moetune does: {choice.why}" if choice.is_taken else _NO_GAIN
+        would = "placed ones would save less than the predictions' error"
+        if choice.is_taken:
+            would = f"--target moetune does: {choice.why}"
         return natural, _kept(choice, f"{search.target.name} places none, and {would}")
     if (pins.zero or 0) > _MOST_ZERO:
         why = f"with ZeRO stage {pins.zero} their shards are in the order of the ranks"

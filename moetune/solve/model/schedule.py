@@ -256,7 +256,6 @@ def _route(
     there at once, and what nothing needs.
 
     Args:
-        num: micro-batches.
         links: the ways between ranks, to which this one's is added.
     """
     count, last = len(ranks), len(ranks) - 1

@@ -39,11 +39,7 @@ _ROUNDING = 1e-9
 class PricedLayout:
     """A layout with its step and its fullest pipeline rank.
 
-    Args:
-        saved_seconds: of the step, by hidden exchanges; only of a search's answers.
-        saved_by_graphs_seconds: as against launching each kernel; only of a search's answers.
-        mean_parts: of the step, on the mean of the pipeline ranks; only of a search's answers
-            with a pipeline.
+    What it saves, and parts on the mean of the ranks, are of a search's answers (`TrainingStep`).
     """
 
     layout: FoldedLayout
@@ -63,13 +59,6 @@ class FoldedSearch(Tables):
 
     Args:
         wholes: prices of whole layouts, of which the runtime's rules bound the layouts.
-        limit_bytes: usable memory of a device.
-        site: the machine, as the runtime's rules ask for it; None where it is not known.
-        asks_runtime: as of `LayoutSpace`.
-        host_bytes: host memory of one rank.
-        memory_of_wholes: of whole layouts.
-        space: the layouts that the rules and the target allow.
-        fitting: those that fit into memory.
     """
 
     wholes: StepPrices
@@ -109,11 +98,6 @@ class FoldedSearch(Tables):
     def target(self) -> Target:
         """The runtime."""
         return self.prices.target
-
-    @property
-    def memory(self) -> MemoryModel:
-        """The memory of layouts."""
-        return self.fitting.memory
 
     def price(self, layout: FoldedLayout) -> PricedLayout:
         """Return a layout with its price and memory, whether it fits or not."""
@@ -184,7 +168,6 @@ class Node(NamedTuple):
 
     Args:
         bounds: least seconds and bytes of any of them, by which nodes are ordered.
-        number: a different one for each node.
         layout: with what they have in common; it is whole where there are no `parts`.
         parts: returns what takes its place.
     """
@@ -333,7 +316,7 @@ class LayoutTable(Tables):
                 sharded for cut in self.cuts(layout) for sharded in self.zero_stages(cut)
             ):
                 passes = prices.micro_batch_seconds(sharded) * prices.rounds_at_least(sharded)
-                size = search.memory.needs(sharded)[0], passes
+                size = search.fitting.memory.needs(sharded)[0], passes
                 if size < least and search.space.is_allowed(sharded):
                     least, smallest = size, sharded
         if smallest is None:

@@ -242,11 +242,9 @@ class Fitting:
         most = self.limit_bytes * (1 - HEADROOM)
         return not layout.on_host and self.memory.needs(layout)[0] <= most
 
-    def least_of_states(
-        self, sizes: FoldedLayout, pins: LayoutRequest, *, may_offload: bool = True
-    ) -> float:
+    def least_of_states(self, sizes: FoldedLayout, pins: LayoutRequest) -> float:
         """Return bytes that the states alone need at least on the fullest device."""
-        ways = self.ways(sizes, pins, may_offload=may_offload)
+        ways = self.ways(sizes, pins, may_offload=True)
         return min(self.memory.least(layout, on_host=share) for layout, share in ways)
 
     def ways(

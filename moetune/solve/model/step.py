@@ -43,15 +43,11 @@ _SEEN = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSeconds:
-    """A step's time.
+    """A step's time, in seconds as of `TrainingStep`.
 
     Args:
         parts: seconds on the slowest pipeline rank by name, all micro-batches; they add up to
             `seconds`.
-        hidden_by_shared_experts: seconds of exchanges on that rank, in one chunk.
-        bound_by_host: seconds of blocks on that rank that take as long as their launches.
-        bound_by_replicas: seconds of passes that collectives of gradients and parameters outlast,
-            which run beside them; what these take longer is the part "gradients".
     """
 
     seconds: float

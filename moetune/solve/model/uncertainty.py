@@ -52,10 +52,8 @@ def confidence_of(
 
     Args:
         seconds: predicted, of the choice and of the layouts that it was compared with.
-        own_spread: of the logarithms.
         ratios: ends of the step's range over its prediction for what the record has no error of;
             independent of that, so that logarithms add up in squares.
-        target: the runtime whose runs are in the record.
     """
     low, high = public_ratios(target)
     first = NormalDist(math.log(seconds[0]), own_spread)

@@ -116,7 +116,7 @@ def fitting(search: FoldedSearch, every: Iterable[FoldedLayout]) -> list[PricedL
     """Return those of some layouts that fit, priced."""
     found = []
     for layout in every:
-        memory = search.memory.peak(layout)
+        memory = search.fitting.memory.peak(layout)
         if memory.peak_bytes <= search.limit_bytes and memory.host_bytes <= search.host_bytes:
             found.append(search.price(layout))
     return found

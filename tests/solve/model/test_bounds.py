@@ -39,7 +39,7 @@ def test_no_layout_is_faster_or_smaller_than_its_row(target: str) -> None:
     sizes = {_sizes(one[0]): search.fitting.least_of_states(one[0], pins) for one in table.groups}
     for layout in every_layout(search, pins):
         row = rows[_row(layout)]
-        seconds, peak = search.prices.least(layout), search.memory.needs(layout)[0]
+        seconds, peak = search.prices.least(layout), search.fitting.memory.needs(layout)[0]
         ranked = {way.dispatcher: way.seconds for way in table.dispatchers(row.layout)}
         assert layout.ep == 1 or layout.dispatcher in ranked
         micro_batch = ranked.get(layout.dispatcher, min(ranked.values()))
@@ -120,13 +120,13 @@ def test_no_layout_needs_less_memory_than_its_bound(
         for layout, *bounds in table.rows(group):
             bound = bounds[0 if may_offload else 1]
             for cut in itertools.chain.from_iterable(map(table.zero_stages, table.cuts(layout))):
-                least = search.memory.needs(cut)[0]
+                least = search.fitting.memory.needs(cut)[0]
                 if may_offload:
                     wait = replace(cut, offload_activations=0.9)
                     able = [to for to in (cut, wait) if search.space.is_allowed(to)]
                     shares = (0.0, 1.0) if search.target.offloads_optimizer else (0.0,)
                     least = min(
-                        search.memory.needs(to, on_host=share)[0]
+                        search.fitting.memory.needs(to, on_host=share)[0]
                         for to, share in itertools.product(able, shares)
                         if share == 0 or to.zero == 1
                     )

@@ -34,7 +34,7 @@ def test_passes_of_a_pipeline_end_when_it_does(layout: FoldedLayout, num: int) -
 
 
 def test_the_fullest_rank_is_the_peak_and_none_has_less_than_the_least() -> None:
-    memory = search_of(JOB).memory
+    memory = search_of(JOB).fitting.memory
     for layout in (PLAIN, FoldedLayout(dp=2, pp=4, ep=2), FoldedLayout(dp=2, pp=4, vpp=2, zero=2)):
         ranks = [memory.of_rank(layout, rank) for rank in range(layout.pp)]
         assert [one.rank for one in ranks] == list(range(layout.pp))

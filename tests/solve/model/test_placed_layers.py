@@ -101,10 +101,13 @@ def test_a_layout_that_fits_on_the_mean_alone_is_left_out() -> None:
     pins = LayoutRequest(tp=1, pp=2, vpp=1, ep=2, micro_batch=4, overlap="none", recompute=())
     search = search_of(job_of(recorded(even, even, steep, steep, top_k=TOP_K)), target="moetune")
     roomy = BestLayouts(search, pins).ranked()[0]
-    mean, own = search.memory.needs(roomy.layout)[0], search.memory_of_wholes.needs(roomy.layout)[0]
+    mean, own = (
+        search.fitting.memory.needs(roomy.layout)[0],
+        search.memory_of_wholes.needs(roomy.layout)[0],
+    )
     assert mean < own
     tight = search_of(search.wholes.job, gib=(mean + own) / 2 / 2**30, target="moetune")
-    assert tight.memory.needs(roomy.layout)[0] < tight.limit_bytes
+    assert tight.fitting.memory.needs(roomy.layout)[0] < tight.limit_bytes
     assert not tight.fits(roomy.layout)
     for one in BestLayouts(tight, pins).ranked():
         assert (

@@ -174,7 +174,7 @@ def test_the_best_is_that_of_every_layout_priced(
         with pytest.raises((InputError, RefusedLayoutError)):
             BestLayouts(search, pins).ranked()
         return
-    peaks = sorted(search.memory.peak(one).peak_bytes for one in every)
+    peaks = sorted(search.fitting.memory.peak(one).peak_bytes for one in every)
     limit = peaks[int(question.quantile * len(peaks))] if question.quantile >= 0 else peaks[0] - 1
     search = replace(search, limit_bytes=limit)
     found = BestLayouts(search, pins).ranked()
@@ -183,7 +183,9 @@ def test_the_best_is_that_of_every_layout_priced(
         assert not search.fits(found[0].layout)
         plain = [one for one in every if pins.offload_optimizer is not None or not one.on_host]
         least = min(
-            search.memory.peak(one).peak_bytes for one in plain if not one.offload_activations
+            search.fitting.memory.peak(one).peak_bytes
+            for one in plain
+            if not one.offload_activations
         )
         assert found[0].memory.peak_bytes == pytest.approx(least, rel=SAME)
         return

@@ -9,7 +9,7 @@ from moetune.domain.interference import Interference
 from moetune.domain.samples import ResourceClass
 from moetune.domain.training import Degrees, FoldedLayout, Overlap, Recompute
 from moetune.fit.costs import costs_of
-from moetune.solve.layer.degree import makespan, makespan_beside
+from moetune.solve.layer.degree import makespan
 from moetune.solve.layer.timeline import COMPUTE, Task, pipeline_tasks, simulate
 from moetune.solve.model.block import BlockPrices
 from moetune.solve.model.chunks import (
@@ -47,24 +47,16 @@ def test_a_pass_with_shared_experts_ends_when_its_simulated_events_do(
 ) -> None:
     among: frozenset[ResourceClass] = frozenset({"comm", "comp"})
     mu, sigma = interference.speed("comm", among), interference.speed("comp", among)
-    grid = itertools.product((1, 2, 3, 7), (0.3, 1.0, 2.5), (0.2, 1.0, 4.0), (0.1, 0.9, 3.0, 40.0))
+    grid = itertools.product(
+        (1, 2, 3, 7), (0.3, 1.0, 2.5), (0.2, 1.0, 4.0), (0.0, 0.1, 0.9, 3.0, 40.0)
+    )
     for degree, transfer, compute, beside in grid:
-        found = makespan_beside(
+        found = makespan(
             degree=degree, transfer_seconds=transfer, compute_seconds=compute,
             beside_seconds=beside, comm_speed=mu, comp_speed=sigma,
         )  # fmt: skip
         both = simulated(degree, transfer, compute, beside, interference)
         assert both == pytest.approx((found, found))
-        without = makespan_beside(
-            degree=degree, transfer_seconds=transfer, compute_seconds=compute,
-            beside_seconds=0.0, comm_speed=mu, comp_speed=sigma,
-        )  # fmt: skip
-        assert without == pytest.approx(
-            makespan(
-                degree=degree, transfer_seconds=transfer, compute_seconds=compute,
-                comm_speed=mu, comp_speed=sigma,
-            )
-        )  # fmt: skip
 
 
 @pytest.mark.parametrize("interference", [ALONE, DISTURBED], ids=["alone", "disturbed"])

@@ -185,7 +185,7 @@ def test_frozen_weights_have_no_gradients_and_adapters_few() -> None:
     [("h100-x8", {"tp": 2, "pp": 4}, 2643, 735), ("gb300-nvl72", {"dp": 4, "pp": 2}, 7481, 2086)],
 )
 def test_public_runs_of_adapters(
-    profile: str, layout: dict[str, int], tokens_per_second: float, tflops: float
+    profile: str, layout: dict[str, Any], tokens_per_second: float, tflops: float
 ) -> None:
     """Megatron-Bridge@067f987, docs/performance-summary-archive.md, LoRA of LLAMA3_70B, FP8."""
     job = job_of("llama-3-70b", "lora:rank=16,targets=attention", world_size=8, global_batch=32,
