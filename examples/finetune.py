@@ -10,6 +10,7 @@ on as many ranks as it has. Times are of one layer of experts, forward and backw
 """
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 from statistics import mean, median
@@ -27,9 +28,9 @@ from transformers import (
 )
 
 import moetune
+from examples import checkpoints
 from moetune.app.trace import overlap_of
 from moetune.domain.units import format_seconds
-from moetune.runtime.elastic.stop import EXIT_CODE
 from moetune.runtime.moe.routed_layer import RoutedLayer
 from moetune.runtime.trace import RecordedSpan, TimelineRecorder
 
@@ -43,7 +44,7 @@ def main() -> int:
     if device.type == "cuda":
         torch.cuda.set_device(dist.get_node_local_rank())
     try:
-        return 0 if train(arguments, device) else EXIT_CODE
+        return 0 if train(arguments, device) else 128 + signal.SIGTERM
     except moetune.MoetuneError as problem:
         print(f"error: {problem}", file=sys.stderr, flush=True)
         return problem.exit_code
@@ -73,22 +74,21 @@ def train(arguments: argparse.Namespace, device: torch.device) -> bool:
     # Without buffers to send, the first exchange of a step is a layer's, whose errors have names.
     replica = DistributedDataParallel(moetune.prepare_ddp(model), broadcast_buffers=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    checkpoints = moetune.Checkpoints(arguments.checkpoints) if arguments.checkpoints else None
-    begin = resume(checkpoints, model, optimizer)
+    folder: Path | None = arguments.checkpoints
+    step = resume(folder, model, optimizer)
     times: list[tuple[float, float]] = []
-    step, is_stopped = begin, False
-    with moetune.StopRequest() as stop:
-        while step < arguments.steps and not is_stopped:
-            loss, measured = one_step(replica, optimizer, batch(arguments.batch, step).to(device))
-            step += 1
-            times.append(measured)
-            say(f"step {step}: loss {loss:.12g}, a layer of experts {format_seconds(measured[0])}")
-            if book is not None:
-                book.step()
-            is_stopped = stop.is_agreed()
-            is_due = is_stopped or step == arguments.steps or step % arguments.every == 0
-            if checkpoints is not None and is_due:
-                say(f"saved {checkpoints.save(step, model, optimizer)}")
+    stop, is_stopped = checkpoints.Stop(device), False
+    while step < arguments.steps and not is_stopped:
+        loss, measured = one_step(replica, optimizer, batch(arguments.batch, step).to(device))
+        step += 1
+        times.append(measured)
+        say(f"step {step}: loss {loss:.12g}, a layer of experts {format_seconds(measured[0])}")
+        if book is not None:
+            book.step()
+        is_stopped = stop.is_agreed()
+        is_due = is_stopped or step == arguments.steps or step % arguments.every == 0
+        if folder is not None and is_due:
+            say(f"saved {checkpoints.save(folder, step, model, optimizer)}")
     if arguments.save is not None:
         model.save_pretrained(arguments.save)  # on every rank: experts are gathered
     if book is not None:
@@ -118,19 +118,13 @@ def configuration() -> Qwen3MoeConfig:
     )  # fmt: skip
 
 
-def resume(
-    checkpoints: moetune.Checkpoints | None,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-) -> int:
+def resume(folder: Path | None, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Load the newest checkpoint, if there is one, and return the steps behind it."""
-    newest = None if checkpoints is None else checkpoints.newest()
-    if checkpoints is None or newest is None:
-        return 0
-    checkpoints.load(newest, model, optimizer)
-    ranks = dist.get_world_size()
-    say(f"resumed step {newest.step} of {newest.num_ranks} ranks on {ranks}")
-    return newest.step
+    step = 0 if folder is None else checkpoints.newest(folder)
+    if folder is not None and step:
+        checkpoints.load(folder, step, model, optimizer)
+        say(f"resumed step {step} on {dist.get_world_size()} ranks")
+    return step
 
 
 def batch(num_sequences: int, step: int) -> torch.Tensor:

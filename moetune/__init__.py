@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     )
     from moetune.domain.plan import Plan
     from moetune.domain.profile import Profile
-    from moetune.runtime.elastic.checkpoints import Checkpoint, Checkpoints
-    from moetune.runtime.elastic.stop import StopRequest
     from moetune.runtime.moe.layer import MoELayer, TensorExpertLayer
     from moetune.runtime.parallel.fsdp import prepare_fsdp
     from moetune.runtime.parallel.optimizer import clip_grad_norm_
@@ -47,19 +45,12 @@ if TYPE_CHECKING:
     from moetune.runtime.replicas import prepare_ddp
     from moetune.runtime.sharded.model_chunks import model_chunks
     from moetune.runtime.sharded.shard import shard
-    from moetune.runtime.sharded.state import (
-        ShardedStates,
-        full_state_dict,
-        load_full_state_dict,
-    )
 
 __all__ = [
     "AbandonedError",
     "AllocationError",
     "BadStoreError",
     "BusyError",
-    "Checkpoint",
-    "Checkpoints",
     "CollectiveError",
     "InfeasiblePlanError",
     "InputError",
@@ -80,15 +71,11 @@ __all__ = [
     "RankMismatchError",
     "RefusedLayoutError",
     "SchemaMismatchError",
-    "ShardedStates",
     "SolveLimitError",
-    "StopRequest",
     "StoreUnavailableError",
     "TensorExpertLayer",
     "adapt",
     "clip_grad_norm_",
-    "full_state_dict",
-    "load_full_state_dict",
     "load_plan",
     "memory",
     "model_chunks",
@@ -103,21 +90,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Checkpoint": "moetune.runtime.elastic.checkpoints",
-    "Checkpoints": "moetune.runtime.elastic.checkpoints",
     "MoELayer": "moetune.runtime.moe.layer",
     "OneRank": "moetune.comm.group",
     "ParallelModel": "moetune.runtime.parallel.parallel_model",
     "Plan": "moetune.domain.plan",
     "PlanBook": "moetune.runtime.plans.book",
     "Profile": "moetune.domain.profile",
-    "ShardedStates": "moetune.runtime.sharded.state",
-    "StopRequest": "moetune.runtime.elastic.stop",
     "TensorExpertLayer": "moetune.runtime.moe.layer",
     "adapt": "moetune.adapters.model",
     "clip_grad_norm_": "moetune.runtime.parallel.optimizer",
-    "full_state_dict": "moetune.runtime.sharded.state",
-    "load_full_state_dict": "moetune.runtime.sharded.state",
     "load_plan": "moetune.app.notebook",
     "memory": "moetune.app.notebook",
     "model_chunks": "moetune.runtime.sharded.model_chunks",

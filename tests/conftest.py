@@ -35,7 +35,7 @@ THOROUGH = (
     "adapters/test_alone.py", "adapters/test_titan.py", "cuda_kit", "docs/test_site.py",
     "launch/test_launch_oracle.py", "launch/test_torch_runtimes.py",
     "measure/test_measuring_ranks.py", "measure/test_profile_command.py",
-    "runtime/test_gpu_chunks.py", "runtime/test_gpu_streams.py",
+    "runtime/test_gpu_streams.py",
     "runtime/test_layer_memory.py", "runtime/test_layer_under_faults.py",
     "runtime/test_random_layouts.py", "runtime/test_watching.py", "service/hostile",
     "service/test_service_fuzz.py", "service/test_training_with_the_service.py",

@@ -11,7 +11,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -36,6 +37,17 @@ IMPORTED_ONCE = (
     "moetune.store",
     "transformers.models.mixtral.modeling_mixtral",
 )
+
+
+@contextmanager
+def world_of_one() -> Iterator[None]:
+    """Be the only rank of a process group."""
+    store = dist.HashStore()  # type: ignore[attr-defined] # which torch does not say that it exports
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def run_ranks(

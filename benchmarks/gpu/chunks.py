@@ -6,7 +6,6 @@ which keep float32 and compute in bfloat16. Blocks are checkpointed.
 """
 
 import gc
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -105,6 +104,7 @@ def _plain(_: Job, model: LanguageModel, device: torch.device) -> Step:
 
 
 def _chunks(job: Job, model: LanguageModel, device: torch.device) -> Step:
+    _join(device)
     model.bfloat16()
     sharded, optimizer = moetune.shard(
         model, _adam(model, fused=None), chunk_bytes=job.chunk_bytes, cache_bytes=job.cache_bytes,
@@ -113,12 +113,15 @@ def _chunks(job: Job, model: LanguageModel, device: torch.device) -> Step:
     return make_step(sharded, optimizer, nullcontext())
 
 
+def _join(device: torch.device) -> None:
+    """Make a world of one rank."""
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    store = dist.HashStore()  # type: ignore[attr-defined] # which torch does not say that it exports
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
+
+
 def _fsdp2(_: Job, model: LanguageModel, device: torch.device) -> Step:
-    with tempfile.NamedTemporaryFile() as file:
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            init_method=f"file://{file.name}-store", rank=0, world_size=1,
-        )  # fmt: skip
+    _join(device)
     mesh = init_device_mesh(device.type, (1,))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda")

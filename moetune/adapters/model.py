@@ -26,8 +26,8 @@ from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, check_divisible
 from moetune.runtime.moe.function import SharedWork
+from moetune.runtime.moe.layer import expert_group
 from moetune.runtime.moe.placement import is_dtensor
-from moetune.runtime.moe.planned_layer import expert_group
 from moetune.runtime.moe.routed_layer import RoutedLayer
 
 ModelT = TypeVar("ModelT", bound=nn.Module)

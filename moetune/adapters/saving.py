@@ -82,8 +82,19 @@ def _whole(name: str, value: torch.Tensor, layer: PlannedLayer | None) -> torch.
         return whole.cpu()
     if layer is None:
         return value.detach()
-    parts = layer.communicator.gather(value.detach(), f"the experts of {name}")
-    return torch.cat(parts) if parts else None
+    return _gathered(value.detach(), layer, name)
+
+
+def _gathered(own: torch.Tensor, layer: PlannedLayer, name: str) -> torch.Tensor | None:
+    """Return all ranks' experts on the first rank's CPU; a device has one of each rank at once."""
+    num_local, communicator = len(own), layer.communicator
+    shape, is_first = (layer.shape.num_experts, *own.shape[1:]), communicator.rank == 0
+    whole = torch.empty(shape, dtype=own.dtype, device="cpu") if is_first else None
+    for place in range(num_local):
+        parts = communicator.gather(own[place], f"the experts of {name}")
+        if whole is not None:
+            whole[place::num_local] = torch.stack(parts)
+    return whole
 
 
 def is_whole(model: nn.Module, state: Mapping[str, object]) -> bool:
@@ -158,7 +169,7 @@ def load_checkpoint(model: Any, folder: str | os.PathLike[str]) -> None:
 # ruff: noqa: ANN401
 _SAVE = (
     "save weights by model.save_pretrained(folder), and what training resumes from by "
-    "torch.distributed.checkpoint or moetune.Checkpoints; all ranks call these"
+    "torch.distributed.checkpoint; all ranks call these"
 )
 
 
@@ -266,7 +277,7 @@ def _trainer_check(library: Any) -> type:
                     f"the Trainer with save_strategy={str(args.save_strategy.value)!r} would write "
                     "the optimizer's states of the first rank's experts alone",
                     'set save_only_model=True or save_strategy="no"; what training resumes from '
-                    "is saved by torch.distributed.checkpoint or moetune.Checkpoints",
+                    "is saved by torch.distributed.checkpoint",
                 )
 
     return CheckExperts

@@ -14,7 +14,7 @@ from moetune.domain.cluster import Cluster
 from moetune.domain.errors import BadStoreError, needed_by
 
 if TYPE_CHECKING:
-    from moetune.runtime.plans.client import ServiceClient
+    from moetune.runtime.plans.service import ServiceClient
     from moetune.store import SqlStore
 
 StoreFinder: TypeAlias = "Callable[[], AbstractContextManager[SqlStore | None]]"
@@ -89,7 +89,7 @@ def service_client(url: str) -> "ServiceClient":
     Raises:
         InputError: MOETUNE_TOKEN does not hold a token, or there is no home for the cache.
     """
-    from moetune.runtime.plans.client import ServiceClient
+    from moetune.runtime.plans.service import ServiceClient
 
     environ = config.environment()
     return ServiceClient(url, config.service_token(environ), config.cache_folder(environ) / "plans")

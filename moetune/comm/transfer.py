@@ -185,19 +185,6 @@ class SideStream:
 
         return join
 
-    def run_late(self, transfer: Callable[[], None]) -> Wait:
-        """Begin a transfer as `run` does; on a CPU only when the returned wait is called."""
-        return transfer if self._stream is None else self.run(transfer)
-
-    def mark(self) -> Wait:
-        """Return a function that blocks the host until the transfers so far are over."""
-        return nothing if self._stream is None else self._stream.record_event().synchronize
-
-    def synchronize(self) -> None:
-        """Block the host until the stream is idle."""
-        if self._stream is not None:
-            self._stream.synchronize()
-
 
 def nothing() -> None:
     """Wait for nothing."""

@@ -89,6 +89,13 @@ def _part(point: GemmPoint, x: torch.Tensor, device: Device) -> RowPart:
     return RowPart(rows=rows, rows_E=point.expert_rows, ends_E=ends_E, kernel=kernel)
 
 
+def other_kernels(load: Workload, *, device: torch.device) -> tuple[ExpertKernel, ...]:
+    """Return the kernels that can run a layer's experts on the device, but for the usual kernel."""
+    able = able_kernels(load, device=device)
+    usual = "grouped_mm" if device.type == "cuda" and "grouped_mm" in able else "loop"
+    return tuple(name for name in able if name != usual)
+
+
 def able_kernels(load: Workload, *, device: torch.device) -> tuple[ExpertKernel, ...]:
     """Return the kernels that can run a layer's experts on the device."""
     dtype, widths = torch_dtype(load.dtype), (load.layer.d_model, load.layer.d_hidden)
@@ -97,14 +104,6 @@ def able_kernels(load: Workload, *, device: torch.device) -> tuple[ExpertKernel,
         for name in EXPERT_KERNELS
         if not kernel_problem(name, device=device, dtype=dtype, widths=widths)
     )
-
-
-def other_kernels(load: Workload, *, device: torch.device) -> tuple[ExpertKernel, ...]:
-    """Return the kernels that can run a layer's experts on the device, but for the usual kernel."""
-    able = able_kernels(load, device=device)
-    is_grouped = device.type == "cuda" and "grouped_mm" in able
-    usual = "grouped_mm" if is_grouped else "loop"
-    return tuple(name for name in able if name != usual)
 
 
 def _num_operands(point: GemmPoint, device: Device) -> tuple[int, int]:

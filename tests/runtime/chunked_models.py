@@ -24,10 +24,15 @@ class Block(nn.Module):
 
 
 class Plain(nn.Module):
-    """Embedding, blocks, head: takes token numbers (batch, length)."""
+    """Embedding, blocks, head: takes token numbers (batch, length).
 
-    def __init__(self) -> None:
+    Args:
+        adds_in_place: to a module's output, which may be a view.
+    """
+
+    def __init__(self, *, adds_in_place: bool = False) -> None:
         super().__init__()
+        self.adds_in_place = adds_in_place
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(4))
         self.head = nn.Linear(WIDTH, VOCABULARY)
@@ -37,6 +42,8 @@ class Plain(nn.Module):
         for block in self.blocks:
             x = block(x)
         logits: torch.Tensor = self.head(x)
+        if self.adds_in_place:
+            logits += 1  # which the softmax of the loss does not see
         return logits
 
 
@@ -49,18 +56,14 @@ class Tied(Plain):
 
 
 class Borrowing(Plain):
-    """The model's own forward uses the embedding's weight, directly and through a view."""
+    """The model's own forward uses the embedding's weight."""
 
-    def __init__(self, *, through_view: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.head = nn.Identity()  # type: ignore[assignment] # the model itself is the head
-        self.through_view = through_view
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = super().forward(tokens)
-        if self.through_view:
-            return x @ self.embedding.weight.T
-        return functional.linear(x, self.embedding.weight)
+        return functional.linear(super().forward(tokens), self.embedding.weight)
 
 
 class Twice(Plain):
@@ -142,11 +145,12 @@ class Sparse(Plain):
 
     def __init__(self, make_layer: Callable[[], ExpertLayer]) -> None:
         super().__init__()
+        self.blocks = self.blocks[:2]
         self.layers = nn.ModuleList(make_layer() for _ in range(2))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
-        for block, layer in zip(self.blocks[:2], self.layers, strict=True):
+        for block, layer in zip(self.blocks, self.layers, strict=True):
             x = block(x)
             assert isinstance(layer, ExpertLayer)
             x = x + layer(x)

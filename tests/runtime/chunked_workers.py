@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.nn import functional
 
 import moetune
-from moetune.runtime.sharded.model_chunks import ModelChunks
-from moetune.runtime.sharded.optimizer import ChunkedOptimizer
+from moetune.runtime.sharded.cache import Cache
 from tests.runtime import chunked_models as models
 
 EXACT = 1e-10
@@ -43,9 +43,13 @@ class Case:
 
 
 def rank_and_ranks() -> tuple[int, int]:
-    if not dist.is_initialized():
-        return 0, 1
     return dist.get_rank(), dist.get_world_size()
+
+
+def whole_state(model: nn.Module) -> dict[str, Any]:
+    """Return the whole state on the first rank, and nothing elsewhere."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return copy.deepcopy(get_model_state_dict(model, options=options))
 
 
 def batches(case: Case, step: int) -> Iterator[list[torch.Tensor]]:
@@ -62,7 +66,7 @@ def exact_loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
 
 
-def sharded(case: Case) -> tuple[Any, ChunkedOptimizer]:
+def sharded(case: Case) -> tuple[Any, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = case.make().to(case.dtype)
     optimizer = case.optimizer(model.parameters(), **case.settings)
@@ -70,17 +74,15 @@ def sharded(case: Case) -> tuple[Any, ChunkedOptimizer]:
     if case.places is not None:
         # Two-byte and expert chunks are rounded up for the ranks.
         options["cache_bytes"] = case.places * case.chunk_bytes
-    model, stepper = moetune.shard(model, optimizer, chunk_bytes=case.chunk_bytes, **options)
-    assert isinstance(stepper, ChunkedOptimizer)
-    return model, stepper
+    return moetune.shard(model, optimizer, chunk_bytes=case.chunk_bytes, **options)
 
 
-def step_sharded(case: Case, step: int, model: nn.Module, optimizer: ChunkedOptimizer) -> None:
+def step_sharded(case: Case, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     rank = rank_and_ranks()[0]
     for tokens in batches(case, step):
         exact_loss_of(model, tokens[rank]).backward()
     if case.max_norm is not None:
-        optimizer.clip_grad_norm_(case.max_norm)
+        moetune.clip_grad_norm_(model, case.max_norm)
     if case.evaluates:
         with torch.no_grad():
             model(torch.zeros(1, 3, dtype=torch.long))
@@ -101,17 +103,24 @@ def train_plainly(case: Case, twin: nn.Module) -> None:
         optimizer.zero_grad()
 
 
-def check_equals_plain(case: Case, name: str = "") -> ModelChunks:
+def check_equals_plain(case: Case, name: str = "") -> Cache:
     """Train sharded, and hold the whole state against that of plain training."""
     torch.manual_seed(0)
     model, optimizer = sharded(case)
     chunks = moetune.model_chunks(model)
-    start = moetune.full_state_dict(model)
+    gathered: list[int] = []
+    """Chunks that FSDP2 says are there, where each module begins."""
+    for module in model.modules():
+        module.register_forward_pre_hook(
+            lambda *_: gathered.append(sum(not each.is_freed for each in chunks.chunks))
+        )
+    start = whole_state(model)
     for step in range(case.steps):
         step_sharded(case, step, model, optimizer)
-    end = moetune.full_state_dict(model)
+    end = whole_state(model)
     largest = max(chunk.num_bytes for chunk in chunks.chunks)
-    assert chunks.peak_cache_bytes <= chunks.cache_capacity * largest, name
+    assert chunks.peak_bytes <= chunks.capacity * largest, name
+    assert 0 < max(gathered) <= chunks.capacity, name
     if rank_and_ranks()[0]:
         assert end == {}
         return chunks
@@ -136,10 +145,10 @@ def check_equals_mixed_precision(options: dict[str, Any]) -> None:
         options=options,
     )  # fmt: skip
     model, optimizer = sharded(case)
-    start = moetune.full_state_dict(model)
+    start = whole_state(model)
     for step in range(case.steps):
         step_sharded(case, step, model, optimizer)
-    end = moetune.full_state_dict(model)
+    end = whole_state(model)
     if not end:
         return
     masters = models.Plain()

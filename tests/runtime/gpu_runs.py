@@ -4,9 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
-import moetune
 from moetune.domain.constraints import Strategy
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
@@ -50,43 +48,3 @@ def moe_layer(device: torch.device | None = GPU, **options: Any) -> MoELayer:
 
 def tensor_layer(*, sequence_parallel: bool) -> TensorExpertLayer:
     return TensorExpertLayer(8, 16, 4, 2, device=GPU, sequence_parallel=sequence_parallel)
-
-
-class Model(nn.Module):
-    """Four dense layers and one of experts.
-
-    Args:
-        is_reversed: the dense layers run in another order than they are registered in.
-    """
-
-    def __init__(self, width: int = 16, *, is_reversed: bool = False) -> None:
-        super().__init__()
-        self.is_reversed = is_reversed
-        self.dense = nn.ModuleList([nn.Linear(width, width) for _ in range(4)])
-        self.experts = MoELayer(width, width, 4, 2, pipeline=3, memory_reuse="S1")
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in reversed(self.dense) if self.is_reversed else self.dense:
-            x = torch.relu(layer(x))
-        y: torch.Tensor = self.experts(x)
-        return y
-
-
-def train_sharded(*, dtype: torch.dtype, offload: bool, num_steps: int = 3, **options: Any) -> None:
-    """Train a model in chunks, of which the cache holds six."""
-    model = Model().to(GPU, dtype)
-    _, optimizer = moetune.shard(
-        model, torch.optim.AdamW(model.parameters()), chunk_bytes=4200, cache_bytes=30000,
-        offload=offload, **options,
-    )  # fmt: skip
-    for _ in range(num_steps):
-        model(torch.randn(24, 16, device=GPU, dtype=dtype)).sum().backward()
-        optimizer.clip_grad_norm_(1.0)  # type: ignore[attr-defined] # of shard's optimizer
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def experts_say(value: Any, mine: int, other: int) -> Any:  # noqa: ARG001 - as the world calls it
-    """Return what another rank says of its experts, where this one says that its own are `mine`."""
-    is_listing = isinstance(value, dict) and any(name.startswith("experts.") for name in value)
-    return dict.fromkeys(value, other) if is_listing else value

@@ -136,13 +136,13 @@ def test_no_other_way_to_evict_gathers_less_in_any_number_of_steps(
         assert found == fewest_gathers(order * number, num_places)
 
 
-def test_a_place_can_be_filled_as_soon_as_its_chunk_is_reduced() -> None:
+def test_a_place_can_be_filled_as_soon_as_its_chunk_has_left() -> None:
     order = [
         Use(chunks=(0,)), Use(chunks=(1,)), Use(chunks=(1,), leaves=(1,)),
         Use(chunks=(0,), leaves=(0,)), Use(chunks=(2,), leaves=(2,)),
     ]  # fmt: skip
     last = fetched(order, 2)[-1][-1]
-    assert (last.chunk, last.position, last.ready) == (2, 4, 4)
+    assert (last.chunk, last.position, last.ready) == (2, 4, 3)
 
 
 def test_a_chunk_that_no_use_needs_is_evicted_first() -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from moetune.comm.group import OneRank
+from moetune.comm.group import OneRank, ReduceOp
+from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Strategy
 from moetune.domain.layer import LayerShape
 from moetune.runtime.moe.activations import ClampedGate, FusedForm
@@ -16,6 +17,7 @@ from moetune.runtime.moe.expert_module import BorrowedExperts, ExpertNames
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.routed_layer import RoutedLayer
+from moetune.runtime.moe.weight_grads import GradientMean
 from tests.runtime.gpu_runs import decision
 from tests.runtime.grouped_workers import grouped
 
@@ -133,6 +135,30 @@ def test_gradients_of_wider_parameters_are_laid_out_as_these() -> None:
         assert one.dtype == torch.float32
         assert one.is_contiguous()
         assert (one - other).norm() < 0.02 * other.norm()
+
+
+class Peer(OneRank):
+    """A replica whose gradients are all 1."""
+
+    members = (0, 1)
+
+    def all_reduce(self, values: torch.Tensor, name: str, *, op: ReduceOp = "sum") -> Transfer:
+        values += 1
+        return super().all_reduce(values, name, op=op)
+
+
+@pytest.mark.parametrize("form", [None, FORMS[1]])
+def test_replicas_of_experts_are_averaged_however_their_matrices_lie(
+    form: FusedForm | None,
+) -> None:
+    stack = Stack(form)
+    layer, (x, dy, weights, chosen) = stack.layer(), inputs()
+    wanted = torch.autograd.grad((layer(x, chosen, weights) * dy).sum(), list(stack.parameters()))
+    layer.experts.gradients = GradientMean(replicas=Peer())
+    (layer(x, chosen, weights) * dy).sum().backward()
+    for parameter, grad in zip(stack.parameters(), wanted, strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, (grad + 1) / 2)
 
 
 def test_gradients_of_a_fused_layer_pass_gradcheck_where_nothing_is_clamped() -> None:

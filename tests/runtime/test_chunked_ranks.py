@@ -7,13 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 import moetune
+from examples import checkpoints
 from moetune.comm.group import OneRank
-from moetune.runtime.sharded.cache import NextUses, fetches_of_step
-from moetune.runtime.sharded.model_chunks import ModelChunks
 from tests.ranks import run_ranks
 from tests.runtime import chunked_models as models
 from tests.runtime.chunked_workers import (
@@ -25,6 +22,7 @@ from tests.runtime.chunked_workers import (
     exact_loss_of,
     sharded,
     step_sharded,
+    whole_state,
 )
 
 TOKENS = torch.arange(10).view(2, 5)
@@ -37,7 +35,6 @@ ZOO: dict[str, Callable[[], torch.nn.Module]] = {
     "backwards": models.Backwards,
     "frozen": models.Frozen,
     "checkpointed": lambda: models.Checkpointed(use_reentrant=False),
-    "checkpointed, reentrant": lambda: models.Checkpointed(use_reentrant=True),
     "attention": models.Attentive,
 }
 
@@ -48,7 +45,7 @@ def _every_model() -> None:
             case = Case(make=make, places=places, options={"offload": offload})
             check_equals_plain(case, f"{name}, offload {offload}")
     everything = check_equals_plain(Case(make=models.Plain, steps=25), "all cached")
-    assert everything.cache_capacity > 3
+    assert everything.capacity > 3
     check_equals_plain(Case(make=models.Plain, places=2, steps=50), "two places")
     check_equals_plain(Case(make=models.Tied, places=2, micro_batches=2, max_norm=0.1), "tied")
     check_equals_plain(Case(make=models.Twice, places=3, evaluates=True), "twice")
@@ -100,7 +97,7 @@ def _experts() -> None:
             ),
             f"experts over two of four ranks, {places} places",
         )
-        assert {stored.replicas.num_ranks for stored in chunks.stored} == {2, 4}
+        assert sum("experts" in chunk.units[0].name for chunk in chunks.chunks) == 2
     chunks = check_equals_plain(
         Case(
             make=lambda: models.Sparse(lambda: _make_layer(None)),
@@ -110,7 +107,7 @@ def _experts() -> None:
         ),
         "experts over all ranks",
     )
-    assert {stored.replicas.num_ranks for stored in chunks.stored} == {1, 4}
+    assert not any("experts" in chunk.units[0].name for chunk in chunks.chunks)
 
 
 @pytest.mark.dist
@@ -141,21 +138,17 @@ def _inside_tensor_groups() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     options = {"chunk_bytes": 4096, "cache_bytes": 4 * 4096, "group": mine}
     sharded_model, stepper = moetune.shard(model, optimizer, **options)
-    start = moetune.full_state_dict(sharded_model)
+    start = whole_state(sharded_model)
     texts = torch.arange(4 * 2 * 6).view(4, 2, 6) % models.VOCABULARY
     for text in texts:
         exact_loss_of(sharded_model, text[dist.get_rank() // 2][None]).backward()
         stepper.step()
         stepper.zero_grad()
-    end = moetune.full_state_dict(sharded_model)
+    end = whole_state(sharded_model)
     if not end:
         return
     twin = models.Sparse(_make_local_layer).double()
-    first = 2 * (dist.get_rank() % 2)
-    experts = {name for name in start if ".experts." in name}
-    whole = {name: value for name, value in start.items() if name not in experts}
-    halves = _both_halves({name: start[name] for name in experts})
-    twin.load_state_dict({**whole, **halves})
+    twin.load_state_dict(start)
     plain = torch.optim.AdamW(twin.parameters(), lr=1e-2)
     for text in texts:
         for some in text:
@@ -163,16 +156,7 @@ def _inside_tensor_groups() -> None:
         plain.step()
         plain.zero_grad()
     for name, wanted in twin.state_dict().items():
-        part = wanted[first : first + 2] if name in experts else wanted
-        torch.testing.assert_close(end[name], part, rtol=0, atol=EXACT, msg=name)
-
-
-def _both_halves(mine: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the experts of ranks 0 and 1 one after another, on both."""
-    firsts = dist.new_group([0, 1], use_local_synchronization=True)
-    halves: list[dict[str, torch.Tensor]] = [{}, {}]
-    dist.all_gather_object(halves, mine, group=firsts)
-    return {name: torch.cat([half[name] for half in halves]) for name in mine}
+        torch.testing.assert_close(end[name], wanted, rtol=0, atol=EXACT, msg=name)
 
 
 def _other_layers() -> None:
@@ -203,13 +187,12 @@ def _save(folder: str) -> None:
     model, optimizer = sharded(case)
     for step in range(3):
         step_sharded(case, step, model, optimizer)
-    states = {"app": moetune.ShardedStates(model, optimizer)}
-    save(states, checkpoint_id=f"{folder}/parts")
-    whole = moetune.full_state_dict(model)
+    checkpoints.save(Path(folder), 3, model, optimizer)
+    whole = whole_state(model)
     if whole:
         torch.save(whole, f"{folder}/whole.pt")
     _two_more_steps(model, optimizer)
-    whole = moetune.full_state_dict(model)
+    whole = whole_state(model)
     if whole:
         torch.save(whole, f"{folder}/next.pt")
 
@@ -225,13 +208,12 @@ def _two_more_steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
 def _load(folder: str) -> None:
     case = Case(make=lambda: models.Sparse(lambda: _make_layer(None)), chunk_bytes=6400)
     model, optimizer = sharded(case)
-    states = {"app": moetune.ShardedStates(model, optimizer)}
-    load(states, checkpoint_id=f"{folder}/parts")
-    found = moetune.full_state_dict(model)
+    checkpoints.load(Path(folder), checkpoints.newest(Path(folder)), model, optimizer)
+    found = whole_state(model)
     for name, value in found.items():
         assert torch.equal(value, torch.load(f"{folder}/whole.pt")[name]), name
     _two_more_steps(model, optimizer)
-    for name, value in moetune.full_state_dict(model).items():
+    for name, value in whole_state(model).items():
         torch.testing.assert_close(
             value, torch.load(f"{folder}/next.pt")[name], rtol=0, atol=EXACT, msg=name
         )
@@ -241,32 +223,6 @@ def _load(folder: str) -> None:
 def test_a_checkpoint_in_shards_loads_at_another_number_of_ranks(tmp_path: Path) -> None:
     assert run_ranks(_save, 4, str(tmp_path)) == [""] * 4
     assert run_ranks(_load, 2, str(tmp_path)) == [""] * 2
-
-
-def _count(case: Case) -> tuple[int, ModelChunks]:
-    """Return the bytes that one rank communicates in a step."""
-    model, optimizer = sharded(case)
-    chunks = moetune.model_chunks(model)
-    before = chunks.traffic
-    for step in range(3):
-        before = chunks.traffic
-        step_sharded(case, step, model, optimizer)
-    chunks.finish_reductions()
-    return (chunks.traffic - before).communicated_bytes, chunks
-
-
-def _model_bytes(chunks: ModelChunks) -> int:
-    return sum(chunk.num_bytes for chunk in chunks.chunks)
-
-
-def _caches() -> None:
-    cached, chunks = _count(Case(make=models.Plain))
-    assert cached == 2 * _model_bytes(chunks)
-    small, chunks = _count(Case(make=models.Plain, places=2))
-    predicted, _ = fetches_of_step(chunks.order, NextUses(chunks.order), 2, ())
-    assert len(predicted) == len(chunks.chunks) + 2
-    gathered = sum(chunks.chunks[one.chunk].num_bytes for one in predicted)
-    assert small == gathered + _model_bytes(chunks)
 
 
 def _another_model() -> None:
@@ -316,12 +272,11 @@ def _another_order() -> None:
         step_sharded(case, 0, model, optimizer)
 
 
-def _caches_and_mismatches() -> None:
-    _caches()
+def _mismatches() -> None:
     _another_model()
     _another_order()
 
 
 @pytest.mark.dist
-def test_caches_communicate_as_zero_does_and_different_models_raise_on_all_ranks() -> None:
-    assert run_ranks(_caches_and_mismatches, 2) == ["", ""]
+def test_different_models_raise_on_all_ranks() -> None:
+    assert run_ranks(_mismatches, 2) == ["", ""]

@@ -3,19 +3,16 @@
 Here it is "meta": a tensor of ours that the caller's device decides on has no values there.
 """
 
-import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 
-import moetune
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import SAFE_DECISION
 from moetune.measure.steps import measure_steps, random_steps
 from moetune.runtime.moe.layer import MoELayer
-from tests.runtime.chunked_models import Twice
 from tests.runtime.gpu_runs import decision
 from tests.runtime.workers import results_of
 
@@ -59,24 +56,3 @@ def test_the_steps_that_are_measured_run() -> None:
         steps = random_steps(workload, device=CPU)
         (measured,) = measure_steps(steps, [SAFE_DECISION], num_rounds=2)
     assert measured.deviation == 0
-
-
-@pytest.mark.parametrize("offload", [False, True])
-def test_states_in_chunks_end_where_they_end_without(*, offload: bool) -> None:
-    start = Twice()
-    tokens = torch.arange(10).view(2, 5)
-
-    def run() -> list[torch.Tensor]:
-        copied = copy.deepcopy(start)
-        model, optimizer = moetune.shard(
-            copied, torch.optim.AdamW(copied.parameters(), lr=1e-2), chunk_bytes=2**12,
-            cache_bytes=2**14, offload=offload,
-        )  # fmt: skip
-        for _ in range(3):
-            model(tokens).float().square().mean().backward()
-            optimizer.clip_grad_norm_(1.0)  # type: ignore[attr-defined]  # of ours
-            optimizer.step()
-            optimizer.zero_grad()
-        return [model(tokens).detach()]
-
-    both_ways(run)

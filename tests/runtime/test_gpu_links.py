@@ -20,12 +20,10 @@ from tests.runtime.gpu_runs import (
     GPU,
     NCCL,
     decision,
-    experts_say,
     moe_layer,
     on_every_rank,
     step,
     tensor_layer,
-    train_sharded,
 )
 
 
@@ -104,11 +102,6 @@ def test_a_failure_to_issue_names_the_exchange_and_where_torch_says_more() -> No
 
 
 def test_groups_say_what_they_are_for() -> None:
-    with FakeCuda() as cuda, MirrorWorld(cuda, says=experts_say) as world:
-        train_sharded(dtype=torch.float32, offload=False, num_steps=1)
-        assert {one.desc for one in world.groups} == {
-            "the world", "moetune: experts of the world", "moetune: a model's chunks",
-        }  # fmt: skip
     with FakeCuda() as cuda, MirrorWorld(cuda, num_ranks=8) as world:
         join(FoldedLayout(pp=2, dp=4, ep=2), device_type="cuda")
         # Gradients travel beside the exchanges: none of their groups is one of the first four.
@@ -147,16 +140,6 @@ def test_layers_without_a_group_share_one_of_high_priority() -> None:
     with FakeCuda() as cuda, MirrorWorld(cuda, backends=gloo) as world:
         MoELayer(8, 16, 4)
         assert len(world.groups) == 1
-
-
-@pytest.mark.parametrize("offload", [False, True])
-def test_chunks_and_tokens_travel_in_the_same_order_on_every_rank(*, offload: bool) -> None:
-    def program(cuda: FakeCuda) -> None:
-        train_sharded(dtype=torch.float32, offload=offload)
-        kinds = {one.lane.name.partition(" on ")[0] for one in cuda.operations}
-        assert len([kind for kind in kinds if kind.startswith("NCCL")]) == 2
-
-    on_every_rank(program, says=experts_say)
 
 
 class SlowWork:

@@ -4,18 +4,14 @@ import random
 
 import pytest
 import torch
-from torch import nn
 
-import moetune
 from moetune.comm.group import OneRank
 from moetune.domain.constraints import Strategy
-from moetune.domain.errors import AllocationError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.units import pinned_bytes
 from moetune.runtime.moe.gate import _blocks
 from moetune.runtime.moe.pairs import dots
 from moetune.runtime.moe.workspace import MemoryTracker
-from moetune.runtime.sharded import options as shard_options
 from moetune.solve.layer.peak import peak_bytes
 from tests.cuda_kit import FakeCuda
 from tests.runtime.gpu_runs import GPU, decision, moe_layer, step
@@ -43,29 +39,6 @@ def test_the_host_memory_of_a_layer_is_what_its_plan_says(strategy: Strategy) ->
     peak = peak_bytes(workload=workload, degree=4, strategy=strategy)
     assert taken_bytes == pinned_bytes(peak.host_bytes)
     assert pinned.num_bytes == taken_bytes
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_host_memory_of_chunks_is_what_the_check_counts(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
-    def shard() -> tuple[nn.Module, torch.optim.Optimizer]:
-        model = nn.Sequential(*(nn.Linear(9, 9, bias=False) for _ in range(4))).to(GPU, dtype)
-        optimizer = torch.optim.SGD(model.parameters())  # which has no states
-        return moetune.shard(model, optimizer, chunk_bytes=170 * dtype.itemsize, offload=True)
-
-    with FakeCuda() as cuda:
-        model, optimizer = shard()
-        model(torch.ones(3, 9, device=GPU, dtype=dtype)).sum().backward()
-        optimizer.step()
-        pinned = [one.num_bytes for one in cuda.tensors.buffers if one.is_pinned]
-        used_bytes = sum(map(pinned_bytes, pinned))
-        assert used_bytes > 1.2 * sum(pinned)
-        monkeypatch.setattr(shard_options, "available_bytes", lambda: used_bytes - 1)
-        with pytest.raises(AllocationError, match=f"need {used_bytes} bytes of host memory"):
-            shard()
-        monkeypatch.setattr(shard_options, "available_bytes", lambda: used_bytes)
-        shard()
 
 
 def test_numbers_of_rows_that_follow_the_routing_ask_for_few_sizes() -> None:

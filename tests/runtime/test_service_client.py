@@ -17,7 +17,7 @@ import pytest
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.layer import LayerShape
 from moetune.runtime.plans import service
-from moetune.runtime.plans.client import ServiceClient
+from moetune.runtime.plans.service import ServiceClient
 from tests.runtime.plans import small_plan
 from tests.runtime.stub_service import Exchange, Seen, serving
 

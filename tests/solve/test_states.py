@@ -8,6 +8,7 @@ from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.optimizers import layer_optimizer, optimizer_of
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layer.peak import peak_bytes
+from tests.ranks import world_of_one
 
 
 def test_a_layers_gradients_have_the_dtype_of_its_parameters() -> None:
@@ -21,17 +22,16 @@ def test_a_layers_gradients_have_the_dtype_of_its_parameters() -> None:
 def test_chunks_keep_gradients_masters_and_moments_in_full_precision() -> None:
     linear = torch.nn.Linear(64, 64, bias=False, dtype=torch.bfloat16)
     adam = torch.optim.Adam(linear.parameters())
-    model, optimizer = moetune.shard(torch.nn.Sequential(linear), adam, chunk_bytes=2**13)
-    model(torch.randn(2, 64, dtype=torch.bfloat16)).sum().backward()
-    chunks = moetune.model_chunks(model)
-    chunks.finish_reductions()
-    (chunk,) = chunks.stored
-    gradient_bytes = 0 if chunk.gradient is None else chunk.gradient.nbytes
-    optimizer.step()
+    with world_of_one():
+        model, optimizer = moetune.shard(torch.nn.Sequential(linear), adam, chunk_bytes=2**13)
+        model(torch.randn(2, 64, dtype=torch.bfloat16)).sum().backward()
+        (master,) = model.parameters()
+        assert master.grad is not None
+        each, gradient_bytes = optimizer_of("adam"), master.grad.nbytes
+        optimizer.step()
     kept = [one for state in optimizer.state.values() for one in state.values() if one.numel() > 1]
-    each = optimizer_of("adam")
     assert gradient_bytes == 64 * 64 * each.gradient_bytes
-    assert chunk.master.nbytes + sum(one.nbytes for one in kept) == 64 * 64 * each.state_bytes
+    assert master.nbytes + sum(one.nbytes for one in kept) == 64 * 64 * each.state_bytes
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -282,37 +282,44 @@ def _exchange(
         CollectiveError: the exchange failed.
     """
     num_chunks, num_ranks, num_numbers = send_CPX.shape
-    num_local = max(1, num_numbers - 1)
     first, last = len(head), len(head) + num_chunks * num_numbers
-    send_PCX = send_CPX.transpose(0, 1)
     send = send_CPX.new_zeros((num_ranks, width))
     if head:
         send[:, :first] = few_values(head, send.device)
-    send[:, first:last].view(num_ranks, num_chunks, num_numbers).copy_(send_PCX)
+    there = send[:, first:last].view(num_ranks, num_chunks, num_numbers)
+    there.copy_(send_CPX.transpose(0, 1))
     received = communicator.all_to_all_blocks(send, name)
     receive_PCX = received[:, first:last].unflatten(1, (num_chunks, num_numbers))
-    receive_PCL, rows_CPX = (
-        receive_PCX[..., :num_local],
-        receive_PCX[..., num_local:].transpose(0, 1),
-    )
+    return _read(received[:, :first], send_CPX, receive_PCX)
+
+
+def _read(
+    heads: torch.Tensor, send_CPX: torch.Tensor, receive_PCX: torch.Tensor
+) -> tuple[list[list[int]], RowCounts]:
+    """Return every rank's head and the counts, which the host reads at once."""
+    num_chunks, num_ranks, num_numbers = send_CPX.shape
+    num_local = max(1, num_numbers - 1)
+    receive_PCL = receive_PCX[..., :num_local]
+    rows_CPX = receive_PCX[..., num_local:].transpose(0, 1)
     sums = [send_CPX[..., :num_local].sum(2), receive_PCL.sum(2).T, receive_PCL.sum(0)]
     if num_numbers > num_local:
         sums += [send_CPX[..., num_local], rows_CPX]
-    parts = [numbers.reshape(-1) for numbers in (received[:, :first], *sums)]
-    values = iter(torch.cat(parts).tolist())
+    values = iter(torch.cat([numbers.reshape(-1) for numbers in (heads, *sums)]).tolist())
 
     def rows_of(number: int, width: int) -> list[list[int]]:
         return [[*itertools.islice(values, width)] for _ in range(number)]
 
-    heads = rows_of(num_ranks, first)
-    pairs = [rows_of(num_chunks, num) for num in (num_ranks, num_ranks, num_local)]
+    listed = rows_of(num_ranks, heads.shape[1])
+    send_CP, receive_CP, rows_CL = (
+        rows_of(num_chunks, num) for num in (num_ranks, num_ranks, num_local)
+    )
     tokens = None
     if num_numbers > num_local:
         tokens = TokenCounts(
             send_CP=rows_of(num_chunks, num_ranks), receive_CP=rows_of(num_chunks, num_ranks),
             received_CP=rows_CPX.squeeze(2),
         )  # fmt: skip
-    return heads, RowCounts(
-        send_CP=pairs[0], receive_CP=pairs[1], rows_CL=pairs[2], receive_PCL=receive_PCL,
+    return listed, RowCounts(
+        send_CP=send_CP, receive_CP=receive_CP, rows_CL=rows_CL, receive_PCL=receive_PCL,
         tokens=tokens,
     )  # fmt: skip

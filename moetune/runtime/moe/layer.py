@@ -30,11 +30,13 @@ from moetune.runtime.moe.decisions import LayerDecisions, dtype_name, forced_str
 from moetune.runtime.moe.expert_module import Experts
 from moetune.runtime.moe.gate import Gate, Routing
 from moetune.runtime.moe.placement import ExpertPlacement
-from moetune.runtime.moe.planned_layer import PlannedLayer, expert_group
+from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.workspace import MemoryTracker
 from moetune.runtime.plans.book import PlanBook
 
 _SEED_LIMIT = 2**62
+_MESH_DIMS = 2
+"""Replicas and experts."""
 
 
 class LastLoss:
@@ -306,3 +308,23 @@ def _check_without_exchange(**options: object) -> None:
                 f"{name} is not available in a tensor-parallel group, whose experts drop no pair",
                 "omit it, or use moetune.MoELayer",
             )
+
+
+def expert_group(mesh: DeviceMesh, other: object) -> dist.ProcessGroup:
+    """Return the ranks of a mesh that the experts are spread over.
+
+    Args:
+        other: was given beside the mesh.
+
+    Raises:
+        InputError: the mesh has more dimensions than experts and replicas, or is not alone.
+    """
+    if other is not None:
+        raise InputError("give one of mesh, group and communicator")
+    if mesh.ndim > _MESH_DIMS:
+        raise InputError(
+            f"mesh has {mesh.ndim} dimensions, {mesh.mesh_dim_names}; experts are spread over one",
+            'take one of them, or two with the replicas first, as in mesh["replicas", "experts"]',
+        )
+    experts: dist.ProcessGroup = mesh.get_group(mesh.ndim - 1)
+    return experts

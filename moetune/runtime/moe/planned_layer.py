@@ -9,14 +9,12 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.agree import Opening, agree_on_tokens
 from moetune.comm.group import Communicator
-from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.domain.routing_record import RoutingRecord
@@ -51,8 +49,6 @@ from moetune.runtime.trace import SpanRecorder
 
 _MOST_EXPECTED = 4096
 """Numbers of tokens whose degree a layer remembers."""
-_MESH_DIMS = 2
-"""Replicas and experts."""
 Route = Callable[[], Routing]
 """Gives a step's routing, when it is time for it."""
 
@@ -388,23 +384,3 @@ class PlannedLayer(nn.Module):
             f"{self.shape}, {dtype}, "
             f"{self._decisions.version}, {gradients}{self.dispatcher.signature(x)}"
         )
-
-
-def expert_group(mesh: DeviceMesh, other: object) -> dist.ProcessGroup:
-    """Return the ranks of a mesh that the experts are spread over.
-
-    Args:
-        other: was given beside the mesh.
-
-    Raises:
-        InputError: the mesh has more dimensions than experts and replicas, or is not alone.
-    """
-    if other is not None:
-        raise InputError("give one of mesh, group and communicator")
-    if mesh.ndim > _MESH_DIMS:
-        raise InputError(
-            f"mesh has {mesh.ndim} dimensions, {mesh.mesh_dim_names}; experts are spread over one",
-            'take one of them, or two with the replicas first, as in mesh["replicas", "experts"]',
-        )
-    experts: dist.ProcessGroup = mesh.get_group(mesh.ndim - 1)
-    return experts

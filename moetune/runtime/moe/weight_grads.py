@@ -254,12 +254,16 @@ class GradientMean:
         return self.replicas.num_ranks > 1 and self._is_last
 
     def average(self, parameters: Iterable[torch.Tensor | None]) -> None:
-        """Average the parameters' gradients when the running backward pass ends."""
-        self._made |= {
-            id(parameter): parameter
-            for parameter in parameters
-            if parameter is not None and parameter.requires_grad
-        }
+        """Average the parameters' gradients when the running backward pass ends.
+
+        Args:
+            parameters: as the step has them; of a view the gradient is its base's.
+        """
+        for parameter in parameters:
+            if parameter is not None and parameter.requires_grad:
+                leaf = parameter if parameter.is_leaf else parameter._base  # noqa: SLF001 - no public name
+                assert leaf is not None  # noqa: S101 - matrices that are turned are views
+                self._made[id(leaf)] = leaf
         Variable._execution_engine.queue_callback(self._average_now)  # noqa: SLF001 - as FSDP2 does
 
     def _average_now(self) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.planned_layer import PlannedLayer
-from moetune.runtime.parallel.model_stage import RoutedBlocks, has_meta, on_meta, with_blocks
+from moetune.runtime.parallel.model_stage import RoutedBlocks, with_blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ def trace_chain(model: nn.Module, blocks: nn.ModuleList, inputs: torch.Tensor) -
     twin = with_blocks(model, {id(blocks): routed}, stand_ins)
     try:
         with trace:
-            outputs = twin(on_meta(inputs))
+            outputs = twin(_on_meta(inputs))
     except InputError:
         raise
     except Exception as error:
@@ -160,8 +160,8 @@ class _Trace(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
         given = _tensors((args, kwargs))
-        if has_meta(given):
-            args, kwargs = on_meta((args, kwargs))
+        if any(each.is_meta for each in given):
+            args, kwargs = _on_meta((args, kwargs))
         result = func(*args, **(kwargs or {}))
         made = _tensors(result)
         if made and self._depends(given):
@@ -253,3 +253,14 @@ class _Trace(TorchFunctionMode):
 
 def _tensors(values: object) -> list[torch.Tensor]:
     return [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]
+
+
+def _on_meta(values: Any) -> Any:  # noqa: ANN401
+    """Return the values with all tensors on the meta device."""
+    return tree_map_only(
+        torch.Tensor,
+        lambda each: each if each.is_meta else torch.empty_strided(
+            each.shape, each.stride(), dtype=each.dtype, device="meta"
+        ),
+        values,
+    )  # fmt: skip

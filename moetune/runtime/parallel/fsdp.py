@@ -223,25 +223,28 @@ def sharded_modules(parts: nn.Module) -> Iterator[FSDPModule]:
     return (module for module in parts.modules() if isinstance(module, FSDPModule))
 
 
-def forget_failed_passes(parts: nn.ModuleList) -> None:
+def forget_failed_passes(parts: Iterable[nn.Module]) -> None:
     """Drop what a step that an error has ended left in FSDP2; a collective.
+
+    Args:
+        parts: of FSDP2, each a root of its own.
 
     Raises:
         InputError: torch is older than 2.13, which cannot.
     """
     for part in parts:
-        assert isinstance(part, FSDPModule)  # noqa: S101 - of `shard_fully`
+        assert isinstance(part, FSDPModule)  # noqa: S101 - of `fully_shard`
         if not hasattr(part, "reset_iter_state"):
             raise InputError(
                 f"torch {torch.__version__} cannot train shards on behind a failed step",
                 "start again from a checkpoint, or plan with --zero 0",
             )
         part.reset_iter_state()
-    for module in sharded_modules(parts):
-        module.unshard()
-        for parameter in parts.parameters():
-            parameter.grad = None
-        module.reshard()
+        for module in sharded_modules(part):
+            module.unshard()
+            for parameter in part.parameters():
+                parameter.grad = None
+            module.reshard()
 
 
 def _blocks_of(part: nn.Module) -> Iterator[nn.Module]:

@@ -1,26 +1,19 @@
 """One stage of a model that was written for one process, run by the model's own forward.
 
-What other stages compute is computed here on the meta device: shapes without numbers, and without
-memory. Where this stage begins the received hidden states take the place of what came before, and
-where it ends they are kept for the next one. So the code of the model runs as it is, whatever it
-does before, between and after its blocks.
-
-A stage has its blocks, and the parameters that are used outside of blocks on its side; other
-parameters of the model are plain tensors on the meta device. All that is real is right, because the
-inputs of the whole model are given to every stage: a result that needed another stage is on the
-meta device.
+What comes before another stage's blocks runs here, too, as blocks may take what it computes of the
+inputs and the buffers: parameters that are not here are zeros of one element's memory. Where the
+stage begins, the received hidden states take the place of what came before; where it ends, the
+forward is left. So the code of the model runs as it is, whatever it does before and behind its
+blocks. `chain` has checked before that no tensor goes past the blocks' hidden states.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import nn, overrides
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from moetune.domain.errors import InputError
@@ -105,17 +98,6 @@ def with_blocks(
     return twin
 
 
-def on_meta(values: Any) -> Any:  # noqa: ANN401
-    """Return the values with all tensors on the meta device."""
-    return tree_map_only(
-        torch.Tensor,
-        lambda each: each if each.is_meta else torch.empty_strided(
-            each.shape, each.stride(), dtype=each.dtype, device="meta"
-        ),
-        values,
-    )  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRange:
     """The part of a model that a stage has.
@@ -130,6 +112,18 @@ class StageRange:
     is_last: bool
 
 
+class _LeftError(Exception):
+    """Leaves a model's forward behind a stage's last block.
+
+    Args:
+        hidden: states behind that block.
+    """
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+
 class ModelStage(nn.Module):
     """A stage of a model: `PipelineStage` runs it.
 
@@ -137,7 +131,7 @@ class ModelStage(nn.Module):
         model: whose blocks are an `nn.ModuleList`.
         blocks: that list.
         part: what of it the stage has.
-        elsewhere: on the meta device, by their ids, the parameters of other stages out of blocks.
+        elsewhere: on the meta device, by their ids, parameters of other stages out of blocks.
         recompute: whether blocks are computed again in the backward pass.
 
     Attributes:
@@ -156,11 +150,18 @@ class ModelStage(nn.Module):
     ) -> None:
         super().__init__()
         self.blocks = {number: blocks[number] for number in part.blocks}
-        self._part, self._recompute, self._mode = part, recompute, _Elsewhere()
+        self._part, self._recompute, self._num_blocks = part, recompute, len(blocks)
         self._received: torch.Tensor | None = None
-        self._left: torch.Tensor | None = None
         routed = RoutedBlocks(len(blocks), self.blocks, self)
         self.model = with_blocks(model, {id(blocks): routed}, elsewhere)
+
+    def stand_in(self, device: str) -> None:
+        """Give what stands in for other stages' parameters zeros, once this stage's are drawn."""
+        for module in self.model.modules():
+            for name, value in vars(module).items():
+                if isinstance(value, torch.Tensor) and value.is_meta:
+                    zero = torch.zeros((), dtype=value.dtype, device=device)
+                    module.__dict__[name] = zero.expand(value.shape)
 
     def forward(self, x: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         """Return the hidden states (B, S, D) for the next stage, or the model's outputs.
@@ -170,43 +171,41 @@ class ModelStage(nn.Module):
             inputs: of the model, for all stages.
 
         Raises:
-            InputError: the model computes here with what another stage has.
+            InputError: the model does not call its blocks.
         """
-        part = self._part
-        if part.is_first and part.is_last:
-            outputs: torch.Tensor = self.model(inputs)
-            return outputs
-        self._received, self._mode.where = x, "here" if part.is_first else "elsewhere"
+        self._received = x
         try:
-            with self._mode:
-                outputs = self.model(inputs)
+            outputs: torch.Tensor = self.model(inputs)
+        except _LeftError as left:
+            return left.hidden
         finally:
-            left, self._received, self._left = self._left, None, None
-        found = outputs if part.is_last else left
-        if not isinstance(found, torch.Tensor) or found.is_meta:
+            self._received = None
+        if not self._part.is_last:
             raise InputError(
                 f"{type(self.model).__name__} did not come to the end of a pipeline stage",
                 "call every block once, in order, or plan with --pp 1",
             )
-        return found
+        return outputs
 
     def run_block(self, number: int, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
-        """Return the hidden states behind a block."""
-        if number == 0:
-            x = self._cross(0, x)
+        """Return the hidden states behind a block.
+
+        Raises:
+            _LeftError: the stage ends there.
+        """
+        x = self._cross(number, x)
         if number in self.blocks:
             x = self._run(number, x, args, kwargs)
-        return self._cross(number + 1, x)
+        return self._cross(number + 1, x) if number + 1 == self._num_blocks else x
 
     def _cross(self, num_before: int, x: torch.Tensor) -> torch.Tensor:
         """Enter or leave the stage, where it begins or ends behind so many blocks."""
         part = self._part
         if num_before == part.blocks.start and not part.is_first:
             assert self._received is not None  # noqa: S101 - `forward` was called
-            x, self._mode.where = self._received, "here"
+            x = self._received
         if num_before == part.blocks.stop and not part.is_last:
-            self._left, self._mode.where = x, "elsewhere"
-            return torch.empty_like(x, device="meta", requires_grad=False)
+            raise _LeftError(x)
         return x
 
     def read_block(self, number: int, name: str) -> Any:  # noqa: ANN401
@@ -216,19 +215,20 @@ class ModelStage(nn.Module):
             InputError: another stage has the block.
         """
         if number not in self.blocks:
-            raise _missing(f"the model's forward, which reads {name} of block {number},")
+            raise InputError(
+                f"the model's forward reads {name} of block {number}, which another pipeline stage "
+                "has",
+                "compute it in the block, or plan with --pp 1",
+            )
         return getattr(self.blocks[number], name)
 
     def _run(
         self, number: int, x: torch.Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> torch.Tensor:
         block: Callable[..., Any] = self.blocks[number]
-        if has_meta((x, args, kwargs)):
-            raise _missing(f"block {number}")
         if self._recompute and torch.is_grad_enabled():
             block = partial(checkpoint, block, use_reentrant=False)
-        with self._mode.unseen():
-            found = block(x, *args, **kwargs)
+        found = block(x, *args, **kwargs)
         if not isinstance(found, torch.Tensor) or found.shape != x.shape:
             shape = tuple(found.shape) if isinstance(found, torch.Tensor) else ""
             raise InputError(
@@ -237,54 +237,3 @@ class ModelStage(nn.Module):
                 "return one tensor of that shape",
             )
         return found
-
-
-class _Elsewhere(TorchFunctionMode):
-    """Computes on the meta device what depends on other stages.
-
-    Attributes:
-        where: "elsewhere", before and behind the stage, where tensors on the meta device may meet
-            others; "here", where none may; "block", where none is.
-    """
-
-    where: Literal["elsewhere", "here", "block"] = "here"
-
-    @contextmanager
-    def unseen(self) -> Iterator[None]:
-        """Run a block, whose functions need not pass here: each takes the host 3 µs longer."""
-        before, self.where = self.where, "block"
-        is_last = overrides._get_current_function_mode() is self  # noqa: SLF001 - of the model's own
-        try:
-            with overrides._pop_mode_temporarily() if is_last else nullcontext():  # noqa: SLF001
-                yield
-        finally:
-            self.where = before
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
-        kwargs = kwargs or {}
-        if self.where == "block" or not has_meta((args, kwargs)):
-            return func(*args, **kwargs)
-        # Some of torch's functions return numbers for a real tensor and one on the meta device.
-        args, kwargs = on_meta((args, kwargs))
-        found = func(*args, **kwargs)
-        if self.where == "here" and has_meta(found):
-            raise _missing(getattr(func, "__name__", str(func)))
-        return found
-
-
-def has_meta(values: Any) -> bool:  # noqa: ANN401
-    """Return whether a tensor among the values is on the meta device."""
-    return any(isinstance(each, torch.Tensor) and each.is_meta for each in tree_leaves(values))
-
-
-def _missing(what: str) -> InputError:
-    return InputError(
-        f"{what} takes a tensor that another pipeline stage computes, as well as the hidden states",
-        "compute it in a block, or of the inputs and buffers alone, or plan with --pp 1",
-    )

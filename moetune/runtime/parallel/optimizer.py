@@ -18,8 +18,6 @@ from moetune.runtime.moe.total_norm import (
     norm_over_ranks,
 )
 from moetune.runtime.parallel.groups import ParallelGroups
-from moetune.runtime.sharded.hooks import ChunkedParameter
-from moetune.runtime.sharded.model_chunks import ModelChunks, model_chunks
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Makes torch's optimizer of this rank's parameters, or of its shards of them."""
@@ -136,7 +134,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
         max_norm: largest 2-norm.
 
     Raises:
-        InputError: it is no module, or a part of one of `moetune.shard`.
+        InputError: it is no module.
         CollectiveError: a rank left.
     """
     if not isinstance(model, nn.Module):
@@ -145,8 +143,6 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
             "parameters are experts of one rank",
             "give it the model itself",
         )
-    if any(isinstance(parameter, ChunkedParameter) for parameter in model.parameters()):
-        return _chunks(model).clip_grad_norm_(max_norm)
     return clip_gradients(model, max_norm, OneRank())
 
 
@@ -162,14 +158,3 @@ def clip_gradients(model: nn.Module, max_norm: float, stages: Communicator) -> t
     norm = norm_over_ranks(norm, stages, 2.0)
     clip_parts(parts, norm, max_norm)
     return norm
-
-
-def _chunks(model: nn.Module) -> ModelChunks:
-    try:
-        return model_chunks(model)
-    except InputError as error:
-        raise InputError(
-            f"this {type(model).__name__} is a part of a model of moetune.shard, whose gradients "
-            "are in chunks",
-            "give the model that moetune.shard returned",
-        ) from error

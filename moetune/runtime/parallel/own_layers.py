@@ -5,7 +5,7 @@ values, from a seed and the module's name.
 """
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -90,24 +90,25 @@ def spread_experts(
             ranks.pin(layer)
             continue
         layer.experts.placement.check_natural("moetune.parallelize")
-        whole = list(_whole_experts(layer, name))
-        if id(layer) in mine:
-            spread = _spread(layer, ranks, experts)
-            with torch.no_grad():
-                named = spread.experts.named_parameters()
-                for (_, parameter), values in zip(named, whole, strict=True):
-                    if values is not None:
-                        parameter.copy_(spread.experts.placement.own(values))
+        spread = _spread(layer, ranks, experts) if id(layer) in mine else None
+        _give_experts(layer, spread, name)
+        if spread is not None:
             parent, _, last = name.rpartition(".")
             setattr(model.get_submodule(parent), last, spread)
 
 
-def _whole_experts(layer: MoELayer, name: str) -> Iterator[torch.Tensor | None]:
-    """Yield all experts of each parameter; None on the meta device."""
-    gather = layer.communicator.all_gather_values
-    for parameter in layer.experts.parameters():
+@torch.no_grad()
+def _give_experts(layer: MoELayer, spread: ExpertLayer | None, name: str) -> None:
+    """Give a spread layer its experts, one of each rank at a time; ranks without it take part."""
+    wanted = () if spread is None else spread.experts.placement.experts
+    into = [*spread.experts.parameters()] if spread is not None else []
+    for number, parameter in enumerate(layer.experts.parameters()):
         own = parameter.detach().contiguous()
-        yield None if own.is_meta else gather(own, f"the experts of {name}").flatten(0, 1)
+        for place, values in enumerate(() if own.is_meta else own):
+            every = layer.communicator.all_gather_values(values, f"the experts of {name}")
+            for rank, expert in enumerate(range(place, layer.shape.num_experts, len(own))):
+                if expert in wanted:
+                    into[number][wanted.index(expert)] = every[rank]
 
 
 def _check_placements(

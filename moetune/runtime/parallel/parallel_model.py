@@ -155,6 +155,8 @@ def parallel_model(
     if from_meta:
         for part in parts:
             draw_values(part.model, seed)
+    for part in parts:
+        part.stand_in(ranks.mesh.device_type)
     return ParallelModel(
         parts, ranks, loss_of=loss_of, gives_inputs=True,
         shapes=Shapes(
@@ -203,7 +205,7 @@ def _stage(
     ranks: ParallelGroups,
 ) -> ModelStage:
     """Return a stage with memory on the rank's device."""
-    owned: frozenset[int] = frozenset()
+    owned = frozenset[int]()
     if part.is_first:
         owned |= chain.first
     if part.is_last:

@@ -1,7 +1,8 @@
-"""Requests to a plan service over HTTP, below the `client` of plans and the `reports` of calls.
+"""A plan service as training jobs use it: its plans when a job starts, or its last good ones.
 
-A request is bounded in time and size, and goes to one host alone: `http.client` ignores proxies of
-the environment and follows no redirections, which would get the token.
+`moetune.open_planbook` asks on the group's first rank, once for every question; `reports` posts
+what the job measures. A request is bounded in time and size, and goes to one host alone: urllib's
+handlers of redirections and proxies, which would get the token, are left out.
 """
 
 import http.client
@@ -9,23 +10,35 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing
-from urllib.parse import urlsplit
+from pathlib import Path
+from typing import TypeAlias
+from urllib import request
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlsplit
 
-from moetune.domain.document import canonical_json
+from moetune.domain.any_plan import plan_from_json
+from moetune.domain.document import canonical_json, digest, encode
+from moetune.domain.errors import InputError
+from moetune.domain.plan import Plan
+from moetune.runtime.files import replace_file
 
+Question: TypeAlias = Mapping[str, object] | str
+"""A plan's id, or some or all of a plan's `inputs` as plain values."""
+NUM_TRIES = 3
 TIMEOUT_SECONDS = 2.0
 MAX_BYTES = 16 * 2**20
 """The longest answer that is read."""
 
-_READ_BYTES = 2**16
 _MAX_CHARACTERS = 400
 _LATER = frozenset({408, 425, 429})
-_GOOD, _REDIRECTIONS = range(200, 300), range(300, 400)
-_SERVER_FAULT = 500
-
+_NO_TOKEN = frozenset({401, 403})
+_SERVER_FAULT, _REDIRECTIONS, _ANSWERED = 500, range(300, 400), 200
+_HANDLERS = (
+    request.HTTPHandler, request.HTTPSHandler, request.HTTPDefaultErrorHandler,
+    request.HTTPErrorProcessor,
+)  # fmt: skip
 _LOGGER = logging.getLogger("moetune")
 
 
@@ -60,101 +73,78 @@ class ServiceConnection:
     def __init__(
         self, url: str, token: str | None, *, timeout_seconds: float = TIMEOUT_SECONDS
     ) -> None:
-        self.url = url
-        self._address, self._timeout_seconds = urlsplit(url), timeout_seconds
-        self._headers = {
-            "Accept": "application/json", "User-Agent": "moetune", "Connection": "close"
-        }  # fmt: skip
+        self.url, self._timeout_seconds = url, timeout_seconds
+        self._headers = {"Accept": "application/json", "User-Agent": "moetune"}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
+        self._opener = request.OpenerDirector()
+        for handler in _HANDLERS:
+            self._opener.add_handler(handler())
 
     def request(self, path: str, document: object = None) -> bytes:
         """Send a document, or GET without one, and return the body of the answer.
 
-        Raises:
-            ServiceError: there was no good answer.
-        """
-        sent = None if document is None else canonical_json(document).encode()
-        return _within(self._timeout_seconds, lambda: self._exchange(path, sent))
+        A socket's timeout bounds neither the look-up of a name nor an answer that trickles, so that
+        a thread asks, which ends by itself.
 
-    def _exchange(self, path: str, sent: bytes | None) -> bytes:
-        end_seconds = time.monotonic() + self._timeout_seconds
-        is_tls = self._address.scheme == "https"
-        kind = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection
-        method, headers = "GET", self._headers
-        if sent is not None:
-            method, headers = "POST", {**headers, "Content-Type": "application/json"}
+        Raises:
+            ServiceError: there was no good answer in time.
+        """
+        outcome: Future[bytes] = Future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(self._exchange(path, document))
+            except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
+                outcome.set_exception(error)
+
         try:
-            connection = kind(
-                self._address.hostname or "", self._address.port, timeout=self._timeout_seconds
-            )
-            with closing(connection):
-                connection.request(method, self._address.path + path, sent, headers)
-                with connection.getresponse() as response:
-                    body = _read(response, end_seconds)
+            threading.Thread(target=run, daemon=True, name="moetune plan service").start()
+            return outcome.result(self._timeout_seconds)
+        except ServiceError:
+            raise
+        except TimeoutError:
+            raise ServiceError(f"no answer within {self._timeout_seconds:g} s") from None
+        except Exception as error:  # noqa: BLE001 - whatever happened, the job goes on
+            raise ServiceError(f"it cannot be asked: {printable(repr(error))}") from None
+
+    def _exchange(self, path: str, document: object) -> bytes:
+        sent, headers = None, self._headers
+        if document is not None:
+            sent = canonical_json(document).encode()
+            headers = {**headers, "Content-Type": "application/json"}
+        asked = request.Request(self.url + path, data=sent, headers=headers)  # noqa: S310 - checked before
+        try:
+            with self._opener.open(asked, timeout=self._timeout_seconds) as response:
+                body: bytes = response.read(MAX_BYTES + 1)
+                is_cut = bool(response.length)
+        except HTTPError as error:
+            raise _refusal(error) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise ServiceError(_reason(error)) from None
-        if response.status not in _GOOD:
-            raise _refusal(response, body)
+        if len(body) > MAX_BYTES:
+            raise ServiceError(f"its answer is longer than {MAX_BYTES:,} bytes", status=_ANSWERED)
+        if is_cut:
+            raise ServiceError("its answer was cut off")
         return body
 
 
-def _within(seconds: float, call: Callable[[], bytes]) -> bytes:
-    """Return the result of `call` if it comes in time; else raise, while it ends by itself.
-
-    A socket's timeout bounds neither the look-up of a name nor an answer that trickles.
-
-    Raises:
-        ServiceError: there was no result in time, or `call` or its thread failed.
-    """
-    outcome: Future[bytes] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
-            outcome.set_exception(error)
-
-    try:
-        threading.Thread(target=run, daemon=True, name="moetune plan service").start()
-        return outcome.result(seconds)
-    except TimeoutError:
-        raise ServiceError(f"no answer within {seconds:g} s") from None
-    except ServiceError:
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever happened, the job goes on
-        raise ServiceError(f"it cannot be asked: {printable(repr(error))}") from None
-
-
-def _read(response: http.client.HTTPResponse, end_seconds: float) -> bytes:
-    """Return the body, with the time checked after each read: an answer may trickle for ever."""
-    body = bytearray()
-    while part := response.read1(_READ_BYTES):
-        body += part
-        if len(body) > MAX_BYTES:
-            raise ServiceError(f"its answer is longer than {MAX_BYTES:,} bytes", status=200)
-        if time.monotonic() > end_seconds:
-            raise TimeoutError
-    if response.length:
-        raise ServiceError("its answer was cut off")
-    return bytes(body)
-
-
-def _refusal(response: http.client.HTTPResponse, body: bytes) -> ServiceError:
+def _refusal(error: HTTPError) -> ServiceError:
     """Return the error with the text of a problem document (RFC 9457), else the reason phrase."""
-    status = response.status
-    if status in _REDIRECTIONS:
-        where = _host(response.headers.get("Location", ""))
-        what = f"it sends elsewhere{where} ({status}), and redirections are not followed"
-        return ServiceError(what, status=status)
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
-        document = None
+    with error:
+        if error.code in _REDIRECTIONS:
+            where = _host(error.headers.get("Location", ""))
+            what = f"it sends elsewhere{where} ({error.code}), and redirections are not followed"
+            return ServiceError(what, status=error.code)
+        try:
+            document = json.loads(error.read(MAX_BYTES))
+        except (ValueError, RecursionError, OSError, http.client.HTTPException):
+            document = None
     problem = document if isinstance(document, dict) else {}
-    texts = [problem.get("detail") or problem.get("title") or response.reason, problem.get("hint")]
+    texts = [problem.get("detail") or problem.get("title") or error.reason, problem.get("hint")]
     words = printable("; ".join(text for text in texts if text and isinstance(text, str)))
-    return ServiceError(f"it answers {status}: {words}".removesuffix(": "), status=status)
+    what = f"it answers {error.code}: {words}".removesuffix(": ")
+    return ServiceError(what, status=error.code)
 
 
 def _host(location: str) -> str:
@@ -167,6 +157,8 @@ def _host(location: str) -> str:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, URLError) and isinstance(error.reason, Exception):
+        error = error.reason
     if isinstance(error, TimeoutError):
         return "no answer in time"
     words = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -179,3 +171,161 @@ def printable(text: str) -> str:
     """Return a text of the service as one short line, fit for the log."""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return line if len(line) <= _MAX_CHARACTERS else f"{line[:_MAX_CHARACTERS]} …"
+
+
+class ServiceClient:
+    """A client of a plan service, which falls back to the last good plan of each question.
+
+    No failure of the service, the network or the folder raises. All failures of one call are one
+    warning in the log (`moetune`).
+
+    Args:
+        url, token, timeout_seconds: as of `ServiceConnection`, of one try.
+        cache: folder for the last good plan of every question.
+        pause_seconds: between the first try and the second; the next pause is twice as long.
+
+    Attributes:
+        connection: to the service.
+        was_refused: a question had no good answer, and the log has warned.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        cache: Path,
+        *,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        pause_seconds: float = 0.25,
+    ) -> None:
+        self.connection = ServiceConnection(url, token, timeout_seconds=timeout_seconds)
+        self.was_refused = False
+        self._cache, self._pause_seconds = cache, pause_seconds
+        self._away: ServiceError | None = None
+
+    def ask(self, questions: Sequence[Question]) -> tuple[Plan | None, ...]:
+        """Return a plan for each question, None without one.
+
+        After a question that got no answer at all, the service is not asked again.
+        """
+        answers = [self._answer(question) for question in questions]
+        reasons = list(dict.fromkeys(reason for _, reason, _ in answers if reason))
+        if reasons:
+            lines = [f"plan service {self.connection.url}: {'; '.join(reasons)}"]
+            lines += [
+                _outcome(question, plan)
+                for question, (plan, reason, _) in zip(questions, answers, strict=True)
+                if reason
+            ]
+            lines += dict.fromkeys(hint for _, _, hint in answers if hint)
+            _LOGGER.warning("%s", "\n  ".join(lines))
+        return tuple(plan for plan, _, _ in answers)
+
+    def _answer(self, question: Question) -> tuple[Plan | None, str, str]:
+        """Return a plan, what went wrong on the way to it, and what to do about it."""
+        file = self._cache / f"{digest(question)}.json"  # which several jobs may share
+        try:
+            plan = _checked(self._retried(question), question, "its answer")
+        except ServiceError as error:
+            self.was_refused = True
+            plan_before, trouble = _remembered(file, question)
+            return plan_before, f"{error}{trouble}", _hint(error)
+        try:
+            self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(file, canonical_json(plan).encode())
+        except OSError as error:
+            reason = f"the plan cannot be stored for use without the service: {_os_words(error)}"
+            return plan, reason, "free space there, or set XDG_CACHE_HOME"
+        return plan, "", ""
+
+    def _retried(self, question: Question) -> bytes:
+        """Ask up to three times; once, if the answer is final; never, if the service is away.
+
+        Raises:
+            ServiceError: there is no answer.
+        """
+        if self._away is not None:
+            raise self._away
+        path, document = "/v1/plans:resolve", None if isinstance(question, str) else question
+        if isinstance(question, str):
+            path = f"/v1/plans/{quote(question, safe='')}"
+        failure = ServiceError("it was not asked")
+        for attempt in range(NUM_TRIES):
+            time.sleep(self._pause_seconds * attempt)
+            try:
+                return self.connection.request(path, document)
+            except ServiceError as error:
+                if error.is_final:
+                    raise
+                failure = ServiceError(f"{error}, {NUM_TRIES} tries", status=error.status)
+        if failure.status is None:
+            self._away = failure
+        raise failure
+
+
+def _remembered(file: Path, question: Question) -> tuple[Plan | None, str]:
+    """Return the last good plan, if this version can read it; else why it cannot."""
+    try:
+        return _checked(file.read_bytes(), question, "it"), ""
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ServiceError) as error:
+        words = str(error) if isinstance(error, ServiceError) else _os_words(error)
+        return None, f"; and of the plan stored in {file}: {words}"
+
+
+def _checked(text: bytes, question: Question, where: str) -> Plan:
+    """Return the plan in an answer.
+
+    Args:
+        where: name of the answer in an error.
+
+    Raises:
+        ServiceError: it is no plan, its id is not the hash of its inputs, or its inputs are not
+            those of the question.
+    """
+    try:
+        plan = plan_from_json(text, where).as_layer(where)
+    except InputError as error:
+        raise ServiceError(printable(error.what), status=_ANSWERED) from None
+    except Exception as error:  # noqa: BLE001 - whatever came, the job goes on
+        words = f"{where} cannot be read ({type(error).__name__})"
+        raise ServiceError(words, status=_ANSWERED) from None
+    if isinstance(question, str):
+        difference = "" if plan.id == question else "id"
+    else:
+        difference = _difference(question, encode(plan.inputs))
+    if difference:
+        words = f"{where} is a plan for something else, {difference} differs"
+        raise ServiceError(words, status=_ANSWERED)
+    return plan
+
+
+def _difference(asked: Mapping[str, object], given: Mapping[str, object]) -> str:
+    """Return the name of an input that differs from the question, empty if none does."""
+    for name, wanted in asked.items():
+        answered = given.get(name)
+        if isinstance(wanted, Mapping) and isinstance(answered, Mapping):
+            if inner := _difference(wanted, answered):
+                return f"{name}.{inner}"
+        elif wanted is not None and wanted != answered:
+            return name
+    return ""
+
+
+def _hint(error: ServiceError) -> str:
+    if error.status is None:
+        return "is `moetune serve` running there? MOETUNE_URL names another"
+    return "set MOETUNE_TOKEN to the service's write token" if error.status in _NO_TOKEN else ""
+
+
+def _outcome(question: Question, plan: Plan | None) -> str:
+    """Return which plan the job uses for a question."""
+    name = printable(question if isinstance(question, str) else canonical_json(question))
+    if plan is None:
+        return f"{name}: NO PLAN, its layers run one chunk"
+    return f"{name}: goes on with its plan {plan.id[:12]}"
+
+
+def _os_words(error: OSError) -> str:
+    return f"{error.filename or 'file'}: {error.strerror or error}"

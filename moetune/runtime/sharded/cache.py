@@ -1,25 +1,28 @@
-"""The cache of whole chunks on the device (Elixir's rCache): fetch, reduce and evict.
+"""The cache of gathered chunks (Elixir's rCache): fetch, evict, and look ahead.
 
 The first step records the order in which chunks are used (Elixir §4). Steps that repeat it fetch
-ahead by Belady's policy: of the chunks that the use at hand does not need, the one leaves whose
-next use is farthest. A chunk that is reduced leaves the cache whatever the policy. An eviction is
-decided when a place is needed; the fetch itself may begin as soon as that place is free, which
-costs no transfers. `ModelChunks` calls the cache for every use of a chunk.
+ahead by Belady's policy: of the chunks that the use at hand does not need, that leaves whose
+next use is farthest. A chunk whose gradients are reduced leaves the cache whatever the policy:
+FSDP2 frees it. Decisions follow from the order of uses alone, never from timing, so that all ranks
+issue the same transfers.
 """
 
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+from torch.distributed.fsdp import FSDPModule, UnshardHandle, fully_shard
 
 from moetune.domain.chunks import Use
 from moetune.domain.errors import InputError
-from moetune.runtime.sharded.stored import StoredChunk
+from moetune.domain.units import format_bytes
+from moetune.runtime.sharded.units import Unit
 
 AT_START = -1
 """Stands for a time before the step's first use."""
-_LAG = 2
-"""Uses until a reduced chunk has left the cache: its reduction runs during the next use."""
+_MOST_USES = 2**16
+"""Of a step that are recorded: passes may come without an optimizer's step behind them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,7 @@ class NextUses:
                 self._positions.setdefault(chunk, []).append(position)
 
     def after(self, chunk: int, position: int) -> int:
-        """Return the next use after `position`, in the next step where this one has none."""
+        """Return the next use after `position`, in the next step where none is left in this."""
         positions = self._positions.get(chunk)
         if not positions:
             return 2 * self._length
@@ -87,221 +90,190 @@ def fetches_of_step(
                 fetches.append(Fetch(position=position, ready=ready, chunk=chunk, victim=victim))
             last_use[chunk] = position
         for chunk in use.leaves:
-            gone[chunk] = position + _LAG
+            gone[chunk] = position + 1
             if last_use.pop(chunk, None) is not None:
                 free.append(gone[chunk])
     return tuple(fetches), frozenset(last_use)
 
 
-class AccessTrace:
-    """The chunk uses of training steps, or of evaluation steps.
+@dataclass(slots=True, kw_only=True)
+class GatheredChunk:
+    """Modules whose parameters FSDP2 gathers at once, and frees when the cache says so.
 
-    Attributes:
-        known: uses of the last whole step, empty before there is one.
-        repeats: this step's uses so far are the known step's.
+    Args:
+        num_running: calls of its modules under way.
+        is_open: its backward pass is under way, at whose end FSDP2 frees it.
     """
 
-    def __init__(self) -> None:
-        self.known: tuple[Use, ...] = ()
-        self.repeats = False
-        self._now: list[Use] = []
-        self._next_uses = NextUses(())
-        self._plans: dict[frozenset[int], tuple[Fetch, ...]] = {}
+    number: int
+    units: tuple[Unit, ...]
+    num_running: int = 0
+    is_open: bool = False
+    num_bytes: int = field(init=False)
+    _gathering: UnshardHandle | None = None
+
+    def __post_init__(self) -> None:
+        self.num_bytes = sum(unit.num_bytes for unit in self.units)
 
     @property
-    def position(self) -> int:
-        """Index of the current use in this step."""
-        return len(self._now) - 1
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters in the model."""
+        return tuple(name for unit in self.units for name in unit.parameters)
 
-    def begin(self) -> None:
-        """End this step and begin the next."""
-        found = tuple(self._now)
-        if found and found != self.known:
-            self.known, self._next_uses = found, NextUses(found)
-            self._plans.clear()
-        self._now = []
-        self.repeats = bool(self.known)
+    @property
+    def _module(self) -> FSDPModule:
+        module = self.units[0].module
+        assert isinstance(module, FSDPModule)  # noqa: S101 - once it is sharded
+        return module
 
-    def note(self, chunks: tuple[int, ...]) -> None:
-        """Record a use."""
-        position = len(self._now)
-        if self.repeats and (position >= len(self.known) or self.known[position].chunks != chunks):
-            self.repeats = False
-        self._now.append(Use(chunks=chunks))
+    def take_over(self) -> None:
+        """Leave to the cache what FSDP2 would free behind a forward pass, or gather ahead."""
+        self._module.set_reshard_after_forward(reshard_after_forward=False, recurse=False)
+        self._module.set_modules_to_backward_prefetch([self._module])
 
-    def fetches(self, capacity: int, resident: Collection[int]) -> tuple[Fetch, ...]:
-        """Return the fetches of a step that repeats the known one, see `fetches_of_step`."""
-        key = frozenset(resident)
-        if key not in self._plans:
-            self._plans[key], _ = fetches_of_step(self.known, self._next_uses, capacity, resident)
-        return self._plans[key]
+    @property
+    def is_freed(self) -> bool:
+        """Whether nothing of it is gathered, or on the way."""
+        group = fully_shard.state(self._module)._fsdp_param_group  # type: ignore[attr-defined] # noqa: SLF001 - FSDP2 has no public name for it
+        return bool(group.is_sharded and group._all_gather_result is None)  # noqa: SLF001
 
-    def farthest(self, chunks: Sequence[int]) -> int:
-        """Return the chunk whose next use is farthest away in the known step."""
-        return self._next_uses.farthest(chunks, self.position)
+    def gather(self) -> None:
+        """Start gathering it."""
+        self._gathering = self._module.unshard(async_op=True)
 
-    def note_eviction(self, chunk: int) -> None:
-        """Record that a chunk was reduced and evicted after the current use."""
-        if self._now:
-            last = self._now[-1]
-            self._now[-1] = replace(last, leaves=(*last.leaves, chunk))
+    def finish(self) -> None:
+        """Wait until it is gathered: FSDP2 does not where some of its modules run again."""
+        if self._gathering is not None:
+            self._gathering.wait()
+            self._gathering = None
+
+    def free(self) -> None:
+        """Free it, also amid a pass through some of its modules."""
+        self.finish()
+        self._module.set_reshard_after_forward(reshard_after_forward=True, recurse=False)
+        self._module.reshard()
+        self._module.set_reshard_after_forward(reshard_after_forward=False, recurse=False)
 
 
+@dataclass(slots=True, repr=False)
 class Cache:
     """Fetches chunks before they are used, and chooses the victims of eviction.
 
-    Decisions follow from the order of uses alone, never from timing, so that all ranks issue
-    the same transfers. In a step of unknown order the victim is the oldest; in one that repeats
-    the last, it is the chunk whose next use is farthest away (Belady).
+    In a step of unknown order the victim is the oldest; where it repeats the last training
+    step, it is the chunk whose next use is farthest away (Belady).
 
     Args:
-        chunks: all chunks of the model. Fused ones take no place: they come with their first use
-            in a step, and leave when they are reduced.
+        chunks: all chunks that come and go.
         capacity: whole chunks that it may hold.
 
     Attributes:
-        digest: of all transfers so far, equal on all ranks.
+        order: uses of the last whole training step, empty before there is one.
+        digest: of all gathers so far, equal on all ranks.
+        num_gathers: since the model was sharded.
+        peak_bytes: most bytes of gathered chunks at once.
     """
 
-    def __init__(self, chunks: Sequence[StoredChunk], capacity: int) -> None:
-        self._chunks, self.capacity = chunks, capacity
-        self._inside: dict[int, None] = {}
-        self._reducing: deque[StoredChunk] = deque()
-        self._traces = {True: AccessTrace(), False: AccessTrace()}
-        self._trains = True
-        self._fetches: deque[Fetch] = deque()
-        self.digest = 0
+    chunks: Sequence[GatheredChunk]
+    capacity: int
+    order: tuple[Use, ...] = ()
+    digest: int = 0
+    num_gathers: int = 0
+    peak_bytes: int = 0
+    _inside: dict[int, None] = field(default_factory=dict)
+    _now: list[Use] = field(default_factory=list)
+    _repeats: bool = False
+    _uses: NextUses = field(default_factory=lambda: NextUses(()))
+    _fetches: deque[Fetch] = field(default_factory=deque)
 
-    @property
-    def order(self) -> tuple[Use, ...]:
-        """The uses of the last whole training step."""
-        return self._traces[True].known
+    def __repr__(self) -> str:
+        return (
+            f"{len(self.chunks)} chunks, cache of {self.capacity}; {self.num_gathers} gathered, "
+            f"at most {format_bytes(self.peak_bytes)} at once"
+        )
 
-    def begin_step(self, *, trains: bool) -> None:
-        """Begin a step, expected to repeat the last of its kind (training or evaluation)."""
-        self._trains = trains
-        trace = self._traces[trains]
-        trace.begin()
+    def begin_step(self) -> None:
+        """End a training step, and begin the next, which is expected to repeat it."""
+        self._note_freed()
+        order = tuple(self._now)
+        if order and order != self.order:
+            self.order, self._uses = order, NextUses(order)
+        self._now, self._repeats = [], bool(self.order)
         self._fetches.clear()
-        if trace.repeats:
-            while self._reducing:
-                self._finish_reduction()
-            self._fetches.extend(trace.fetches(self.capacity, self._inside))
+        if self._repeats:
+            fetches, _ = fetches_of_step(self.order, self._uses, self.capacity, self._inside)
+            self._fetches.extend(fetches)
             self._fetch_ahead(AT_START)
 
-    def use(self, numbers: Iterable[int], names: frozenset[str], label: str) -> None:
-        """Fetch the chunks of a module, and begin to fetch the next ones.
+    def use(self, chunk: GatheredChunk, label: str, *, is_training: bool) -> None:
+        """Begin to gather a module's chunk, if it is not there, and then the next ones.
 
         Args:
-            names: of the parameters that the module reads.
             label: of the module, for the error.
 
         Raises:
-            InputError: they do not fit together with the chunks needed at the same time.
+            InputError: it does not fit together with the chunks of the modules around it.
         """
-        chunks = [self._chunks[number] for number in numbers]
-        for chunk in chunks:
-            self._restore_values(chunk, names)
-            if chunk.chunk.is_fused and chunk.phase == "away":
-                self._add_to_digest(0, chunk.number)
-                chunk.start_gather()
-        wanted = {chunk.number for chunk in chunks if not chunk.chunk.is_fused}
-        busy = {n for n in self._inside if self._is_busy(self._chunks[n])} | wanted
-        busy = self._fit(busy, wanted, label)
-        trace = self._traces[self._trains]
-        trace.note(tuple(sorted(busy)))
-        if not trace.repeats:
-            self._fetches.clear()
-        for number in sorted(wanted - self._inside.keys()):
-            self._make_space(busy)
-            self._fetch(number)
-        self._fetch_ahead(trace.position)
-        for chunk in chunks:
-            chunk.finish_gather()
-
-    def allocate_for_gradients(self, chunk: StoredChunk) -> None:
-        """Allocate a chunk's buffer for gradients alone, without fetching its values."""
-        if not chunk.chunk.is_fused:
-            busy = {n for n in self._inside if self._is_busy(self._chunks[n])}
-            busy = self._fit(busy | {chunk.number}, {chunk.number}, chunk.names[0])
-            self._make_space(busy)
-            self._inside[chunk.number] = None
-        chunk.allocate_for_gradients()
-
-    def reduce(self, chunk: StoredChunk) -> None:
-        """Begin to reduce a chunk's gradients over its ranks; it is evicted when that ends."""
-        self._add_to_digest(1, chunk.number)
-        chunk.start_reduce()
-        self._reducing.append(chunk)
-        if not chunk.chunk.is_fused:
-            self._traces[self._trains].note_eviction(chunk.number)
-
-    def finish_reduction(self) -> StoredChunk | None:
-        """Wait for the oldest reduction and return its chunk, None where there is none."""
-        return self._finish_reduction() if self._reducing else None
-
-    def finish_reductions(self) -> None:
-        """Wait for all reductions."""
-        while self._reducing:
-            self._finish_reduction()
-
-    def evict(self, *, only_trainable: bool) -> None:
-        """Evict chunks, because their shards have new values."""
-        self.finish_reductions()
-        for chunk in self._chunks:
-            if chunk.phase == "away" or (only_trainable and not chunk.chunk.group.is_trainable):
-                continue
-            chunk.drop()
-            if chunk.number in self._inside:
-                del self._inside[chunk.number]
-                self._traces[self._trains].note_eviction(chunk.number)
-
-    def abandon_backward(self) -> None:
-        """Discard the gradients of a backward pass that did not end."""
-        self.finish_reductions()
-        for chunk in self._chunks:
-            chunk.discard_gradients()
-            if chunk.phase == "away":
-                self._inside.pop(chunk.number, None)
-
-    def _is_busy(self, chunk: StoredChunk) -> bool:
-        return chunk.num_readers > 0 or chunk.has_unreduced_gradients
-
-    def _restore_values(self, chunk: StoredChunk, names: frozenset[str]) -> None:
-        """Reduce a chunk's gradients early, if values that they overwrote are needed again."""
-        if chunk.has_lost(names):
-            if chunk.phase != "reducing":
-                self.reduce(chunk)
-            self.finish_reductions()
-
-    def _fit(self, busy: set[int], wanted: set[int], label: str) -> set[int]:
-        """Return the chunks that must be inside; if too many, reduce the oldest gradients first."""
-        if len(busy) <= self.capacity:
-            return busy
-        for number in list(self._inside):
-            chunk = self._chunks[number]
-            may_leave = (
-                chunk.has_unreduced_gradients and not chunk.num_readers and number not in wanted
-            )
-            if len(busy) > self.capacity and may_leave:
-                self.reduce(chunk)
-                busy = busy - {number}
+        self._note_freed()
+        busy = {each.number for each in self.chunks if each.num_running} | {chunk.number}
         if len(busy) > self.capacity:
             raise InputError(
-                f"{label} needs {len(wanted)} chunks, {len(busy)} together with the modules "
-                f"around it, and the cache holds {self.capacity}",
+                f"{label} and the modules around it need {len(busy)} chunks at once, and the "
+                f"cache holds {self.capacity}",
                 f"use a cache_bytes of at least {len(busy)} chunks",
             )
-        return busy
+        if is_training:
+            self._note(tuple(sorted(busy)))
+        else:
+            self._repeats = False
+        if not self._repeats:
+            self._fetches.clear()
+        if chunk.number not in self._inside:
+            self._make_space(busy)
+            self._fetch(chunk)
+        self._fetch_ahead(len(self._now) - 1)
+        chunk.finish()
 
-    def _make_space(self, busy: set[int]) -> None:
+    def evict(self) -> None:
+        """Free all chunks, because their shards have new values."""
+        self._note_freed()
+        for number in self._inside:
+            self.chunks[number].free()
+        self._note_freed()
+
+    def _note(self, chunks: tuple[int, ...]) -> None:
+        """Record a use, unless it is that before."""
+        if self._now and self._now[-1].chunks == chunks and not self._now[-1].leaves:
+            return
+        position = len(self._now)
+        if position == _MOST_USES:
+            self._repeats = False
+            return
+        is_known = position < len(self.order) and self.order[position].chunks == chunks
+        self._repeats = self._repeats and is_known
+        self._now.append(Use(chunks=chunks))
+
+    def _note_freed(self) -> None:
+        """Take note of chunks that FSDP2 has freed, because their gradients are complete."""
+        gone = tuple(number for number in self._inside if self.chunks[number].is_freed)
+        for number in gone:
+            del self._inside[number]
+            self.chunks[number].is_open = False
+        if gone and self._now:
+            last = self._now[-1]
+            self._now[-1] = replace(last, leaves=(*last.leaves, *gone))
+
+    def _make_space(self, busy: Collection[int]) -> None:
+        """Evict until there is space for a chunk; those whose backward pass is open stay."""
         while len(self._inside) >= self.capacity:
-            if any(not chunk.chunk.is_fused for chunk in self._reducing):
-                self._finish_reduction()
-                continue
-            free = [number for number in self._inside if number not in busy]
-            trace = self._traces[self._trains]
-            self._evict(trace.farthest(free) if trace.repeats else free[0])
+            free = [
+                number
+                for number in self._inside
+                if number not in busy and not self.chunks[number].is_open
+            ]
+            if not free:
+                return
+            at = len(self._now) - 1
+            self._evict(self._uses.farthest(free, at) if self._repeats else free[0])
 
     def _fetch_ahead(self, position: int) -> None:
         """Begin the planned fetches of later uses for which there is space already."""
@@ -310,34 +282,26 @@ class Cache:
         while self._fetches and self._fetches[0].ready <= position:
             fetch = self._fetches[0]
             if fetch.chunk in self._inside:
-                break
+                return
             if len(self._inside) >= self.capacity:
-                if any(not chunk.chunk.is_fused for chunk in self._reducing):
-                    self._finish_reduction()
-                    continue
                 victim = fetch.victim
-                if victim not in self._inside or self._is_busy(self._chunks[victim]):
-                    break
+                if victim not in self._inside:
+                    return
+                if self.chunks[victim].num_running or self.chunks[victim].is_open:
+                    return
                 self._evict(victim)
-            self._fetch(fetch.chunk)
+            self._fetch(self.chunks[fetch.chunk])
             self._fetches.popleft()
 
-    def _add_to_digest(self, *what: int) -> None:
-        """Add a transfer to the digest."""
+    def _fetch(self, chunk: GatheredChunk) -> None:
         # Python salts hashes of texts in each process, those of numbers not.
-        self.digest = hash((self.digest, *what)) % 2**62
-
-    def _fetch(self, number: int) -> None:
-        self._add_to_digest(0, number)
-        self._inside[number] = None
-        self._chunks[number].start_gather()
+        self.digest = hash((self.digest, chunk.number)) % 2**62
+        self.num_gathers += 1
+        self._inside[chunk.number] = None
+        inside = sum(self.chunks[number].num_bytes for number in self._inside)
+        self.peak_bytes = max(self.peak_bytes, inside)
+        chunk.gather()
 
     def _evict(self, number: int) -> None:
         del self._inside[number]
-        self._chunks[number].drop()
-
-    def _finish_reduction(self) -> StoredChunk:
-        chunk = self._reducing.popleft()
-        chunk.finish_reduce()
-        self._inside.pop(chunk.number, None)
-        return chunk
+        self.chunks[number].free()

@@ -2,7 +2,6 @@
 
 import os
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from torch import nn
 
 from moetune.comm.agree import raise_on_all
 from moetune.comm.group import Communicator
-from moetune.domain.chunks import Chunk, Chunks
+from moetune.domain.chunks import Chunks
 from moetune.domain.errors import AllocationError, InputError
 from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, pinned_bytes
@@ -19,11 +18,9 @@ from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.plans.book import read_plan
 
 CHUNK_BYTES = 32 * 2**20
-_ALLOCATED_COPIES = 2
-"""Master and gradient, which a chunk allocates; the optimizer's states are torch's."""
 _MEMINFO = Path("/proc/meminfo")
 _MAX_RATIO = 1.5
-"""Ratio of parameters from which a model is another one: heads may share the embedding's."""
+"""Ratio of parameters from which a model is another: heads may share the embedding's."""
 _ELSE = "plan this model with `moetune plan --output`, or give chunk_bytes instead of a plan"
 
 
@@ -45,33 +42,30 @@ class ShardOptions:
     def __post_init__(self) -> None:
         if self.chunk_bytes < 1:
             raise InputError(f"chunk_bytes must be at least 1, got {self.chunk_bytes}")
-        if self.cache_bytes is not None and self.cache_bytes < 2 * self.chunk_bytes:
-            raise InputError(
-                f"cache_bytes {self.cache_bytes} is less than two chunks of {self.chunk_bytes}",
-                f"use a cache_bytes of at least {2 * self.chunk_bytes}",
-            )
 
 
 def check_host_memory(
-    chunks: Sequence[Chunk], replicas: Communicator, *, copies: int, pins: bool
+    model: nn.Module, replicas: Communicator, *, num_states: int, pins: bool
 ) -> None:
     """Check that the host has memory for the shards of all its ranks; all ranks call this.
 
     Args:
-        copies: number of tensors in at least float32 for trainable values: master, gradient and
-            the optimizer's states.
-        pins: all but the optimizer's states are in page-locked memory.
+        num_states: tensors that the optimizer has of each parameter.
+        pins: parameters are in page-locked memory.
 
     Raises:
         AllocationError: hosts of all ranks lack it.
         RankMismatchError: some lack it; on all ranks.
     """
     host = socket.gethostname()
-    num_ranks = replicas.all_gather_object(host, "the names of hosts").count(host)
-    needed = num_ranks * sum(_host_bytes(chunk, copies, pins) for chunk in chunks)
+    num_here = replicas.all_gather_object(host, "the names of hosts").count(host)
+    needed = num_here * sum(
+        _host_bytes(parameter, replicas.num_ranks, num_states, pins=pins)
+        for parameter in model.parameters()
+    )
     available = available_bytes()
     problem = AllocationError(
-        f"the shards of {num_ranks} ranks need {needed} bytes of host memory "
+        f"the shards of {num_here} ranks need {needed} bytes of host memory "
         f"({format_bytes(needed)}), and {available} ({format_bytes(available)}) are available",
         "use more hosts, a smaller model, or offload=False",
     )
@@ -86,16 +80,15 @@ def available_bytes(meminfo: Path = _MEMINFO) -> int:
     raise InputError(f"MemAvailable is not in {meminfo}")
 
 
-def _host_bytes(chunk: Chunk, copies: int, pins: bool) -> int:
-    elements = chunk.num_elements // chunk.group.ranks
-    size: int = getattr(torch, chunk.group.dtype).itemsize
-    full = max(size, torch.float32.itemsize)
-    allocated, states = [size], 0
-    if chunk.group.is_trainable:
-        allocated = [full, full] if size == full else [size, full, full]
-        states = elements * full * (copies - _ALLOCATED_COPIES)
-    sizes = [elements * each for each in allocated]
-    return states + sum(map(pinned_bytes, sizes) if pins else sizes)
+def _host_bytes(parameter: nn.Parameter, num_ranks: int, num_states: int, *, pins: bool) -> int:
+    """Return the bytes of a rank's shard; of trainable ones with gradient and states."""
+    size = parameter.element_size()
+    if parameter.requires_grad:
+        size = max(size, torch.float32.itemsize)
+    shard = -(-parameter.numel() // num_ranks) * size
+    return (pinned_bytes(shard) if pins else shard) + parameter.requires_grad * (
+        (1 + num_states) * shard
+    )
 
 
 def planned_options(
@@ -112,42 +105,42 @@ def planned_options(
         InputError: there is no plan, the plan has no chunks or is for another model or number of
             ranks, or there are other options, too.
     """
-    found = _plan_of(plan)
-    name = f"plan {found.id[:6]}"
+    chosen = _plan_of(plan)
+    name = f"plan {chosen.id[:6]}"
     if given != ShardOptions(pin=given.pin):
         raise InputError(
             f"{name} and other options of chunks are given",
             "omit chunk_bytes, cache_bytes and offload, or the plan",
         )
-    if found.chunks is None:
+    if chosen.chunks is None:
         raise InputError(
             f"{name} has no chunks: its states are not sharded over single ranks",
             "plan with --target moetune --zero 3 --tp 1 --cp 1 --pp 1, or give chunk_bytes",
         )
-    if not found.chunks.scatter:
+    if not chosen.chunks.scatter:
         raise InputError(
             f"{name} keeps every chunk whole on every rank",
             "use DistributedDataParallel with moetune.prepare_ddp, or plan again",
         )
-    _check_ranks(found, model, num_ranks, name)
-    _check_size(found.chunks, model, name)
+    _check_ranks(chosen, model, num_ranks, name)
+    _check_size(chosen.chunks, model, name)
     return ShardOptions(
-        chunk_bytes=found.chunks.chunk_bytes, cache_bytes=found.chunks.cache_bytes,
-        offload=found.chunks.offload, pin=given.pin, plan=found.id,
+        chunk_bytes=chosen.chunks.chunk_bytes, cache_bytes=chosen.chunks.cache_bytes,
+        offload=chosen.chunks.offload, pin=given.pin, plan=chosen.id,
     )  # fmt: skip
 
 
 def _plan_of(plan: object) -> TrainingDocument:
     """Return a training's plan: of a view, of itself, or of its file."""
-    found = getattr(plan, "plan", plan)
-    if isinstance(found, str | os.PathLike):
-        found = read_plan(Path(found))
-    if not hasattr(found, "as_model"):
+    given = getattr(plan, "plan", plan)
+    if isinstance(given, str | os.PathLike):
+        given = read_plan(Path(given))
+    if not hasattr(given, "as_model"):
         raise InputError(
             f"{plan!r} is neither the plan of a training nor a path",
             "make one with moetune.plan, or give the path of a plan file",
         )
-    model: TrainingDocument = found.as_model()
+    model: TrainingDocument = given.as_model()
     return model
 
 
@@ -176,10 +169,9 @@ def _check_size(chunks: Chunks, model: nn.Module, name: str) -> None:
         if isinstance(module, PlannedLayer)
         for parameter in module.experts.parameters()
     }
-    found = sum(one.numel() * spread.get(id(one), 1) for one in model.parameters())
-    if not 1 / _MAX_RATIO < found / chunks.num_parameters < _MAX_RATIO:
+    size = sum(each.numel() * spread.get(id(each), 1) for each in model.parameters())
+    if not 1 / _MAX_RATIO < size / chunks.num_parameters < _MAX_RATIO:
         raise InputError(
-            f"{name} is for a model of {chunks.num_parameters:,} parameters, this one has "
-            f"{found:,}",
+            f"{name} is for a model of {chunks.num_parameters:,} parameters, this one has {size:,}",
             _ELSE,
         )

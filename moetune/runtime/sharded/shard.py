@@ -1,41 +1,47 @@
-"""`moetune.shard`: put a model and its optimizer's states into chunks (Elixir).
+"""`moetune.shard`: put a model and its optimizer's states into chunks (Elixir), by FSDP2.
 
-It packs parameters, allocates each chunk (`stored`), hooks the model (`model_chunks`, with its
-`cache`), and returns an optimizer over the shards (`optimizer`).
+It packs modules (`units`), shards each chunk by `fully_shard`, and lets the `cache` say when FSDP2
+gathers and frees them (`model_chunks`). The optimizer is the given one over the shards.
 """
 
-import functools
 import os
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import Optimizer
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from moetune.comm.agree import agree
-from moetune.comm.gloo import check_joined, new_communicator
+from moetune.comm.gloo import check_joined, communicator_of
 from moetune.comm.group import Communicator
-from moetune.domain.chunks import Chunk, ChunkGroup, PackedParameter, pack
+from moetune.domain.chunks import FEWEST_PLACES
 from moetune.domain.errors import InputError
 from moetune.domain.plan import Plan
 from moetune.runtime.moe.placement import is_dtensor
-from moetune.runtime.replicas import check_placements, expert_groups, expert_layers
-from moetune.runtime.sharded.cache import Cache
-from moetune.runtime.sharded.hooks import find_units
+from moetune.runtime.moe.planned_layer import PlannedLayer
+from moetune.runtime.parallel.fsdp import shard_experts
+from moetune.runtime.replicas import spread_layers
+from moetune.runtime.sharded.cache import Cache, GatheredChunk
 from moetune.runtime.sharded.model_chunks import ModelChunks
-from moetune.runtime.sharded.optimizer import ChunkedOptimizer, check_optimizer, state_copies
 from moetune.runtime.sharded.options import (
     CHUNK_BYTES,
     ShardOptions,
     check_host_memory,
     planned_options,
 )
-from moetune.runtime.sharded.stored import ChunkStats, Placement, StoredChunk
+from moetune.runtime.sharded.units import Unit, find_units, in_chunks
 
-_PURPOSE = "a model's chunks"
-"""Of groups that are not the model's, whose exchanges would come between theirs."""
+_KINDS = (Adam, AdamW, SGD)
 
 
 def shard(
@@ -52,25 +58,26 @@ def shard(
 ) -> tuple[nn.Module, Optimizer]:
     """Put a model's states into chunks, in place, and return it with an optimizer for them.
 
-    Modules find their parameters whole when they run; each rank holds 1 / ranks of all states.
-    Gradients are means over the ranks of `group`, even those of a `MoELayer`'s experts, so that
-    steps equal those on the whole batch. After the backward pass gradients are not in
-    `parameter.grad`: clip with `moetune.clip_grad_norm_`, or the optimizer's.
+    Modules find their parameters whole when they run; each rank holds 1 / ranks of all states, as
+    DTensors. Gradients are means over the ranks of `group`, even those of a `MoELayer`'s experts,
+    so that steps equal those on the whole batch; they are summed in float32 at least. Clip them
+    with `moetune.clip_grad_norm_`.
 
     Args:
         optimizer: a fresh Adam, AdamW or SGD over parameters of the model.
-        chunk_bytes: of a chunk, at least the largest parameter's; default 32 MiB.
-        cache_bytes: of the whole chunks on the device, at least two; default all chunks.
+        chunk_bytes: modules in a row travel together up to so many bytes; default 32 MiB.
+        cache_bytes: of the gathered chunks on the device, at least two; default all chunks.
         offload: shards, gradients and optimizer states are in host memory.
-        pin: that memory is page-locked, if the device is a GPU.
+        pin: the shards' memory is page-locked, if the device is a GPU.
         group: data-parallel group, default the world. It contains the expert-parallel groups, and
             no two ranks of a tensor-parallel group.
-        device: of the computation; default, that of the parameters.
+        device: of the computation, the process's current GPU or "cpu"; default, that of the
+            parameters.
         plan: a plan with chunks, or the path of its file: gives chunk_bytes, cache_bytes and
-            offload. Every rank gives the same one.
+            offload. Every rank gives the same.
 
     Raises:
-        InputError: a chunk is smaller than a parameter, the cache smaller than two chunks, the
+        InputError: there is no process group, the cache is smaller than two chunks, the
             optimizer of another kind or model, the model sharded already, or the plan without
             chunks, for another model or another number of ranks.
         RankMismatchError: the ranks have different models, options or plans, or some ranks have
@@ -78,46 +85,85 @@ def shard(
         AllocationError: the host lacks memory for the offloaded states.
     """
     check_joined("the sharded model")
-    is_alone = not (dist.is_available() and dist.is_initialized())
-    ranks = None if is_alone else dist.get_process_group_ranks(group)
-    replicas = new_communicator(ranks, purpose=_PURPOSE)
-    parameters = dict(model.named_parameters())
+    _check_torch()
+    replicas, parameters = communicator_of(group), dict(model.named_parameters())
 
     def usable_options() -> ShardOptions:
         given = ShardOptions(
             chunk_bytes=CHUNK_BYTES if chunk_bytes is None else chunk_bytes,
             cache_bytes=cache_bytes, offload=offload, pin=pin,
         )  # fmt: skip
-        _check_plain(parameters)
-        check_optimizer(optimizer, parameters)
+        _check_plain(model)
+        _check_optimizer(optimizer, parameters)
         if plan is None:
             return given
         return planned_options(plan, model, replicas.num_ranks, given=given)
 
+    described = [*map(_described, parameters.items())]
     options = agree(
-        replicas,
-        usable_options,
-        lambda options: [str(options), *map(_described, parameters.items())],
-        "moetune.shard",
+        replicas, usable_options, lambda options: [str(options), *described], "moetune.shard"
     )
-    replicas_of, labels = _replica_groups(model, replicas)
-    packed = _pack_model(parameters, replicas_of, labels, options)
-    capacity = _cache_capacity(packed, options)
     target = next(iter(parameters.values())).device if device is None else torch.device(device)
-    if options.offload:
-        copies, pins = 2 + state_copies(optimizer), options.pin and target.type != "cpu"
-        check_host_memory(packed, replicas, copies=copies, pins=pins)
-    placement, stats = Placement.of(target, options, replicas.num_ranks), ChunkStats()
-    chunks = tuple(
-        StoredChunk(number, chunk, parameters, replicas_of[chunk.slots[0].name], placement, stats)
-        for number, chunk in enumerate(packed)
-    )
-    _move_buffers(model, target)
-    cache, units = Cache(chunks, capacity), find_units(model)
-    held = ModelChunks(model, units, chunks, parameters, cache, stats, replicas)
-    stepper = ChunkedOptimizer(optimizer, held, placement.reduce_stream)
-    held.clip_grad_norm_ = stepper.clip_grad_norm_
+    _check_current(target)
+    policy = _offload_policy(model, optimizer, options, replicas, target)
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    groups = [[names[id(each)] for each in some["params"]] for some in optimizer.param_groups]
+    mesh = DeviceMesh.from_group(group or _world(), target.type, mesh_dim_names=("shard",))
+    held = _in_chunks(model, options, mesh, replicas, policy)
+    stepper = _over(optimizer, groups, dict(model.named_parameters()))
+    stepper.register_step_pre_hook(lambda *_: held.agree())
+    stepper.register_step_post_hook(lambda *_: held.end_step())
     return model, stepper
+
+
+def _offload_policy(
+    model: nn.Module,
+    optimizer: Optimizer,
+    options: ShardOptions,
+    replicas: Communicator,
+    device: torch.device,
+) -> OffloadPolicy:
+    """Return where shards are, once all hosts have memory for them.
+
+    Raises:
+        AllocationError, RankMismatchError: as of `check_host_memory`.
+    """
+    if not options.offload:
+        return OffloadPolicy()
+    pins = options.pin and device.type != "cpu"
+    check_host_memory(model, replicas, num_states=_num_states(optimizer), pins=pins)
+    return CPUOffloadPolicy(pin_memory=pins)
+
+
+def _check_torch() -> None:
+    """Raise InputError where torch has no process group, or no FSDP2 whose chunks can have gaps."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise InputError(
+            "moetune.shard needs a process group, also for a single rank",
+            "call torch.distributed.init_process_group() before",
+        )
+    if not hasattr(FSDPModule, "reset_iter_state"):
+        raise InputError(
+            f"moetune.shard needs torch 2.13, and this is {torch.__version__}: FSDP2 of before "
+            "takes modules of a group for lost where a pass leaves some out",
+            "update torch, or use moetune.prepare_fsdp and fully_shard",
+        )
+
+
+def _check_current(device: torch.device) -> None:
+    """Raise InputError unless FSDP2 computes on the device: it takes the process's current GPU."""
+    if device.type == "cuda" and device.index not in {None, torch.cuda.current_device()}:
+        raise InputError(
+            f"the model is on {device}, and this process's current GPU is "
+            f"cuda:{torch.cuda.current_device()}",
+            f"call torch.cuda.set_device({device.index}) before",
+        )
+
+
+def _world() -> dist.ProcessGroup:
+    world = dist.group.WORLD
+    assert world is not None  # noqa: S101 - there is a process group
+    return world
 
 
 def _described(named: tuple[str, nn.Parameter]) -> str:
@@ -125,89 +171,175 @@ def _described(named: tuple[str, nn.Parameter]) -> str:
     return f"{name}: {tuple(each.shape)} {each.dtype} trainable {each.requires_grad}"
 
 
-def _check_plain(parameters: Mapping[str, nn.Parameter]) -> None:
-    name = next((name for name, each in parameters.items() if is_dtensor(each)), None)
+def _check_plain(model: nn.Module) -> None:
+    """Raise InputError where parameters are sharded, or a plan has placed experts."""
+    name = next((name for name, each in model.named_parameters() if is_dtensor(each)), None)
     if name is not None:
         raise InputError(
             f"{name} is sharded already: it is a DTensor",
             "use either moetune.shard or fully_shard and moetune.prepare_fsdp",
         )
-
-
-def _move_buffers(model: nn.Module, device: torch.device) -> None:
-    for module in model.modules():
-        for name, buffer in module._buffers.items():  # noqa: SLF001 - as `Module.to` does
-            if buffer is not None:
-                module._buffers[name] = buffer.to(device)  # noqa: SLF001
-
-
-def _replica_groups(
-    model: nn.Module, replicas: Communicator
-) -> tuple[dict[str, Communicator], dict[str, str]]:
-    """Return the ranks with replicas of each parameter, and labels that tell experts' groups apart.
-
-    Raises:
-        RankMismatchError: the ranks have different layers.
-        InputError: a layer's expert-parallel ranks are not all in the group, or a plan has placed
-            its experts; on all ranks.
-    """
-    check_placements(model, replicas)
-    replicas_of = dict.fromkeys((name for name, _ in model.named_parameters()), replicas)
-    labels: dict[str, str] = {}
-    made = {replicas.members: replicas}
-    groups_of = functools.cache(partial(expert_groups, data_parallel=replicas))
-    for name, layer in expert_layers(model).items():
+    for _, layer in spread_layers(model):
         layer.experts.placement.check_natural("moetune.shard")
-        groups = groups_of(layer)
-        members = tuple(group[layer.communicator.rank] for group in groups)
-        if members not in made:
-            made[members] = new_communicator(members, purpose=_PURPOSE)
-        replicas_of[name], labels[name] = made[members], f"experts {groups}"
-    return replicas_of, labels
 
 
-def _pack_model(
-    parameters: Mapping[str, nn.Parameter],
-    replicas_of: Mapping[str, Communicator],
-    labels: Mapping[str, str],
+def _in_chunks(
+    model: nn.Module,
     options: ShardOptions,
-) -> tuple[Chunk, ...]:
-    """Return the chunks of a model's parameters, packed in their order.
+    mesh: DeviceMesh,
+    replicas: Communicator,
+    offload_policy: OffloadPolicy,
+) -> ModelChunks:
+    """Shard a model's modules and experts, whose gathering the chunks' cache rules from now on."""
+    layers = [layer for _, layer in spread_layers(model)]
+    experts = {each for layer in layers for each in layer.experts.parameters()}
+    packed = in_chunks(find_units(model, experts), chunk_bytes=options.chunk_bytes)
+    packed += [
+        [_unit_of(model, layer.experts.module)]
+        for layer in layers
+        if options.offload or replicas.num_ranks > _num_summed(layer)
+    ]
+    named = {unit.name: {*unit.parameters.values()} for units in packed for unit in units}
+    rest = {*model.parameters()} - experts.union(*named.values())
+    _check_dtypes({**named, "the model itself": rest, "the layers of experts": experts})
+    chunks = [
+        GatheredChunk(number=number, units=tuple(units)) for number, units in enumerate(packed)
+    ]
+    held = ModelChunks(model, Cache(chunks, _capacity(chunks, options)), replicas)
+    for chunk in chunks:
+        held.watch_backward(chunk)
 
-    Raises:
-        InputError: a parameter is larger than a chunk, or chunks cannot have its dtype.
+    def sharded(modules: nn.Module | list[nn.Module], mine: set[nn.Parameter]) -> None:
+        ignored = {*model.parameters()} - mine
+        how = {"mp_policy": _policy(mine), "offload_policy": offload_policy}
+        fully_shard(modules, mesh=mesh, ignored_params=ignored, **how)  # type: ignore[call-overload] # either kind
+
+    how = {"mp_policy": _policy(experts), "offload_policy": offload_policy}
+    shard_experts(model, mesh, how, keeps_placed=False)
+    for chunk in reversed(chunks):  # modules before those that they are in
+        if not isinstance(chunk.units[0].module, FSDPModule):
+            mine = [named[unit.name] for unit in chunk.units]
+            sharded([unit.module for unit in chunk.units], set().union(*mine))
+        chunk.take_over()
+        held.watch_forward(chunk)
+    sharded(model, rest)
+    held.watch_model()
+    return held
+
+
+def _num_summed(layer: PlannedLayer) -> int:
+    """Return over how many data-parallel ranks a layer has spread its experts."""
+    return layer.communicator.num_ranks if layer.expert_parallel == "all_to_all" else 1
+
+
+def _unit_of(model: nn.Module, module: nn.Module) -> Unit:
+    """Return a layer's module of experts as a unit."""
+    name = next(name for name, each in model.named_modules() if each is module)
+    parameters = {f"{name}.{key}": each for key, each in module.named_parameters()}
+    return Unit(name=name, module=module, parameters=parameters)
+
+
+def _policy(parameters: Collection[nn.Parameter]) -> MixedPrecisionPolicy:
+    """Give trainable parameters of two bytes masters, and return how FSDP2 computes with them.
+
+    Args:
+        parameters: of a single dtype.
     """
-    return pack(
-        (
-            PackedParameter(
-                name=name,
-                num_elements=parameter.numel(),
-                group=ChunkGroup(
-                    dtype=str(parameter.dtype).removeprefix("torch."),
-                    ranks=replicas_of[name].num_ranks,
-                    label=labels.get(name, ""),
-                    is_trainable=parameter.requires_grad,
-                ),
-            )
-            for name, parameter in parameters.items()
-        ),
-        chunk_bytes=options.chunk_bytes,
+    dtypes = {each.dtype for each in parameters}
+    if not any(dtype.itemsize < torch.float32.itemsize for dtype in dtypes):
+        return MixedPrecisionPolicy(cast_forward_inputs=False)
+    for each in parameters:
+        if each.requires_grad:
+            each.data = each.data.float()
+    (dtype,) = dtypes
+    return MixedPrecisionPolicy(
+        param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
 
 
-def _cache_capacity(chunks: Sequence[Chunk], options: ShardOptions) -> int:
-    """Return the number of whole chunks that the cache may hold.
+def _check_dtypes(named: Mapping[str, Collection[nn.Parameter]]) -> None:
+    """Raise InputError where parameters that are gathered at once have several dtypes."""
+    for name, parameters in named.items():
+        dtypes = {str(each.dtype) for each in parameters}
+        if len(dtypes) > 1:
+            raise InputError(
+                f"{name} has parameters of several dtypes: {', '.join(sorted(dtypes))}",
+                "give a module's parameters, and those that modules share, the same dtype",
+            )
+
+
+def _capacity(chunks: Sequence[GatheredChunk], options: ShardOptions) -> int:
+    """Return the number of chunks that the cache may hold.
 
     Raises:
         InputError: the number is below two.
     """
-    cached = [chunk.num_bytes for chunk in chunks if not chunk.is_fused]
-    if options.cache_bytes is None or not cached:
-        return max(len(cached), 2)
-    if options.cache_bytes < 2 * max(cached):
+    if options.cache_bytes is None or not chunks:
+        return max(len(chunks), FEWEST_PLACES)
+    largest = max(chunk.num_bytes for chunk in chunks)
+    if options.cache_bytes < FEWEST_PLACES * largest:
         raise InputError(
-            f"cache_bytes {options.cache_bytes} is less than two chunks, which have "
-            f"{max(cached)} bytes each, rounded up for their ranks",
-            f"use a cache_bytes of at least {2 * max(cached)}",
+            f"cache_bytes {options.cache_bytes} is less than two chunks, of which the largest has "
+            f"{largest} bytes",
+            f"use a cache_bytes of at least {FEWEST_PLACES * largest}",
         )
-    return options.cache_bytes // max(cached)
+    return options.cache_bytes // largest
+
+
+def _over(
+    optimizer: Optimizer, groups: Sequence[Sequence[str]], parameters: Mapping[str, nn.Parameter]
+) -> Optimizer:
+    """Return an optimizer of the same class and settings over a sharded model's parameters.
+
+    Experts are shards of another mesh than the rest, which torch's fused Adam takes at once, and
+    no kernel of SGD does.
+
+    Args:
+        groups: names of the parameters in each of the optimizer's groups.
+    """
+    made: list[dict[str, Any]] = []
+    for group, names in zip(optimizer.param_groups, groups, strict=True):
+        settings = {key: value for key, value in group.items() if key != "param_names"}
+        if isinstance(optimizer, SGD):
+            settings |= {"fused": False, "foreach": False}
+        elif settings.get("fused") is None and not settings.get("foreach"):
+            settings["fused"] = not (settings.get("capturable") or settings.get("differentiable"))
+        made.append(settings | {"params": [parameters[name] for name in names]})
+    return _KINDS[_KINDS.index(type(optimizer))](made)
+
+
+def _check_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Check that an optimizer can step shards of this model.
+
+    Raises:
+        InputError: it is of an unknown class or for another model, or has stepped before, or the
+            model has no parameters.
+    """
+    if not parameters:
+        raise InputError("the model has no parameters")
+    if type(optimizer) not in _KINDS:
+        known = ", ".join(kind.__name__ for kind in _KINDS)
+        raise InputError(
+            f"{type(optimizer).__name__} cannot step shards of parameters", f"use one of {known}"
+        )
+    if optimizer.state:
+        raise InputError(
+            f"the optimizer has states of {len(optimizer.state)} parameters already",
+            "shard the model before the first step",
+        )
+    known_ids = {id(parameter) for parameter in parameters.values()}
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if id(parameter) not in known_ids:
+                raise InputError(
+                    f"parameter {place} of the optimizer's group {number}, of shape "
+                    f"{tuple(parameter.shape)}, is not one of the model's {len(known_ids)}",
+                    "build the optimizer on model.parameters()",
+                )
+
+
+def _num_states(optimizer: Optimizer) -> int:
+    """Return the number of state tensors that the optimizer has for every parameter."""
+    if isinstance(optimizer, SGD):
+        return int(any(group["momentum"] for group in optimizer.param_groups))
+    return 2 + any(group["amsgrad"] for group in optimizer.param_groups)

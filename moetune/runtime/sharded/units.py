@@ -1,0 +1,100 @@
+"""Modules that read parameters, and the chunks that they make: what FSDP2 gathers at once."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from moetune.runtime.moe.planned_layer import PlannedLayer
+
+_WHOLE = PlannedLayer, nn.MultiheadAttention
+"""Modules that read their descendants' parameters without calling these."""
+_LISTS = nn.ParameterList, nn.ParameterDict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """A module that reads parameters itself, not only through its children.
+
+    Args:
+        name: of the module in the model.
+        parameters: by their names in the model.
+    """
+
+    name: str
+    module: nn.Module
+    parameters: dict[str, nn.Parameter]
+
+    @property
+    def dtypes(self) -> frozenset[torch.dtype]:
+        """The parameters' dtypes."""
+        return frozenset(parameter.dtype for parameter in self.parameters.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the parameters."""
+        return sum(parameter.nbytes for parameter in self.parameters.values())
+
+
+def find_units(model: nn.Module, ignored: Collection[nn.Parameter]) -> tuple[Unit, ...]:
+    """Return the units below a model, in the order in which it registers them.
+
+    Layers of experts and attention of torch are a unit with everything in them. Parameters of the
+    model itself, and those that several modules read, are in none.
+
+    Args:
+        ignored: parameters that are in no chunk.
+    """
+    reads = {module: tuple(_read_by(module)) for module in _modules(model, set())}
+    readers = Counter(id(each) for parameters in reads.values() for each in set(parameters))
+    outside = {id(each) for each in (*ignored, *reads[model])}
+    mine = {
+        id(each): name
+        for name, each in model.named_parameters()
+        if id(each) not in outside and readers[id(each)] == 1
+    }
+    names = {module: name for name, module in model.named_modules()}
+    units = (
+        Unit(
+            name=names[module], module=module,
+            parameters={mine[id(each)]: each for each in parameters if id(each) in mine},
+        )
+        for module, parameters in reads.items()
+    )  # fmt: skip
+    return tuple(unit for unit in units if unit.parameters)
+
+
+def _modules(module: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Module]:
+    """Yield the modules that may read parameters, each once."""
+    if module in seen or isinstance(module, _LISTS):
+        return
+    seen.add(module)
+    yield module
+    for child in () if isinstance(module, _WHOLE) else module.children():
+        yield from _modules(child, seen)
+
+
+def _read_by(module: nn.Module) -> Iterator[nn.Parameter]:
+    lists = (child for child in module.children() if isinstance(child, _LISTS))
+    for each in (module, *lists):
+        yield from each.parameters(recurse=isinstance(module, _WHOLE))
+
+
+def in_chunks(units: Iterable[Unit], *, chunk_bytes: int) -> list[list[Unit]]:
+    """Return units in their order, as many together as a chunk has bytes for; never of two dtypes.
+
+    A module larger than a chunk is a chunk of its own.
+    """
+    chunks: list[list[Unit]] = []
+    num_bytes = 0
+    for unit in units:
+        if chunks and chunks[-1][-1].dtypes == unit.dtypes:
+            num_bytes += unit.num_bytes
+            if num_bytes <= chunk_bytes:
+                chunks[-1].append(unit)
+                continue
+        num_bytes = unit.num_bytes
+        chunks.append([unit])
+    return chunks
