@@ -48,13 +48,10 @@ def choices(target: Target) -> dict[str, tuple[Any, ...]]:
 
 def tunings(target: Target) -> tuple[Tuning, ...]:
     """Return what may train, of runtimes whose adapters are read back."""
-    if target.name != "bridge":
-        return (TRAINS_ALL,)
-    texts = [(None, None), (None, "router,norms"), ("lora:rank=8,targets=attention", None),
-             *((f"lora:rank=4,targets={parts}", None) for parts in ("all", "experts"))]  # fmt: skip
-    return tuple(
-        read_tuning(*pair, experts=experts) for pair in texts for experts in target.adapters
-    )
+    texts = ("lora:rank=8,targets=attention", "lora:rank=4", "lora:rank=4,targets=experts")
+    able = (read_tuning(text, None, experts=kind) for text in texts for kind in target.adapters)
+    frozen = read_tuning(None, "router,norms", experts="each")
+    return (TRAINS_ALL, frozen, *able) if target.name == "bridge" else (TRAINS_ALL,)
 
 
 def drawn(target_name: str, count: int, seed: int = 7) -> Iterator[tuple[Planned, str]]:

@@ -125,6 +125,7 @@ python3 -m verl.trainer.main_ppo --config-name=ppo_megatron_trainer.yaml \\
     actor_rollout_ref.rollout.tensor_model_parallel_size=4 \\
     trainer.nnodes=4 trainer.n_gpus_per_node=8
 """
+FULL = "--tuner_type full"
 ROWS: tuple[tuple[str, dict[str, Any], str, dict[str, Any]], ...] = (
     (ARRAYS, {"values": {"SLURM_NNODES": "4"}}, "mixtral-8x7b",
      {"dp": 4, "tp": 2, "pp": 4, "vpp": 1, "ep": 4, "etp": 2, "zero": 1, "recompute": (),
@@ -251,11 +252,15 @@ def test_an_update_of_verl_is_of_prompts_times_responses() -> None:
         (("M=$A.megatron", "M=$A.fsdp_config"), "verl's actor has no keys of Megatron"),
         (("trainer.nnodes", "actor_rollout_ref.model.lora.rank=8 x"), "adapters of verl"),
         (("batch_size=32", "batch_size=many"), "ppo_mini_batch_size is 'many'"),
+        ((FULL, "--tuner_type lora --target_modules linear_qkv"), "linear_qkv are not planned"),
+        ((FULL, "--tuner_type lora_llm"), "lora_llm is not planned"),
+        ((FULL, f"{FULL} --freeze_parameters_regex router"), "names parameters"),
+        ((FULL, "--train_type lora --lora_rank none"), "rank of the adapters"),
     ],
 )
-def test_what_a_run_of_verl_lacks_is_named(change: tuple[str, str], message: str) -> None:
+def test_what_a_run_of_verl_or_swift_lacks_is_named(change: tuple[str, str], message: str) -> None:
     with pytest.raises(InputError) as refused:
-        read(VERL.replace(*change))
+        read((SWIFT if change[0] == FULL else VERL).replace(*change))
     assert message in str(refused.value)
     assert refused.value.hint
 
@@ -293,15 +298,3 @@ def test_the_published_memory_of_adapters_is_within_a_sixth() -> None:
     target = replace(found.target, logit_bytes=found.facts["logit_bytes"])
     model = MemoryModel(job=found.job, stages=DecoderStages(found.decoder), target=target)
     assert model.peak(found.layout).peak_bytes / 2**30 == pytest.approx(62, rel=1 / 6)
-
-
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [("--tuner_type lora --target_modules linear_qkv", "linear_qkv are not planned"),
-     ("--tuner_type lora_llm", "lora_llm is not planned"),
-     ("--tuner_type full --freeze_parameters_regex router", "names parameters"),
-     ("--train_type lora --lora_rank none", "rank of the adapters")],
-)  # fmt: skip
-def test_adapters_that_are_not_planned_are_refused(text: str, what: str) -> None:
-    with pytest.raises(InputError, match=what):
-        read(SWIFT.replace("--tuner_type full", text))
