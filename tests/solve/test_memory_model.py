@@ -89,7 +89,8 @@ def test_a_rank_of_a_tensor_group_has_room_for_a_row_more_where_rows_do_not_divi
     largest = max(len(range(first, tokens, degree)) for first in range(degree))
     kept = around + rows_of_the_busiest(tokens) * 24
     assert memory.activation_bytes == 4 * kept
-    assert memory.buffer_bytes == 4 * (around + rows_of_the_busiest(largest) * (2 * 8 + 2 * 24))
+    rows, sums = rows_of_the_busiest(largest) * (2 * 8 + 2 * 24), largest * 8
+    assert memory.buffer_bytes == 4 * (around + rows + sums)
 
 
 def test_a_layer_may_take_what_the_rest_of_the_model_leaves() -> None:

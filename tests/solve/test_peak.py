@@ -57,6 +57,8 @@ def recounted_rings(workload: Workload, degree: int, strategy: Strategy) -> dict
             else:
                 of_experts = ["at the experts"] * 2 + ["leaving"] * (is_backward and degree > 2)
         narrow = rows * len(of_experts) + sent_rows(workload, rows) * len(sent)
+        if strategy != "none" and layer.top_k > 1:  # sums by token, before they are written
+            narrow += most_rows(workload.tokens_per_rank, degree, 1)
         phases.append(size * (rows * len(wide) * layer.d_hidden + narrow * layer.d_model))
     return {"ring_bytes": max(phases)}
 

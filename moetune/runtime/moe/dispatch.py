@@ -146,7 +146,7 @@ class TokenPermutation:
             tokens_M, places_N = self.tokens.tokens(sent[-1].stop), self.tokens.places_of(pairs_N)
         if self.tokens is None and len(pairs_N) == self._rows_TK.numel():
             starts_T = torch.arange(0, len(pairs_N), top_k, device=pairs_N.device)
-            sums = RowSums(order=self._rows_TK.view(-1), starts=starts_T)
+            sums = RowSums(order=self._rows_TK.view(-1), starts=starts_T, is_permutation=top_k == 1)
         else:
             sums = RowSums.by(tokens_M, len(self._rows_TK))
         return Dispatch(

@@ -131,7 +131,7 @@ class _ReuseForward(_ReusePhase):
         at_experts |= {"rows": 1} if self._sends_tokens else {"departures": _AT_EXPERTS}
         self._rings = self._make_rings(min(_TRAVELLING, degree), at_experts)
         y_TD = self._tracker.empty("the results", x_TD.shape, x_TD)
-        self._tokens = TokenExchange(self._dispatch, self._rings["travelling"], y_TD)
+        self._tokens = TokenExchange(self._dispatch, self._rings["travelling"], y_TD, self._tracker)
 
     def begin(self) -> None:
         """Send the combine weights, which the experts apply."""
@@ -210,7 +210,9 @@ class _ReuseBackward(_ReusePhase):
         tracker = self._tracker
         self.grads = self.expert_grads(inputs, weights_R1, self._buffers)
         grad_x_TD = tracker.empty("the gradient of x", grad_TD.shape, grad_TD)
-        self._tokens = TokenExchange(self._dispatch, self._rings["travelling"], grad_x_TD)
+        self._tokens = TokenExchange(
+            self._dispatch, self._rings["travelling"], grad_x_TD, self._tracker
+        )
         self._returning: Transfer
         self._loading_inputs: dict[int, Wait] = {}
         self._loading_saved: dict[int, tuple[SavedActivations, list[Wait]]] = {}

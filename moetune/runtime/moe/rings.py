@@ -13,7 +13,7 @@ import torch
 from moetune.comm.transfer import Transfer
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import DispatchedPhase
-from moetune.runtime.moe.workspace import Workspace
+from moetune.runtime.moe.workspace import MemoryTracker, Workspace
 
 RingShape = tuple[int, int, int]
 """Number of a ring's buffers, and the rows and the width of each."""
@@ -86,6 +86,7 @@ class TokenExchange:
 
     Args:
         sum_TD: (T, D), to which the sums of each token's results are written.
+        tracker: counts what the sums of a chunk take.
     """
 
     def __init__(
@@ -93,10 +94,11 @@ class TokenExchange:
         dispatch: Dispatch,
         ring: Ring,
         sum_TD: torch.Tensor,
+        tracker: MemoryTracker,
     ) -> None:
         self._dispatch = dispatch
         self._num_sent = [rows.stop - rows.start for rows in dispatch.sent]
-        self._ring, self._sum_TD = ring, sum_TD
+        self._ring, self._sum_TD, self._tracker = ring, sum_TD, tracker
         self._num_uses = 0
         self._endings: dict[int, Callable[[], None]] = {}
         self._use_of: dict[int, int] = {}
@@ -144,4 +146,5 @@ class TokenExchange:
     def _add(self, chunk: int, rows: torch.Tensor, transfer: Transfer) -> None:
         transfer.wait()
         tokens = self._dispatch.tokens_of(chunk)
-        self._sum_TD[tokens] = self._dispatch.sums.of(rows, self._dispatch.sent[chunk], tokens)
+        part = self._dispatch.sent[chunk]
+        self._dispatch.sums.into(rows, part, self._sum_TD, tokens, self._tracker)

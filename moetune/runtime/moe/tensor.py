@@ -151,6 +151,7 @@ class _TensorPhase(PhaseRun):
         sums = RowSums.by(self._tokens(chunk), len(self._sums_TD))
         starts = torch.cat([sums.starts[part] for part in parts])
         sums_TD = replace(sums, starts=starts).of(rows, slice(0, None), slice(0, None))
+        self._tracker.add(sums_TD)
         sizes = [part.stop - part.start for part in parts]
         for part, some_TD in zip(parts, sums_TD.split(sizes), strict=True):
             self._sums_TD[part] = some_TD

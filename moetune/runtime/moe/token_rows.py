@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 
 from moetune.runtime.moe.gate import counts_of
+from moetune.runtime.moe.workspace import MemoryTracker
 
 
 def before(counts: torch.Tensor) -> torch.Tensor:
@@ -77,10 +78,12 @@ class RowSums:
     Args:
         order: the rows by sum.
         starts: the first of each sum in that order.
+        is_permutation: whether each sum has a single row.
     """
 
     order: torch.Tensor
     starts: torch.Tensor
+    is_permutation: bool = False
 
     @classmethod
     def by(cls, sums: torch.Tensor, num_sums: int) -> "RowSums":
@@ -98,7 +101,21 @@ class RowSums:
         order, starts = self.order[part], self.starts[sums]
         if part.start:
             order, starts = order - part.start, starts - part.start
+        if self.is_permutation:
+            return rows.index_select(0, order)
         return F.embedding_bag(order, rows, starts, mode="sum")
+
+    def into(
+        self, rows: torch.Tensor, part: slice, sums_TD: torch.Tensor, sums: slice,
+        tracker: MemoryTracker,
+    ) -> None:  # fmt: skip
+        """Write the sums of a chunk's rows to their places; the arguments are those of `of`."""
+        if self.is_permutation:
+            torch.index_select(rows, 0, self.order[part] - part.start, out=sums_TD[sums])
+            return
+        made = self.of(rows, part, sums)
+        tracker.add(made)
+        sums_TD[sums] = made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,13 +162,17 @@ class BufferCounts:
             expanded = 3 if self._keeps_input else 2
             rows = self._sent(self._chunk_rows) * (in_flight + arriving)
             rows += self._chunk_rows * expanded
+        rows += self._chunk_tokens * (layer.top_k > 1)  # sums of a chunk, before they are written
         widths = self._chunk_rows * (hidden + self._middle)
         return (rows * layer.d_model + widths) * self._element
 
     @property
+    def _chunk_tokens(self) -> int:
+        return -(-self._workload.tokens_per_rank // self._degree)
+
+    @property
     def _chunk_rows(self) -> int:
-        chunk_tokens = -(-self._workload.tokens_per_rank // self._degree)
-        return math.ceil(chunk_tokens * self._layer.top_k * self._skew)
+        return math.ceil(self._chunk_tokens * self._layer.top_k * self._skew)
 
     def routing_bytes(self) -> int:
         """Return the bytes of probabilities, weights and indices."""
@@ -229,9 +233,10 @@ class TensorParallelCounts(BufferCounts):
         return self._tokens(gathered=2)
 
     def ring_bytes(self) -> int:
-        """Return the bytes of a chunk's rows, their results and hidden values, without T_M."""
+        """Return the bytes of a chunk's rows, results, hidden values and sums, without T_M."""
         width = 2 * (self._layer.d_model + self._layer.d_hidden)
-        return self._mine(self._degree) * width * self._element
+        sums = self._chunk_tokens * self._layer.d_model
+        return (self._mine(self._degree) * width + sums) * self._element
 
     def routing_bytes(self) -> int:
         """Return the bytes of the own tokens' probabilities, and of weights and indices."""
