@@ -290,8 +290,9 @@ class _Check:
         return search.answer_of(search.price(self.reading.layout))
 
     def _answer(self, priced: PricedLayout) -> TrainingAnswer:
-        device, factor = self.profile.machine.device, factor_of(self.calibration)
-        return answer_of(priced, self.reading.job, device, factor=factor)
+        reading, device = self.reading, self.profile.machine.device
+        factor = factor_of(self.calibration)
+        return answer_of(priced, reading.job, device, reading.target, factor=factor)
 
     def _too_large(self, priced: PricedLayout, better: tuple[Better, ...]) -> Problem:
         parts, peak = priced.memory.parts, priced.memory.peak_bytes

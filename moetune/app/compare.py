@@ -86,6 +86,7 @@ def _of_model(plan: TrainingDocument) -> Mapping[str, str]:
         "target {}": inputs.runtime,
         "optimizer {}": inputs.optimizer,
         "routing {}": inputs.routing,
+        "train {}": inputs.tuning.words,
         **{f"{flag} {{}}": value for flag, value in inputs.pins.flags.items()},
     }
 

@@ -26,6 +26,7 @@ from moetune.domain.training_document import (
 from moetune.huggingface.registry import FoundModel
 from moetune.solve.model.alternatives import FasterLayout
 from moetune.solve.model.search import PricedLayout
+from moetune.solve.model.trained import flops_per_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class TrainingRequest:
             profile=profile.name, profile_fingerprint=profile.digest, pins=self.pins,
             target=self.target.name, target_version=self.target.number,
             memory_limit_bytes=limit_bytes, model_path=job.decoder.path,
-            leaves_room=job.leaves_room,
+            leaves_room=job.leaves_room, tuning=job.tuning, packing=job.packing,
         )  # fmt: skip
 
 
@@ -79,7 +80,8 @@ def planned_job(
         raise InputError(what, MAKE_ONE)
     return model, TrainingJob(
         decoder=model.decoder, world_size=inputs.world_size, global_batch=inputs.global_batch,
-        length=inputs.seq, dtype=inputs.dtype, optimizer=inputs.optimizer,
+        length=inputs.seq, dtype=inputs.dtype, optimizer=inputs.optimizer, tuning=inputs.tuning,
+        packing=inputs.packing,
     )  # fmt: skip
 
 
@@ -97,7 +99,7 @@ def plan_id(inputs: TrainingInputs, request: TrainingRequest) -> str:
 
 
 def answer_of(
-    priced: PricedLayout, job: TrainingJob, device: str, *, factor: float = 1.0
+    priced: PricedLayout, job: TrainingJob, device: str, target: Target, *, factor: float = 1.0
 ) -> TrainingAnswer:
     """Return a layout with its step and memory as a plan's document has it.
 
@@ -107,7 +109,7 @@ def answer_of(
     """
     memory, step = priced.memory, priced.step
     tokens = job.tokens / (factor * step.seconds) / job.world_size
-    rate = tokens * job.decoder.flops_per_token(job.length).total
+    rate = tokens * flops_per_token(job, target)
     peak = peak_flops(device, job.dtype)
     return TrainingAnswer(
         layout=priced.layout.explicit(job.decoder),

@@ -121,8 +121,18 @@ class Question:
     )  # fmt: skip
     global_batch: int | None = described(TRAINING, "Batch", "Sequences of a step.")
     optimizer: OptimizerName | None = described(
-        TRAINING, "Optimizer", "adam, adam-bf16-grads, adam-bf16-moments, adam-remainders or "
-        "adam-bf16.", form="NAME",
+        TRAINING, "Optimizer", "adam, adam-bf16-grads, adam-bf16-moments, adam-remainders, "
+        "adam-bf16 or muon.", form="NAME",
+    )  # fmt: skip
+    train: str | None = described(
+        TRAINING, "What trains", "all, lora:rank=16 or qlora:rank=16. Default: all.", form="WHAT"
+    )
+    freeze: str | None = described(
+        TRAINING, "Frozen parts", "Parts that do not train: router,embedding.", form="PARTS"
+    )
+    seq_lengths: str | None = described(
+        TRAINING, "Packed documents", "Packed documents' lengths, or one for all.",
+        form="FILE|N",
     )  # fmt: skip
     front: bool = described(
         TRAINING, "Fastest layout for every memory",
@@ -141,11 +151,10 @@ class Question:
     cp: int | None = described(PINS, "Context parallel", "Ranks that share a sequence.")
     micro_batch: int | None = described(PINS, "Micro-batch", "Sequences per micro-batch.")
     zero: ZeroStage | None = described(
-        PINS, "What replicas shard", "Shards: 0 nothing, 1 optimizer states, 2 gradients, 3 "
-        "parameters.",
+        PINS, "What replicas shard", "Shards: 0 nothing, 1 states, 2 gradients, 3 all.",
     )  # fmt: skip
     recompute: str | None = described(
-        PINS, "Recompute", f"none, or some of {', '.join(RECOMPUTES)}.", form="MODULES"
+        PINS, "Recompute", f"none, {', '.join(RECOMPUTES)}; or several.", form="MODULES"
     )
     overlap: Overlap | None = described(PINS, "Overlap of exchanges", "How exchanges are hidden.")
     dispatcher: TokenDispatcher | None = described(
@@ -157,7 +166,7 @@ class Question:
         form="NAME",
     )  # fmt: skip
     stages: str | None = described(
-        PINS, "Modules of the stages", "Modules of each: 'Ettt|(tt|)*29m|L', as of Megatron.",
+        PINS, "Modules of the stages", "Modules of each: 'Ettt|(tt|)*29m|L'.",
         form="LETTERS",
     )  # fmt: skip
     cuda_graphs: CudaGraphs | None = described(
@@ -333,7 +342,7 @@ ASKS = asks_of(Question)
 
 MEMORY_FIELDS = (
     "world_size", "global_batch", "seq", "micro_batch", "tp", "cp", "pp", "ep", "zero",
-    "recompute", "optimizer", "dtype", "target",
+    "recompute", "optimizer", "dtype", "target", "train", "freeze",
 )  # fmt: skip
 """Fields of the question that `moetune memory` asks, beside the model and the device's memory."""
 MEMORY_DEFAULTS = {

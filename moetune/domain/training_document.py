@@ -12,11 +12,13 @@ from moetune.domain.document import UNLESS_DEFAULT, encode, shown
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Throughput
 from moetune.domain.optimizers import OptimizerName
+from moetune.domain.packing import Packing
 from moetune.domain.placement import ModelPlacement
 from moetune.domain.plan import Confidence
 from moetune.domain.profile import ProfileQuality, Provenance
 from moetune.domain.targets import Target, TargetName, planned_target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingDtype
+from moetune.domain.tuning import TRAINS_ALL, Trained, Tuning
 
 SCHEMA: Literal["moetune.training-plan/1"] = "moetune.training-plan/1"
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -30,6 +32,7 @@ class TrainingInputs:
         target_version: of the runtime; "" where it has none, and in plans of before versions were
             told apart, which are of the only one that there was.
         model_path: the configuration that the model was read from; "" for a name.
+        packing: of documents into sequences; None where each has a single one.
     """
 
     model: str
@@ -47,6 +50,8 @@ class TrainingInputs:
     leaves_room: bool = field(default=False, metadata=UNLESS_DEFAULT)
     model_path: str = field(default="", metadata=UNLESS_DEFAULT)
     target_version: str = field(default="", metadata=UNLESS_DEFAULT)
+    tuning: Tuning = field(default=TRAINS_ALL, metadata=UNLESS_DEFAULT)
+    packing: Packing | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     @property
     def runtime(self) -> str:
@@ -185,6 +190,7 @@ class TrainingDocument:
         savings: of single flags, the shortest step first.
         free: the best layout without pins, where it is faster.
         calibration: of all its times; None for predictions as they are.
+        trained: how many parameters train; None where all do.
 
     Raises:
         InputError: the id is no digest.
@@ -209,6 +215,7 @@ class TrainingDocument:
     savings: tuple[Saving, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     free: Saving | None = field(default=None, metadata=UNLESS_DEFAULT)
     calibration: Calibration | None = field(default=None, metadata=UNLESS_DEFAULT)
+    trained: Trained | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):

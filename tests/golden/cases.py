@@ -166,6 +166,15 @@ CASES = {
         for target in ("moetune", "megatron", "bridge", "torchtitan", "transformers", "deepspeed")
     },
     **{
+        f"qwen3-{name}": Case(plan=(*_QWEN, "--target", target, *words), questions=BOTH)
+        for name, target, words in (
+            ("lora", "bridge", ("--train", "lora:rank=16", "--seq-lengths", "700")),
+            ("qlora", "transformers", ("--train", "qlora:rank=16,targets=attention")),
+            ("frozen", "transformers", ("--freeze", "router,experts")),
+            ("muon", "megatron", ("--optimizer", "muon", "--tp", "2", "--zero", "1")),
+        )
+    },
+    **{
         f"deepseek-{name}": Case(
             plan=(*_DEEP, "--target", target, "--memory-limit", limit), questions=EXPLAIN
         )
