@@ -58,22 +58,16 @@ class Problem:
     def ours(self) -> int:
         """Return the degree in closed form."""
         return best_degree(
-            transfer=ALL_TO_ALL[self.num_gpus],
-            payload_bytes=self.payload_bytes,
-            compute=EXPERT,
-            macs=self.macs,
-            max_degree=MAX_DEGREE,
-        )
+            transfer=ALL_TO_ALL[self.num_gpus], payload_bytes=self.payload_bytes, compute=EXPERT,
+            macs=self.macs, max_degree=MAX_DEGREE,
+        )  # fmt: skip
 
     def paper(self, *, rejects_failures: bool) -> int:
         """Return the degree of Theorem 1."""
         theorem = Theorem1(
-            transfer=ALL_TO_ALL[self.num_gpus],
-            payload_bytes=self.payload_bytes,
-            compute=EXPERT,
-            macs=self.macs,
-            rejects_failures=rejects_failures,
-        )
+            transfer=ALL_TO_ALL[self.num_gpus], payload_bytes=self.payload_bytes, compute=EXPERT,
+            macs=self.macs, rejects_failures=rejects_failures,
+        )  # fmt: skip
         return theorem.degree(max_degree=MAX_DEGREE)
 
     def enumerated(self) -> int:

@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from moetune.app.doctor import Diagnosis
 from moetune.app.drift import OperationDrift
 from moetune.app.export import ExportDocument
+from moetune.app.observe import ObservedPart
 from moetune.app.plan import PlanRequest
 from moetune.app.profiles import ProfileInfo
 from moetune.app.sensitivity import Sensitivity
@@ -25,6 +26,7 @@ from moetune.app.verify import Verification
 from moetune.app.why_not import ComparedVerdict, WhyNotAnswer
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.budget import Budget, Spread, TrainingRun
+from moetune.domain.calibration import Calibration
 from moetune.domain.cluster import Machine
 from moetune.domain.document import DERIVED, ErrorDocument, is_required, written_kinds
 from moetune.domain.layer import LayerShape
@@ -32,13 +34,15 @@ from moetune.domain.model import Model, WholeModel
 from moetune.domain.placement import ModelPlacement
 from moetune.domain.plan import Confidence, Plan
 from moetune.domain.profile import Profile, ProfileQuality
-from moetune.domain.records import Observation, PlanInfo
+from moetune.domain.records import Observation, ObservedRun, PlanInfo
 from moetune.domain.routing_record import ModelRoutingRecord, RoutingRecord
 from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingDocument, TrainingMemory, TrainingStep
 from moetune.huggingface.registry import RegisteredModel
 from moetune.launches.reading import Problem, Row
+from moetune.logs.kineto import TracedStep
+from moetune.logs.reading import SteadySteps
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "docs" / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -121,7 +125,18 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
         "problems": tuple[Problem, ...], "predicted": TrainingStep | None,
         "step_seconds": Spread | None, "run": TrainingRun | None,
         "memory": TrainingMemory | None, "memory_limit_bytes": int, "better": list_of(_BETTER),
-        "best": object, **_SECTIONS,
+        "best": object, "calibration": Calibration | None, **_SECTIONS,
+    }),
+    "observe/1": Keys({
+        "source": str, "plan": str, "run": ObservedRun, "id": int | None,
+        "predicted": Keys({
+            "step_seconds": float, "low_seconds": float, "high_seconds": float,
+            "uncalibrated_seconds": float,
+        }),
+        "ratio": float, "inside": bool, "steps": SteadySteps | None, "log": object,
+        "trace": TracedStep | None,
+        "memory_scope": str, "parts": tuple[ObservedPart, ...], "calibration": Calibration | None,
+        **_SECTIONS,
     }),
     "compare/1": Keys({
         "inputs": Keys({"model": str, "global_batch": int, "seq": int}, of=Budget),
@@ -167,7 +182,10 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
     }),
     "inputs/1": Keys(of=PlanRequest),
     "observations/1": Keys({"observations": tuple[Observation, ...]}),
-    "observations.list/1": Keys({"observations": list_of(_OBSERVATION), **_SECTIONS}),
+    "observations.list/1": Keys({
+        "observations": list_of(_OBSERVATION),
+        "runs": list_of(Keys({"id": int, "created_at": str}, of=ObservedRun)), **_SECTIONS,
+    }),
     "plans.diff/1": Keys({"first": str, "second": str, **_SECTIONS}),
     "plans.list/1": Keys({"plans": tuple[PlanInfo, ...], **_SECTIONS}),
     "timeline/2": Keys({

@@ -110,10 +110,7 @@ def _cell(
     rate_mbit: float | None = 200.0,
     degree: int = 4,
 ) -> CellResult:
-    plain = {
-        "plain": milliseconds["ours:1"],
-        "plain_collectives": milliseconds["bare_collectives"],
-    }
+    plain = {"plain": milliseconds["ours:1"], "plain_collectives": milliseconds["bare_collectives"]}
     return CellResult(
         rate_mbit=rate_mbit,
         tokens=64,

@@ -52,9 +52,7 @@ def measure_step(workload: Workload, degree: int, strategy: Strategy) -> Measure
         account_bytes = use.peak_device_bytes + sum(each.nbytes for each in held)
     host_bytes = use.peak_host_bytes
     return Measured(
-        account_bytes=account_bytes,
-        live_bytes=live.peak_bytes - host_bytes,
-        host_bytes=host_bytes,
+        account_bytes=account_bytes, live_bytes=live.peak_bytes - host_bytes, host_bytes=host_bytes
     )
 
 

@@ -177,16 +177,12 @@ def measure_steps(
 ) -> dict[tuple[int, str], Line]:
     """Return the steps by tokens and variant that a `steps_command` measures in the lab."""
     outputs = lab.run(
-        command,
-        timeout_seconds=_TIMEOUT_SECONDS,
-        env=peer_env(peer) if peer else {},
-        echo=echo,
+        command, timeout_seconds=_TIMEOUT_SECONDS, env=peer_env(peer) if peer else {}, echo=echo
     )
     lines = [json.loads(line) for line in outputs[0].stdout.splitlines()]
     return {
         (line["tokens"], line["variant"]): Line(
-            imbalance=line["imbalance"],
-            seconds=tuple(line["seconds"]),
+            imbalance=line["imbalance"], seconds=tuple(line["seconds"])
         )
         for line in lines
     }

@@ -20,11 +20,7 @@ def planned_step(cell: Cell, plan: Path) -> Step:
 
 
 def _step(
-    cell: Cell,
-    *,
-    pipeline: bool | int,
-    plan: Path | None,
-    decision: Decision | None = None,
+    cell: Cell, *, pipeline: bool | int, plan: Path | None, decision: Decision | None = None
 ) -> Step:
     shape = cell.layer
     layer = MoELayer(

@@ -1,7 +1,7 @@
 """Published training runs against the planner: `python -m benchmarks.public_runs FOLDER`.
 
 FOLDER has `layouts.csv`, `megatron_bridge.csv`, `runs.csv` and `operations.csv`. Writes
-docs/results/public-runs.md.
+docs/results/public-runs.md and docs/results/calibration.md.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from benchmarks.public_runs import operations
+from benchmarks.public_runs import calibration, operations
 from benchmarks.public_runs.page import lines
 from benchmarks.public_runs.rows import PublicRun, Skipped, read_failed, read_runs
 from benchmarks.public_runs.runs import read_more
@@ -28,6 +28,7 @@ from moetune.solve.model.step import StepPrices
 _BALANCED = frozenset({"deepseek-v3", "kimi-k2"})
 """Models whose recipes lay their stages out by hand, as evenly as their blocks allow."""
 RESULT = Path(__file__).parents[2] / "docs/results/public-runs.md"
+CALIBRATION = RESULT.with_name("calibration.md")
 
 
 @cache
@@ -91,12 +92,12 @@ def main() -> None:
     """Score all rows and operations, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--output", type=Path, default=RESULT)
-    given = parser.parse_args()
-    page = [*lines(*scored_runs(given.folder)), *operations.section(given.folder)]
-    text = "\n".join(page) + "\n"
-    given.output.write_text(text)
-    print(f"written to {given.output}")
+    folder = parser.parse_args().folder
+    scored, skipped = scored_runs(folder)
+    page = [*lines(scored, skipped), *operations.section(folder)]
+    for file, text in ((RESULT, page), (CALIBRATION, calibration.lines(scored))):
+        file.write_text("\n".join(text) + "\n")
+        print(f"written to {file}")
 
 
 if __name__ == "__main__":

@@ -68,9 +68,7 @@ def left_out() -> list[tuple[ManyNodes, float, float]]:
     return found
 
 
-def errors(
-    numbers: Numbers,
-) -> list[tuple[ManyNodes, float, float]]:
+def errors(numbers: Numbers) -> list[tuple[ManyNodes, float, float]]:
     """Return each row with the rule's GB/s at 64 MiB and at the peak."""
     found = []
     for row in BETWEEN_NODES:

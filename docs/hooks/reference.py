@@ -79,6 +79,9 @@ def _rows(targets: list[Target]) -> Iterator[tuple[str, list[str]]]:
     yield "`--offload-optimizer`", [_offload(target) for target in targets]
     yield "`--dtype`", [_list(target.dtypes) for target in targets]
     yield "`--optimizer`", [_list(target.optimizers) for target in targets]
+    yield "`--train lora`", [_adapters(target) for target in targets]
+    yield "`--train qlora`", [_mark("nf4" in target.bases) for target in targets]
+    yield "`--freeze`", [_mark(target.freezes) for target in targets]
     yield "`--expert-placement planned`", [_mark(target.places_experts) for target in targets]
 
 
@@ -92,6 +95,10 @@ def _tensor(target: Target) -> str:
 
 def _offload(target: Target) -> str:
     return "all states" if target.offloads_states else _mark(target.offloads_optimizer)
+
+
+def _adapters(target: Target) -> str:
+    return f"experts {_list(target.adapters)}" if target.adapters else "–"
 
 
 def _mark(is_there: bool) -> str:  # noqa: FBT001 - a cell

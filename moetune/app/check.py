@@ -5,22 +5,25 @@ the answer of a search in which all else is pinned.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from moetune.app.calibration import calibration_for
 from moetune.app.plan import sound_numbers
 from moetune.app.stand_ins import stand_ins_of
 from moetune.app.training import check_numbers, search_of, step_prices, step_spread, usable_bytes
 from moetune.app.training_plan import answer_of
 from moetune.domain.ask import LARGEST_RANKS
 from moetune.domain.budget import Budget, Spread, TrainingRun
+from moetune.domain.calibration import Calibration, factor_of
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layout import BrokenRule
 from moetune.domain.profile import Profile
+from moetune.domain.records import ObservedRun
 from moetune.domain.rules import broken_rules
 from moetune.domain.site import site_of
 from moetune.domain.target_rules import model_rules, target_rules
@@ -29,7 +32,7 @@ from moetune.domain.training import LayoutRequest
 from moetune.domain.training_document import TrainingAnswer
 from moetune.domain.units import format_bytes
 from moetune.fit.costs import costs_of
-from moetune.launches.files import LARGEST_BYTES, LaunchFile, open_launch
+from moetune.launches.files import LaunchFile, open_launch
 from moetune.launches.reading import SEVERITIES, Asked, Problem, Reading
 from moetune.solve.model.alternatives import LEAST_SAVED
 from moetune.solve.model.best import BestLayouts
@@ -110,34 +113,26 @@ class Checked:
         tokens, ranks = job.tokens, job.world_size
         return self.budget.run(self.seconds, tokens_per_step=tokens, world_size=ranks)
 
+    calibration: Calibration | None = None
+
     @property
     def starts(self) -> bool:
         """Whether nothing that is known stops it."""
         return all(problem.severity != "stops" for problem in self.problems)
 
 
-def launch_text(file: Path) -> str:
-    """Return the text of a launch file.
-
-    Raises:
-        InputError: it cannot be read, is too large, or no text.
-    """
-    try:
-        if file.stat().st_size > LARGEST_BYTES:
-            raise InputError(f"{file} is larger than 1 MiB", "give the file that starts the run")
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}", "give a file") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{file} is no text", "give the file that starts the run") from None
-
-
 def check_file(
-    file: Path, text: str, asked: Asked, profile: Profile, budget: Budget | None = None
+    file: Path,
+    text: str,
+    asked: Asked,
+    profile: Profile,
+    runs: Sequence[ObservedRun] = (),
+    budget: Budget | None = None,
 ) -> tuple[LaunchFile, Checked]:
     """Return a launch file of that text, and its check on a profile's machine.
 
     Args:
+        runs: that were observed with the profile.
         budget: of the whole training; None where nothing is asked of it.
 
     Raises:
@@ -152,7 +147,7 @@ def check_file(
     if (ranks := launch.reading.job.world_size) > LARGEST_RANKS:
         what = f"{file} starts {ranks:,} ranks, more than {LARGEST_RANKS:,}"
         raise InputError(what, "give its ranks with --world-size")
-    return launch, replace(check_launch(str(file), launch, profile), budget=budget)
+    return launch, replace(check_launch(str(file), launch, profile, runs), budget=budget)
 
 
 def written_change(launch: LaunchFile, checked: Checked, take: str) -> str:
@@ -188,14 +183,18 @@ def written_change(launch: LaunchFile, checked: Checked, take: str) -> str:
     return text
 
 
-def check_launch(file: str, launch: LaunchFile, profile: Profile) -> Checked:
-    """Return a launch file as it runs on a profile's machine.
+def check_launch(
+    file: str, launch: LaunchFile, profile: Profile, runs: Sequence[ObservedRun] = ()
+) -> Checked:
+    """Return a launch file as it runs on a profile's machine, as of `check_file`.
 
     Raises:
         ProfileError: the profile lacks an operation.
     """
+    name, target = launch.reading.decoder.name, launch.reading.target
     with sound_numbers(profile.name):
-        return _Check(file, launch, profile).checked()
+        calibration = calibration_for(runs, model=name, target=target)
+        return _Check(file, launch, profile, calibration).checked()
 
 
 @dataclass(slots=True)
@@ -205,6 +204,7 @@ class _Check:
     file: str
     launch: LaunchFile
     profile: Profile
+    calibration: Calibration | None = None
     limit_bytes: int = field(init=False)
     facts: Mapping[str, Any] = field(init=False)
     _searches: dict[object, FoldedSearch] = field(default_factory=dict, init=False)
@@ -250,7 +250,8 @@ class _Check:
         return Checked(
             file=self.file, profile=self.profile, reading=self.reading, problems=tuple(problems),
             answer=None if priced is None else self._answer(priced), limit_bytes=self.limit_bytes,
-            better=better, best=best, seconds=None if priced is None else self._seconds(priced),
+            better=better, best=best, calibration=self.calibration,
+            seconds=None if priced is None else self._seconds(priced),
         )  # fmt: skip
 
     def _seconds(self, priced: PricedLayout) -> Spread:
@@ -259,8 +260,10 @@ class _Check:
         costs = costs_of(self.profile, allow_modelled=True)
         price = partial(step_prices, job, target, self.profile)
         ratios = stand_ins_of(price, self.profile, priced, costs).ratios
-        sure = confidence_of([priced.step.seconds], ratios=ratios, target=target.name)
-        return step_spread(priced.step.seconds, sure)
+        sure = confidence_of(
+            [priced.step.seconds], ratios=ratios, target=target.name, calibration=self.calibration
+        )
+        return step_spread(self._answer(priced).predicted.step_seconds, sure)
 
     def _refusals(self) -> Iterator[Problem]:
         """Yield the rules that the layout breaks."""
@@ -327,7 +330,9 @@ class _Check:
         return search.answer_of(search.price(self.reading.layout))
 
     def _answer(self, priced: PricedLayout) -> TrainingAnswer:
-        return answer_of(priced, self.reading.job, self.profile.machine.device)
+        reading, device = self.reading, self.profile.machine.device
+        factor = factor_of(self.calibration)
+        return answer_of(priced, reading.job, device, reading.target, factor=factor)
 
     def _too_large(self, priced: PricedLayout, better: tuple[Better, ...]) -> Problem:
         parts, peak = priced.memory.parts, priced.memory.peak_bytes
@@ -355,6 +360,7 @@ class _Check:
         for name in self._off:
             search = self._search({**self.facts, name: True})
             saved = priced.step.seconds - search.price(priced.layout).step.seconds
+            saved *= factor_of(self.calibration)
             keys = self.launch.changes(priced.layout, [name])
             yield Problem(
                 severity="costs", line=None, what=_OFF[name], seconds_saved=max(0.0, saved),
@@ -400,7 +406,7 @@ class _Check:
         self, best: PricedLayout, priced: PricedLayout | None, *facts: str
     ) -> Better | None:
         """Return a layout as a change of the launch; None where it is not worth one."""
-        step = None if priced is None else priced.step.seconds
+        step, factor = None if priced is None else priced.step.seconds, factor_of(self.calibration)
         if step is not None and best.step.seconds > step * (1 - LEAST_SAVED):
             return None
         keys = self.launch.changes(best.layout, facts)
@@ -408,7 +414,7 @@ class _Check:
             return None
         return Better(
             change=self.launch.words(keys), keys=keys, answer=self._answer(best),
-            seconds_saved=None if step is None else step - best.step.seconds,
+            seconds_saved=None if step is None else factor * (step - best.step.seconds),
         )  # fmt: skip
 
     def _best(self, priced: PricedLayout | None, better: tuple[Better, ...]) -> Better | None:

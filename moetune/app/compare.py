@@ -35,6 +35,14 @@ def compare(before: AnyPlan, after: AnyPlan) -> Iterator[str]:
     yield f"A device needs {now} of memory{_instead(was, now)}."
     if after.trust != before.trust:
         yield f"The times are {after.trust}, those of the first plan {before.trust}."
+    was_factor, factor = (
+        plan.factor if plan.kind == "training" else 1.0 for plan in (before, after)
+    )
+    if was_factor != factor:
+        yield (
+            f"Its times have the factor {factor:.2f} of a calibration by observed runs, those of "
+            f"the first plan {was_factor:.2f}."
+        )
     yield from (sentence(warning) for warning in after.warnings if warning not in before.warnings)
 
 
@@ -88,6 +96,7 @@ def _of_model(plan: TrainingDocument) -> Mapping[str, str]:
         "optimizer {}": inputs.optimizer,
         "routing {}": inputs.routing,
         **_of_budget(inputs.budget),
+        "train {}": inputs.tuning.words,
         **{f"{flag} {{}}": value for flag, value in inputs.pins.flags.items()},
     }
 

@@ -1,6 +1,6 @@
 """Stored plans and observations: lists by filters, removal by id, and pruning by age."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -40,6 +40,22 @@ def _readable(store: "SqlStore", plan_id: str) -> AnyPlan | None:
         return store.plan(plan_id)
     except InputError:
         return None
+
+
+def numbers_of(ids: Iterable[str]) -> tuple[list[int], list[int]]:
+    """Return the numbers of observed steps and of observed runs, whose ids begin with r.
+
+    Raises:
+        InputError: an id is of neither.
+    """
+    steps, runs = list[int](), list[int]()
+    for text in ids:
+        number = text.removeprefix("r")
+        if not number.isdigit():
+            hint = "`moetune observations list` has them: 17 of a layer's steps, r3 of a run"
+            raise InputError(f"{text!r} is no id of an observation", hint)
+        (runs if text.startswith("r") else steps).append(int(number))
+    return steps, runs
 
 
 def plan_ids(store: "SqlStore | None", wanted: Sequence[str]) -> tuple[str, ...]:

@@ -7,10 +7,9 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import product
 
-from moetune.app.planner import Planner
-from moetune.app.requests import is_of_model, training_request
+from moetune.app.planner import Planner, plan_model
+from moetune.app.requests import is_of_model
 from moetune.app.solvers import SolverLimits, SolverPool
-from moetune.app.training import plan_training
 from moetune.domain.ask import Ask
 from moetune.domain.budget import Budget, TrainingRun
 from moetune.domain.errors import (
@@ -22,11 +21,13 @@ from moetune.domain.errors import (
 )
 from moetune.domain.profile import Profile
 from moetune.domain.question import ASKS, Question
+from moetune.domain.records import ObservedRun
 from moetune.domain.spelling import about
 from moetune.domain.training_document import TrainingDocument
 
 MOST_CHOICES = 64
 _PATIENCE = SolverLimits(seconds=3600.0, memory_bytes=2**42, num_waiting=MOST_CHOICES)
+_Asked = tuple[Profile, Sequence[ObservedRun], Question]
 Advance = Callable[["Choice"], None]
 """Called with each choice that is solved."""
 
@@ -132,8 +133,13 @@ def compare_machines(
             "name a machine and a number of GPUs, and fewer than that of each combined",
         )
     machines = {name: planner.sources.profile(name, for_models=True).profile for name in profiles}
+    runs = {name: planner.sources.observed_runs(profile) for name, profile in machines.items()}
     questions = [
-        (machines[name], replace(question, target=target, world_size=size, price=prices.get(name)))
+        (
+            machines[name],
+            runs[name],
+            replace(question, target=target, world_size=size, price=prices.get(name)),
+        )
         for name, target, size in asked
     ]
     choices = tuple(_solved(planner, questions, advance))
@@ -145,9 +151,7 @@ def compare_machines(
     )
 
 
-def _solved(
-    planner: Planner, questions: Sequence[tuple[Profile, Question]], advance: Advance
-) -> Iterator[Choice]:
+def _solved(planner: Planner, questions: Sequence[_Asked], advance: Advance) -> Iterator[Choice]:
     """Yield the choices in their order, solved in as many processes as there are cores."""
     num_processes = min(len(questions), len(os.sched_getaffinity(0)))
     with (
@@ -166,19 +170,17 @@ def _solved(
         yield from (done.result() for done in asked)
 
 
-def _choice(planner: Planner, profile: Profile, question: Question) -> Choice:
+def _choice(
+    planner: Planner, profile: Profile, runs: Sequence[ObservedRun], question: Question
+) -> Choice:
     choice = Choice(
         profile=profile.name, world_size=question.world_size or 0, target=question.target or ""
     )
     try:
-        plan = planner.run(profile.name, _best, question, profile)
+        plan = planner.run(profile.name, plan_model, question, profile, runs, with_savings=False)
     except MoetuneError as error:
         return replace(choice, refusal=error)
     return replace(choice, plan=plan)
-
-
-def _best(question: Question, profile: Profile) -> TrainingDocument:
-    return plan_training(training_request(question, profile), profile)
 
 
 def read_prices(text: str | None, profiles: Sequence[str]) -> dict[str, float]:

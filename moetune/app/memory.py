@@ -8,6 +8,7 @@ from moetune.domain.architecture import Decoder
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingDtype, TrainingJob
+from moetune.domain.tuning import TRAINS_ALL, Tuning
 from moetune.solve.model.memory import MemoryModel, RankMemory, fillable_bytes
 from moetune.solve.model.pins import contradiction
 from moetune.solve.model.pipeline import DecoderStages
@@ -40,6 +41,7 @@ class MemoryQuestion:
     pins: LayoutRequest
     target: Target
     device_bytes: int
+    tuning: Tuning = TRAINS_ALL
 
     @property
     def limit_bytes(self) -> int:
@@ -52,7 +54,7 @@ class MemoryQuestion:
             decoder=self.decoder, world_size=ranks,
             global_batch=self.global_batch or ranks * (self.pins.micro_batch or 1),
             length=self.length, dtype=self.dtype, optimizer=self.optimizer,
-            leaves_room=self.decoder.num_moe_layers > 0,
+            leaves_room=self.decoder.num_moe_layers > 0, tuning=self.tuning,
         )  # fmt: skip
 
 

@@ -21,12 +21,16 @@ from moetune.app import wiring
 from moetune.app.export import ExportDocument, export_plan
 from moetune.app.files import find_plan, is_plan_path, write_text
 from moetune.app.memory import fit_memory
+from moetune.app.observe import kept
+from moetune.app.observe import observe as observed_of
 from moetune.app.planner import Planner, local_planner, plan_question
+from moetune.app.predicted_runs import of_plan
 from moetune.app.profile_quality import stale_note
 from moetune.app.requests import ask, memory_question
 from moetune.app.subjects import Subject, WhyNot, subject_of
 from moetune.app.views.comparison import whatif_sections
 from moetune.app.views.memory import memory_document, memory_sections
+from moetune.app.views.observe import observe_document, observe_sections
 from moetune.app.views.plan import explanation_sections, plan_sections, why_not_sections
 from moetune.app.whatif import CHANGES, WhatIf, whatif
 from moetune.domain.any_plan import AnyPlan
@@ -34,7 +38,8 @@ from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.domain.question import MEMORY_FIELDS, Question
-from moetune.domain.spelling import AS_ARGUMENTS, AS_FIELDS, nearest_or, spelled
+from moetune.domain.spelling import AS_ARGUMENTS, AS_FIELDS, about, nearest_or, spelled
+from moetune.domain.units import parse_bytes, parse_startup
 from moetune.report.section import Section
 from moetune.report.text import text_of
 
@@ -188,6 +193,43 @@ class PlanView(Drawn):
         with spelled(AS_ARGUMENTS), self._planner(profile) as planner:
             answer = whatif(planner, self.plan, question, model=model)
         return self._answer(whatif_sections(answer), answer.document)
+
+    def observe(
+        self, *, step: float | str | None = None, log: str | os.PathLike[str] | None = None,
+        trace: str | os.PathLike[str] | None = None, memory: int | str | None = None,
+        model: str | None = None, save: bool = True,
+    ) -> AnswerView:  # fmt: skip
+        """Return a run of the plan against its prediction, as `moetune observe` prints it.
+
+        Args:
+            step: its time: seconds, or a text such as "850ms"; or give the log.
+            log: a file of Megatron, Megatron-Bridge, torchtitan, DeepSpeed or transformers.
+            trace: of torch.profiler on a rank; it is compared, and not kept.
+            memory: peak of a device: bytes, or a text such as "71GB"; default, the log's.
+            model: the `config.json` of a model without a name.
+            save: keep the run, so that it calibrates plans of the same machine and runtime.
+
+        Raises:
+            InputError: not exactly a step, a log or a trace is given, or it is of another job.
+            MoetuneError: the store cannot be opened or written.
+        """
+        settings = wiring.configure(db=self.db).settings
+        with spelled(AS_ARGUMENTS):
+            with local_planner(settings, profile=self.profile) as planner:
+                prediction = of_plan(planner, self.plan.as_model(), model=model)
+            with about("step"):
+                seconds = parse_startup(step) if isinstance(step, str) else step
+            with about("memory"):
+                size = parse_bytes(memory) if isinstance(memory, str) else memory
+            observed = observed_of(
+                prediction, step_seconds=seconds, memory_bytes=size,
+                log=None if log is None else Path(log).expanduser(),
+                trace=None if trace is None else Path(trace).expanduser(),
+            )  # fmt: skip
+            if save and observed.is_kept:
+                with wiring.open_store(settings) as store:
+                    observed = kept(store, observed)
+        return self._answer(tuple(observe_sections(observed)), observe_document(observed))
 
     def export(self, to: str, *, model: str | None = None) -> ExportDocument:
         """Return what a runtime reads, as `moetune export` prints it.

@@ -4,13 +4,14 @@ A planner looks profiles and plans up in its `PlanSources`, has `app.plan` or `a
 and returns values that `app.views` turns into sections.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from moetune.app import wiring
+from moetune.app.calibration import calibration_for
 from moetune.app.plan import plan_for, read_inputs, sound_numbers
 from moetune.app.profiles import FoundProfile, is_path
 from moetune.app.requests import is_of_model, layer_request, ranks_of, training_request
@@ -27,6 +28,7 @@ from moetune.domain.errors import AbandonedError, InputError, MoetuneError, Prof
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.question import Question
+from moetune.domain.records import ObservedRun
 from moetune.domain.request import PlanInputs
 from moetune.domain.spelling import AS_KEYS, spelled
 from moetune.domain.training_document import TrainingDocument
@@ -117,7 +119,9 @@ class Planner:
         """
         if is_of_model(question):
             machine = self.sources.profile(profile, for_models=True)
-            plan = self.run(machine.profile.name, _plan_model, question, machine.profile)
+            used = machine.profile
+            runs = () if question.uncalibrated else self.sources.observed_runs(used)
+            plan = self.run(used.name, plan_model, question, used, runs)
             return NewPlan(plan, machine)
         request = layer_request(question, self.settings)
         request.check()
@@ -206,9 +210,23 @@ class Planner:
         return self.run(profile.name, plan_for, inputs, profile)
 
 
-def _plan_model(question: Question, profile: Profile) -> TrainingDocument:
+def plan_model(
+    question: Question, profile: Profile, runs: Sequence[ObservedRun], *, with_savings: bool = True
+) -> TrainingDocument:
+    """Return the plan of a whole model's training.
+
+    Args:
+        runs: that were observed with the profile, and calibrate its times.
+        with_savings: find what single flags and all pins cost, too.
+
+    Raises:
+        MoetuneError: as of `plan_training`.
+    """
     request = training_request(question, profile)
-    return plan_training(request, profile, with_front=question.front, with_savings=True)
+    model, target = request.job.decoder.name, request.target
+    calibration = calibration_for(runs, model=model, target=target)
+    request = replace(request, calibration=calibration)
+    return plan_training(request, profile, with_front=question.front, with_savings=with_savings)
 
 
 def _soundly(profile: str, work: Callable[[], T]) -> T:

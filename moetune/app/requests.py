@@ -6,8 +6,10 @@ machine no file of this one is read, and its sizes are bounded.
 
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from moetune.app.files import read_text
 from moetune.app.memory import MemoryQuestion
 from moetune.app.plan import LONGEST_NAME, PlanRequest, profile_name
 from moetune.app.routing_files import read_layer_routing, read_routing
@@ -19,13 +21,15 @@ from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.document import shown
 from moetune.domain.errors import InputError
 from moetune.domain.model import MODELS, WHOLE_MODELS, find_model
+from moetune.domain.packing import Packing, packing_of, packing_of_mean
 from moetune.domain.pipeline import read_stages
 from moetune.domain.profile import Profile
 from moetune.domain.question import MEMORY_DEFAULTS, Question, modules_of, read_question, read_texts
 from moetune.domain.request import encode_constraints
 from moetune.domain.spelling import about, flag_of
-from moetune.domain.targets import find_target
+from moetune.domain.targets import Target, find_target
 from moetune.domain.training import LayoutRequest, TrainingJob
+from moetune.domain.tuning import Tuning, read_tuning
 from moetune.domain.units import full_dtype
 from moetune.huggingface.pasted import configuration_of
 from moetune.huggingface.registry import (
@@ -143,13 +147,42 @@ def training_request(question: Question, profile: Profile) -> TrainingRequest:
     )
     job = TrainingJob(
         decoder=decoder, world_size=ranks, global_batch=batch, length=length, dtype=dtype,
-        routing=routing, optimizer=optimizer,
+        routing=routing, optimizer=optimizer, tuning=tuning_of(question, target),
         leaves_room=question.routing is None and decoder.num_moe_layers > 0,
+        packing=packing_for(question, length),
     )  # fmt: skip
     return TrainingRequest(
         job=job, pins=layout_pins(question), target=target,
         memory_limit_bytes=question.memory_limit, budget=question.budget,
     )  # fmt: skip
+
+
+def packing_for(question: Question, length: int) -> Packing | None:
+    """Return the documents that are packed into sequences of so many tokens; None for none.
+
+    Raises:
+        InputError: the file is missing, or has something else; or the length is too large.
+    """
+    if question.seq_lengths is None:
+        return None
+    with about("seq_lengths"):
+        if question.seq_lengths.isdecimal():
+            return packing_of_mean(int(question.seq_lengths), length)
+        words = read_text(Path(question.seq_lengths), "lengths").split()
+        wrong = next((word for word in words if not word.isdecimal()), None)
+        if wrong is not None:
+            raise InputError(f"{question.seq_lengths}: {shown(wrong)} is no length")
+        return packing_of([*map(int, words)], length, question.seq_lengths)
+
+
+def tuning_of(question: Question, target: Target) -> Tuning:
+    """Return what of a model trains, with the runtime's usual adapters of experts.
+
+    Raises:
+        InputError: the texts are none, or exclude each other.
+    """
+    usual = target.adapters[0] if target.adapters else "each"
+    return read_tuning(question.train, question.freeze, experts=usual)
 
 
 def ranks_of(question: Question, profile: Profile) -> int:
@@ -209,7 +242,7 @@ def memory_question(values: Mapping[str, object], *, device_memory: str = "80GB"
     return MemoryQuestion(
         decoder=model.decoder, world_size=question.world_size, global_batch=question.global_batch,
         length=question.seq or 0, dtype=dtype, optimizer=optimizer, pins=layout_pins(question),
-        target=target, device_bytes=device_bytes,
+        target=target, device_bytes=device_bytes, tuning=tuning_of(question, target),
     )  # fmt: skip
 
 
@@ -254,6 +287,10 @@ def _check_names(arguments: Mapping[str, object]) -> None:
             "GET /models lists them; or send the values of a config.json as config",
             field="model",
         )
+    lengths = arguments.get("seq_lengths")
+    if lengths is not None and not str(lengths).isdecimal():
+        raise InputError("seq_lengths must be a number", "a file is read by `moetune plan`",
+                         field="seq_lengths")  # fmt: skip
     if routing is not None and routing not in _ROUTINGS:
         names = " or ".join(_ROUTINGS)
         raise InputError(f"routing must be {names}, got {shown(routing)}", field="routing")

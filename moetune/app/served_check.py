@@ -1,7 +1,7 @@
 """The check of a launch that another machine sent as text: no file of this one is read."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from moetune.domain.budget import Budget
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.domain.question import BUDGET_FIELDS, read_question
+from moetune.domain.records import ObservedRun
 from moetune.domain.spelling import AS_ARGUMENTS, about, spelled
 from moetune.launches.reading import Asked
 
@@ -79,13 +80,19 @@ def check_text(planner: ServicePlanner, sent: LaunchText) -> Checked:
         values=sent.values, reads_files=False,
     )  # fmt: skip
     name = Path(sent.name).name or name_of(sent.text)
-    return planner.run(machine.name, _checked, name, sent.text, asked, machine, budget)
+    runs = planner.sources.observed_runs(machine)
+    return planner.run(machine.name, _checked, name, sent.text, asked, machine, runs, budget)
 
 
 def _checked(
-    name: str, text: str, asked: Asked, profile: Profile, budget: Budget | None
+    name: str,
+    text: str,
+    asked: Asked,
+    profile: Profile,
+    runs: Sequence[ObservedRun],
+    budget: Budget | None,
 ) -> Checked:
-    _, checked = check_file(Path(name), text, asked, profile, budget)
+    _, checked = check_file(Path(name), text, asked, profile, runs, budget)
     return checked
 
 

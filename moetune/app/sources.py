@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
+from moetune.app.calibration import stored_runs
 from moetune.app.files import find_plan
 from moetune.app.profiles import FoundProfile, find_profile, named_profile, newest_measured
 from moetune.app.wiring import StoreFinder
@@ -13,6 +14,7 @@ from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import NotFoundError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
+from moetune.domain.records import ObservedRun
 from moetune.domain.spelling import about
 
 if TYPE_CHECKING:
@@ -89,6 +91,10 @@ class StoredSources:
         plan = self.reading.plan(plan_id)
         return None if plan is None else plan.as_layer()
 
+    def observed_runs(self, profile: Profile) -> tuple[ObservedRun, ...]:
+        """Return the runs that were observed with a profile."""
+        return stored_runs(self.reading, profile)
+
     def save(self, plan: AnyPlan) -> None:
         """Store the plan."""
         self.store.save_plan(plan)
@@ -139,6 +145,11 @@ class LocalSources:
         with self.stores() as store:
             plan = store.plan(plan_id) if store else None
         return None if plan is None else plan.as_layer()
+
+    def observed_runs(self, profile: Profile) -> tuple[ObservedRun, ...]:
+        """Return the runs that were observed with a profile; none without a store."""
+        with self.stores() as store:
+            return stored_runs(store, profile)
 
     def save(self, plan: AnyPlan) -> None:
         """Store the plan, if there is a store to write."""

@@ -45,6 +45,7 @@ from moetune.domain.training_document import PlanOrigin, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.costs import costs_of
 from moetune.fit.missing import missing_gemm
+from moetune.solve.model.activations import ELEMENT
 from moetune.solve.model.alternatives import Savings, memory_front, with_graphs
 from moetune.solve.model.best import BestLayouts
 from moetune.solve.model.machine import DevicePrices
@@ -54,6 +55,7 @@ from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.placement import solve_placed
 from moetune.solve.model.search import FoldedSearch, PricedLayout
 from moetune.solve.model.step import StepPrices
+from moetune.solve.model.trained import trained_of
 from moetune.solve.model.uncertainty import confidence_of, public_ratios
 
 _SUSTAINED, _GAP_SECONDS = 0.85, 15e-6
@@ -141,14 +143,15 @@ def plan_training(
     with sound_numbers(profile.name):
         if with_front:
             front = memory_front(solved.search, pins, best.layout.cuda_graphs)
-            answers = (answer_of(row, request.job, profile.machine.device) for row in front)
+            device, target, factor = profile.machine.device, request.target, request.factor
+            answers = (answer_of(row, request.job, device, target, factor=factor) for row in front)
             plan = replace(plan, front=tuple(answers))
         if with_savings:
             savings = Savings(search=solved.search, pins=pins, best=best)
-            free = savings.free()
+            free, factor = savings.free(), request.factor
             plan = replace(
-                plan, savings=tuple(map(saving_of, savings.of_flags())),
-                free=None if free is None else saving_of(free),
+                plan, savings=tuple(saving_of(saving, factor) for saving in savings.of_flags()),
+                free=None if free is None else saving_of(free, factor),
             )  # fmt: skip
     return plan
 
@@ -274,11 +277,14 @@ def _document(
     """Return the plan of layouts, the chosen one first."""
     limit = request.memory_limit_bytes or usable_bytes(profile.machine)
     inputs, device = request.inputs(profile, limit), profile.machine.device
-    chosen, *others = (answer_of(row, request.job, device) for row in ranked)
-    target = request.target.name
+    facts, target = request.target, request.target.name
+    chosen, *others = (
+        answer_of(row, request.job, device, facts, factor=request.factor) for row in ranked
+    )  # fmt: skip
     sure = confidence_of(
-        [row.step.seconds for row in ranked], ratios=stand_ins.ratios, target=target
-    )
+        [row.step.seconds for row in ranked], ratios=stand_ins.ratios, target=target,
+        calibration=request.calibration,
+    )  # fmt: skip
     return TrainingDocument(
         id=plan_id(inputs, request), inputs=inputs, layout=chosen.layout,
         predicted=chosen.predicted, memory=chosen.memory, fits=search.fits(ranked[0].layout),
@@ -286,7 +292,7 @@ def _document(
         trust=search.prices.device.trusts.least, profile_quality=quality_of(profile),
         warnings=(
             *request.job.decoder.uncounted_words, *stand_ins.words,
-            *_routing_words(request, ranked[0].layout, limit),
+            *_routing_words(request, ranked[0].layout, limit), *_loading_words(request, limit),
             *_host_words(ranked[0], search, profile),
         ),
         alternatives=tuple(others),
@@ -294,6 +300,8 @@ def _document(
             provenance=profile.provenance, device=device, public_ratios=public_ratios(target)
         ),
         chunks=chunks_of(request.job, ranked[0].layout) if target == "moetune" else None,
+        calibration=request.calibration,
+        trained=trained_of(request.job, facts),
     )  # fmt: skip
 
 
@@ -313,6 +321,16 @@ def _routing_words(request: TrainingRequest, layout: FoldedLayout, limit: int) -
     if need > limit:
         needed = f"natural routing would need {format_bytes(round(need))} per device"
         yield f"{needed}, more than the {there} there are; without --routing a plan leaves room"
+
+
+def _loading_words(request: TrainingRequest, limit: int) -> Iterator[str]:
+    """Say what loading takes before experts are quantized, if it is more than there is."""
+    need, decoder = ELEMENT * round(request.job.decoder.parameters.total), request.job.decoder
+    if request.job.tuning.base != "bfloat16" and decoder.num_moe_layers and need > limit:
+        yield (
+            f"loading takes {format_bytes(need)} before experts are quantized, more than the "
+            f"{format_bytes(limit)} there are: quantize the checkpoint on a larger GPU first"
+        )
 
 
 def _host_words(best: PricedLayout, search: FoldedSearch, profile: Profile) -> Iterator[str]:

@@ -1,10 +1,12 @@
 """A question for training a decoder, and its answers as a plan's document has them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from moetune.app.models import find_planned_model
 from moetune.domain.budget import Budget
+from moetune.domain.calibration import Calibration, factor_of
 from moetune.domain.chips import peak_flops
 from moetune.domain.document import digest, encode
 from moetune.domain.errors import InputError
@@ -25,6 +27,7 @@ from moetune.domain.training_document import (
 from moetune.huggingface.registry import FoundModel
 from moetune.solve.model.alternatives import FasterLayout
 from moetune.solve.model.search import PricedLayout
+from moetune.solve.model.trained import flops_per_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,7 @@ class TrainingRequest:
         target: the runtime that it is for.
         memory_limit_bytes: of one device; None for the machine's usable memory.
         budget: of the whole training; None where nothing is asked of it.
+        calibration: of its steps; None for predictions as they are.
     """
 
     job: TrainingJob
@@ -42,6 +46,12 @@ class TrainingRequest:
     target: Target
     memory_limit_bytes: int | None = None
     budget: Budget | None = None
+    calibration: Calibration | None = None
+
+    @property
+    def factor(self) -> float:
+        """The factor on predicted steps."""
+        return factor_of(self.calibration)
 
     def inputs(self, profile: Profile, limit_bytes: int) -> TrainingInputs:
         """Return the question as a plan's document has it."""
@@ -52,7 +62,8 @@ class TrainingRequest:
             profile=profile.name, profile_fingerprint=profile.digest, pins=self.pins,
             target=self.target.name, target_version=self.target.number,
             memory_limit_bytes=limit_bytes, model_path=job.decoder.path,
-            leaves_room=job.leaves_room, budget=self.budget,
+            leaves_room=job.leaves_room, budget=self.budget, tuning=job.tuning,
+            packing=job.packing,
         )  # fmt: skip
 
 
@@ -73,7 +84,8 @@ def planned_job(
         raise InputError(what, MAKE_ONE)
     return model, TrainingJob(
         decoder=model.decoder, world_size=inputs.world_size, global_batch=inputs.global_batch,
-        length=inputs.seq, dtype=inputs.dtype, optimizer=inputs.optimizer,
+        length=inputs.seq, dtype=inputs.dtype, optimizer=inputs.optimizer, tuning=inputs.tuning,
+        packing=inputs.packing,
     )  # fmt: skip
 
 
@@ -84,31 +96,38 @@ def plan_id(inputs: TrainingInputs, request: TrainingRequest) -> str:
     plain["pins"] = {**plain["pins"], "dispatcher_sms": None}  # as while there was such a pin
     if request.target == planned_target(request.target.name, ""):
         plain.pop("target_version", None)  # as in plans of before versions were told apart
+    if request.calibration is not None:
+        plain["calibration"] = encode(request.calibration)
     job = request.job
     return digest({**plain, "decoder": job.decoder.identity, "loads": _loads(job.routing)})
 
 
-def answer_of(priced: PricedLayout, job: TrainingJob, device: str) -> TrainingAnswer:
+def answer_of(
+    priced: PricedLayout, job: TrainingJob, device: str, target: Target, *, factor: float = 1.0
+) -> TrainingAnswer:
     """Return a layout with its step and memory as a plan's document has it.
 
     Args:
         device: name of the machine's devices, whose peak the step's rate is held against.
+        factor: on all times, of a calibration.
     """
     memory, step = priced.memory, priced.step
-    tokens = job.tokens / step.seconds / job.world_size
-    rate = tokens * job.decoder.flops_per_token(job.length).total
+    tokens = job.tokens / (factor * step.seconds) / job.world_size
+    rate = tokens * flops_per_token(job, target)
     peak = peak_flops(device, job.dtype)
     return TrainingAnswer(
         layout=priced.layout.explicit(job.decoder),
         predicted=TrainingStep(
-            step_seconds=step.seconds, parts=dict(step.parts), tokens_per_second_per_device=tokens,
+            step_seconds=factor * step.seconds, parts=scaled_parts(step.parts, factor),
+            tokens_per_second_per_device=tokens,
             model_tflops_per_device=rate / 1e12, model_flops_per_second_per_device=rate,
             mfu=None if peak is None else rate / peak,
-            saved_by_overlap_seconds=priced.saved_seconds,
-            saved_by_graphs_seconds=priced.saved_by_graphs_seconds,
-            hidden_by_shared_experts_seconds=step.hidden_by_shared_experts,
-            bound_by_host_seconds=step.bound_by_host,
-            bound_by_replicas_seconds=step.bound_by_replicas, mean_parts=dict(priced.mean_parts),
+            saved_by_overlap_seconds=factor * priced.saved_seconds,
+            saved_by_graphs_seconds=factor * priced.saved_by_graphs_seconds,
+            hidden_by_shared_experts_seconds=factor * step.hidden_by_shared_experts,
+            bound_by_host_seconds=factor * step.bound_by_host,
+            bound_by_replicas_seconds=factor * step.bound_by_replicas,
+            mean_parts=scaled_parts(priced.mean_parts, factor),
         ),
         memory=TrainingMemory(
             peak_bytes=round(memory.peak_bytes), host_bytes=round(memory.host_bytes),
@@ -118,11 +137,17 @@ def answer_of(priced: PricedLayout, job: TrainingJob, device: str) -> TrainingAn
     )  # fmt: skip
 
 
-def saving_of(saving: FasterLayout) -> Saving:
-    """Return a faster layout as a plan's document has it."""
+def scaled_parts(parts: Mapping[str, float], factor: float) -> dict[str, float]:
+    """Return seconds by part, all of them times a factor."""
+    return {name: factor * seconds for name, seconds in parts.items()}
+
+
+def saving_of(saving: FasterLayout, factor: float) -> Saving:
+    """Return a faster layout as a plan's document has it; see `answer_of`."""
+    priced = saving.priced
     return Saving(
-        change=saving.change, layout=saving.priced.layout.words,
-        step_seconds=saving.priced.step.seconds, peak_bytes=round(saving.priced.memory.peak_bytes),
+        change=saving.change, layout=priced.layout.words,
+        step_seconds=factor * priced.step.seconds, peak_bytes=round(priced.memory.peak_bytes),
     )  # fmt: skip
 
 

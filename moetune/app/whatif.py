@@ -1,7 +1,7 @@
 """What-if: a plan's question with other values or another machine, planned again and compared."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from moetune.app.compare import changed_inputs, compare
 from moetune.app.plan import PlanRequest, changed_request, plan_again, read_limit
@@ -132,6 +132,8 @@ def change_plan(
         given = {} if model is None else {"model": model}
         asked = arguments_of(before.inputs, planned_with) | given
         request = training_request(ask(asked | dict(_arguments(question))), used)
+        if not is_moved and request.target == before.inputs.facts:
+            request = replace(request, calibration=before.calibration)
         after: AnyPlan = plan_training(request, used)
     else:
         refuse_model(model)
@@ -183,7 +185,8 @@ def arguments_of(inputs: TrainingInputs, profile: Profile | None) -> dict[str, o
         "model": inputs.model_path or inputs.model, "world_size": inputs.world_size,
         "global_batch": inputs.global_batch, "seq": inputs.seq, "dtype": inputs.dtype,
         "routing": None if inputs.leaves_room else inputs.routing,
-        "optimizer": inputs.optimizer, "target": inputs.runtime,
+        "optimizer": inputs.optimizer, "target": inputs.runtime, **inputs.tuning.flags,
+        **({} if inputs.packing is None else inputs.packing.flags),
         "memory_limit": None if is_default else inputs.memory_limit_bytes,
         **{name: encode(value) for name, value in pins.pinned.items()},
         **({} if pins.stages is None else {"stages": stage_words(pins.stages)}),

@@ -52,7 +52,7 @@ _WITHDRAWN = {
     "moetune serve --max-store": "withdrawn: `moetune db prune` deletes old rows",
 }
 """What to do in place of a command or a flag that no longer is one."""
-_NOT_PLANNED = ("--lora", "--qlora", "--peft", "--adapter")
+_ADAPTERS = ("--lora", "--qlora", "--peft", "--adapter")
 """Beginnings of options of fine-tuning by adapters, to which no option here is near."""
 
 _BEFORE_THE_COMMAND = ("--db", "--config", "--no-config", "-v", "-vv", "-q", "--no-color")
@@ -71,13 +71,14 @@ COMMANDS = {
     "whatif": "Plan again with changes, and compare.",
     "sensitivity": "Say which part of the machine and which decision a plan's step follows.",
     "check": "Say what a launch file runs, what stops it, and what would be better.",
+    "observe": "Say whether a run is what was predicted, and if not, where the difference is.",
     "export": "Write a training plan as arguments, a configuration or a function of a runtime.",
     "verify": "Run a plan's layer and compare its times.",
     "trace": "Write a plan's timelines for Perfetto.",
     "report": "Draw a profile and plans in one HTML file.",
     "serve": "Serve the store to a team: API and pages.",
     "plans": "Stored plans.",
-    "observations": "Observed steps of plans.",
+    "observations": "Observed steps of plans, and runs of models.",
     "profiles": "Profiles: measured speeds of machines.",
     "models": "Models by name, and from their configurations.",
     "schema": "Print the JSON schema of a document, or list their names.",
@@ -205,12 +206,9 @@ def _usage_error(error: Exception, command: str) -> InputError:
     hint = _WITHDRAWN.get(f"{path} {name}", f"see `{path} --help`")
     if option in _BEFORE_THE_COMMAND:
         hint = f"write it before the command; {hint}"
-    if option.startswith(_NOT_PLANNED):
-        what = f"{option}: LoRA and other adapters are not planned yet"
-        hint = (
-            "`moetune plan` and `moetune memory` plan the training of all parameters; that of "
-            "adapters needs less memory"
-        )
+    if option.startswith(_ADAPTERS):
+        what = f"{option} is no option: --train says what trains"
+        hint = "--train lora:rank=16, or --train qlora:rank=16, of `moetune plan` and `memory`"
     return InputError(what, hint)
 
 

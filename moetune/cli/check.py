@@ -11,22 +11,24 @@ from moetune.domain.errors import QualityError
 from moetune.domain.question import BUDGET_FIELDS
 from moetune.domain.units import parse_count
 
+EXTRA = argument("extra", "Words behind --: those that the script gets.", form="EXTRA",
+                 required=False, multiple=True)  # fmt: skip
+WORLD_SIZE = option("--world-size", "Ranks. Default: the launcher's.", parse_count, form="N")
+TARGET = option(
+    "--target", "The runtime's version, such as megatron@0.17. Default: the newest.", form="TARGET"
+)
+VALUES = option("--set values", "A variable that the script takes from its environment.", pair,
+                form="NAME=VALUE", multiple=True)  # fmt: skip
+
 
 @command(
     "moetune check train.sh --profile h100-x8 --world-size 64",
     argument("file", "What starts the run: a shell script with Megatron's arguments.", Path,
              form="FILE"),
-    argument("extra", "Words behind --: those that the script gets.", form="EXTRA",
-             required=False, multiple=True),
+    EXTRA,
     option("--model", "A name, or a Hugging Face config.json. Default: by the file's sizes.",
            form="PATH|NAME", names=model_names),
-    PROFILE,
-    option("--world-size", "Ranks. Default: the launcher's.", parse_count, form="N"),
-    option("--target", "The runtime's version, such as megatron@0.17. Default: the newest.",
-           form="TARGET"),
-    *fields(*BUDGET_FIELDS),
-    option("--set values", "A variable that the script takes from its environment.", pair,
-           form="NAME=VALUE", multiple=True),
+    PROFILE, WORLD_SIZE, TARGET, VALUES, *fields(*BUDGET_FIELDS),
     option("--write", "Write a copy of the file with a change to this file.", Path),
     option("--take", "The change to write: a number of the list, or best. Default: 1.",
            form="N|best", default="1"),
@@ -40,10 +42,11 @@ def check(
 
     The file is read and never run. Exit code 6: it cannot start as it is, or does not fit.
     """
-    from moetune.app.check import check_file, launch_text, written_change
+    from moetune.app.check import check_file, written_change
     from moetune.app.files import write_text
     from moetune.app.views.check import check_document, check_sections
     from moetune.domain.question import read_question, read_texts
+    from moetune.launches.files import launch_text
     from moetune.launches.reading import Asked
 
     asked = Asked(
@@ -54,7 +57,10 @@ def check(
     text = launch_text(file)  # a missing file is named before a missing profile
     with session.planner(profile) as planner:
         machine = planner.sources.profile(None, for_models=True).profile
-        launch, checked = planner.run(machine.name, check_file, file, text, asked, machine, budget)
+        runs = planner.sources.observed_runs(machine)
+        launch, checked = planner.run(
+            machine.name, check_file, file, text, asked, machine, runs, budget
+        )
     if write is not None:
         write_text(write, written_change(launch, checked, take))
     session.screen.answer(check_sections(checked), check_document(checked))

@@ -51,5 +51,6 @@ def memory(session: Session, model: str, device_memory: str, **sizes: str | None
             f"Plan it:  moetune plan --model {model} --profile h100-x8 "
             f"--world-size {answer.job.world_size} --global-batch {answer.job.global_batch} "
             f"--seq {answer.job.length} --target {texts.get('target', MEMORY_DEFAULTS['target'])}"
+            + "".join(f" --{name} {texts[name]}" for name in ("train", "freeze") if name in texts)
         )
     return 0

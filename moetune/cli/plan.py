@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from moetune.domain.cluster import Machine
 
 T = TypeVar("T")
-_OF_STORES = StoreUnavailableError, SchemaMismatchError
+OF_STORES = StoreUnavailableError, SchemaMismatchError
 
 
 @command(
@@ -43,6 +43,7 @@ def plan(
     A layer's plan has the chunks and the memory strategy of its passes, a whole model's the layout
     of its training over the ranks. What one of them does not have is refused.
     """
+    from moetune.app.calibration import earlier_runs_note
     from moetune.app.files import write_text
     from moetune.app.planner import plan_question
     from moetune.app.profile_quality import stale_note
@@ -58,6 +59,10 @@ def plan(
         write_text(output, made.text)
     if note := stale_note(used.profile):
         screen.note(f"Note: {note}.")
+    if is_saved and made.kind == "training" and made.calibration is None:
+        with session.find_store() as store:
+            if note := earlier_runs_note(store, used.profile):
+                screen.note(f"Note: {note}.")
     screen.detail(f"profile {used.profile.name} ({used.profile.digest[:8]}, {used.source})")
     if session.as_json:
         screen.raw(made.text)
@@ -92,13 +97,13 @@ def save_or_write(
     """
     try:
         return plan(settings=session.settings, save=save), save
-    except _OF_STORES as problem:
+    except OF_STORES as problem:
         if not save or output is None:
             raise
         reason = problem
     try:
         made = plan(settings=session.settings, save=False)
-    except _OF_STORES:  # nor can it be read
+    except OF_STORES:  # nor can it be read
         made = plan(settings=replace(session.settings, db=NO_STORE), save=False)
     session.screen.note(f"warning: the plan is not saved in the store: {reason}")
     return made, False

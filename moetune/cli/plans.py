@@ -90,26 +90,44 @@ plans = group("Stored plans.", list_, show, diff, remove)
 def list_observations(session: Session, plan: str | None, limit: int) -> None:
     """List the newest observations, newest first."""
     from moetune.app import library
+    from moetune.app.views.observe import run_documents, runs_section
     from moetune.app.views.observed import observations_section
 
     with session.find_store() as store:
         plan_id = library.plan_ids(store, [plan])[0] if plan else None
         rows = store.observation_page(plan_id, limit=limit) if store else ()
+        runs = store.observed_runs(plan_id=plan_id, limit=limit) if store else ()
     values = [{"id": row.id, "created_at": row.created_at, **encode(row.value)} for row in rows]
-    document = {"schema": "moetune.observations.list/1", "observations": values}
-    session.screen.answer((observations_section(rows),), document)
+    document = {
+        "schema": "moetune.observations.list/1", "observations": values,
+        "runs": run_documents(runs),
+    }  # fmt: skip
+    sections = [observations_section(rows)] if rows or not runs else []
+    session.screen.answer((*sections, *([runs_section(runs)] if runs else [])), document)
 
 
 @command(
     "moetune observations remove 17",
-    argument("observations", "As listed.", int, form="ID...", multiple=True),
+    argument(
+        "observations",
+        "As listed: 17 of a layer's steps, r3 of a run.",
+        form="ID...",
+        multiple=True,
+    ),
 )
-def remove_observations(session: Session, observations: Sequence[int]) -> None:
+def remove_observations(session: Session, observations: Sequence[str]) -> None:
     """Delete observations."""
+    from moetune.app.library import numbers_of
+
+    steps, runs = numbers_of(observations)
     with session.made_store() as store:
-        count = store.remove_observations(observations)
+        count = store.remove_observations(steps) + store.remove_observed_runs(runs)
     document = {"schema": "moetune.observations.remove/1", "removed": count}
     session.screen.result(document, f"removed {plural(count, 'observation')}")
 
 
-observations = group("Observed steps of plans.", list=list_observations, remove=remove_observations)
+observations = group(
+    "Observed steps of plans, and runs of models.",
+    list=list_observations,
+    remove=remove_observations,
+)

@@ -206,6 +206,14 @@ class Decoder:
         return sum(block.routed is not None for block in self.blocks)
 
     @cached_property
+    def has_other_ffns(self) -> bool:
+        """Whether it has FFNs that are no routed experts: dense or shared ones."""
+        shared = any(part is not None and part.shared is not None for part in self.routed_kinds)
+        return shared or any(
+            isinstance(part, DenseFfn) for kind in self.kinds for part in kind.parts
+        )
+
+    @cached_property
     def kinds(self) -> tuple[Block, ...]:
         """Distinct blocks in the order of their first appearance."""
         return tuple(dict.fromkeys(self.blocks))

@@ -14,6 +14,7 @@ from moetune.domain.recurrent import StateSpace
 from moetune.domain.rules import Asked, Rule, indivisible
 from moetune.domain.training import HALF_PRECISION, FoldedLayout
 
+_ARGUMENTS = "../training/arguments.py"
 _CONFIG = "transformer/transformer_config.py"
 _MAMBA = "ssm/mamba_mixer.py, mamba_context_parallel.py"
 _GEMMA = "megatron/bridge/models/gemma/gemma4_provider.py"
@@ -102,6 +103,10 @@ def _is_precision_aware(asked: Asked) -> bool:
     return asked.job is not None and optimizer_of(asked.job.optimizer).is_precision_aware
 
 
+def _is_muon(asked: Asked) -> bool:
+    return asked.job is not None and asked.job.optimizer == "muon"
+
+
 def _is_gemma(asked: Asked) -> bool:
     """Return whether experts are Gemma 4's, whose router and experts have other inputs."""
     return asked.decoder.family == "gemma4_text" and asked.decoder.num_moe_layers > 0
@@ -176,7 +181,7 @@ MEGATRON = (
          lambda asked: asked.layout.cuda_graphs == "partial"
          and asked.layout.overlap == "batch" and asked.layout.zero > 1),
     Rule("partial CUDA graphs with overlap batch and biases of attention", "--cuda-graphs none",
-         "../training/arguments.py",
+         _ARGUMENTS,
          lambda asked: asked.layout.cuda_graphs == "partial" and asked.layout.overlap == "batch"
          and any(getattr(mixer, "qkv_biases", 0) for mixer in asked.decoder.mixers),
          since=(0, 17)),
@@ -206,6 +211,16 @@ MEGATRON = (
          lambda asked: asked.layout.etp > 1 and any(
              part is not None and part.biases for part in asked.decoder.routed_kinds)),
     *HOST_OPTIMIZER,
+    # Muon's replicas share matrices whole, without the distributed optimizer's shards; before core
+    # 0.18 its reduction of gradients is not hidden, or the optimizer has another name.
+    Rule("the optimizer muon", "a version with core 0.18 or later, or --optimizer adam",
+         _ARGUMENTS, _is_muon, before=(0, 18)),
+    Rule("the optimizer muon with ZeRO-{layout.zero}, which is Megatron-FSDP", "--zero 1",
+         _ARGUMENTS, lambda asked: _is_muon(asked) and asked.layout.zero > 1),
+    Rule("the optimizer muon with a share in host memory", "--offload-optimizer 0", _ARGUMENTS,
+         lambda asked: _is_muon(asked) and asked.layout.offload_optimizer),
+    Rule("the optimizer muon with adapters", "--optimizer adam", _ARGUMENTS,
+         lambda asked: _is_muon(asked) and asked.job is not None and asked.job.tuning.adapters),
     # With 8-bit GEMMs the precision-aware optimizer (`optimizer/optimizer_config.py`) keeps another
     # master copy, whose bytes are not known here.
     Rule("the optimizer {job.optimizer} with ZeRO stage 0", "--zero 1 or --optimizer adam", "",

@@ -8,11 +8,13 @@ lacks; then it reads bfloat16 gradients as they are. The copy stays whole, and g
 where the optimizer's `fp8_recipe` is another one than "delayed"; Megatron-Bridge sets "tensorwise"
 for bfloat16 training, too: "adam-bf16-moments" is what its recipes get.
 
+Muon keeps one moment, in float32, of the matrices of blocks, and Adam's two of the rest.
+
 Source: megatron/core/optimizer, `optimizer_config.py` (`store_param_remainders`, `__post_init__`),
 `distrib_optimizer.py` (`_copy_model_grads_to_main_grads`); Megatron-Bridge, `mixed_precision.py`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Literal, get_args
@@ -20,7 +22,7 @@ from typing import Literal, get_args
 from moetune.domain.units import FULL_BYTES, dtype_bytes
 
 OptimizerName = Literal[
-    "adam", "adam-bf16-grads", "adam-bf16-moments", "adam-remainders", "adam-bf16"
+    "adam", "adam-bf16-grads", "adam-bf16-moments", "adam-remainders", "adam-bf16", "muon"
 ]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 
@@ -34,6 +36,7 @@ class Optimizer:
         master_bytes: of the copy that updates are added to, besides the parameter.
         moment_bytes: of both moments.
         step_bytes: of the copy of a gradient that a step makes.
+        adam_bytes: more, of parameters that are no matrices of blocks: those are Adam's.
     """
 
     name: OptimizerName
@@ -43,6 +46,12 @@ class Optimizer:
     parameter_bytes: int = 2
     step_bytes: int = 0
     is_precision_aware: bool = False
+    adam_bytes: int = 0
+
+    @property
+    def is_muon(self) -> bool:
+        """Whether matrices of blocks are updated by Muon: replicas share them whole."""
+        return self.adam_bytes > 0
 
     @property
     def keeps_remainders(self) -> bool:
@@ -91,6 +100,7 @@ _KNOWN: MappingProxyType[OptimizerName, Optimizer] = MappingProxyType(
             _megatron("adam-bf16-moments", gradient=2, master=4, moment=4, step=4),
             _megatron("adam-remainders", gradient=2, master=2, moment=8),
             _megatron("adam-bf16", gradient=2, master=2, moment=4),
+            replace(MEGATRON_ADAM, name="muon", moment_bytes=4, adam_bytes=4),
         )
     }
 )

@@ -126,8 +126,18 @@ class Question:
     )  # fmt: skip
     global_batch: int | None = described(TRAINING, "Batch", "Sequences of a step.")
     optimizer: OptimizerName | None = described(
-        TRAINING, "Optimizer", "adam, adam-bf16-grads, adam-bf16-moments, adam-remainders or "
-        "adam-bf16.", form="NAME",
+        TRAINING, "Optimizer", "adam, adam-bf16-grads, adam-bf16-moments, adam-remainders, "
+        "adam-bf16 or muon.", form="NAME",
+    )  # fmt: skip
+    train: str | None = described(
+        TRAINING, "What trains", "all, lora:rank=16 or qlora:rank=16. Default: all.", form="WHAT"
+    )
+    freeze: str | None = described(
+        TRAINING, "Frozen parts", "Parts that do not train: router,embedding.", form="PARTS"
+    )
+    seq_lengths: str | None = described(
+        TRAINING, "Packed documents", "Packed documents' lengths, or one for all.",
+        form="FILE|N",
     )  # fmt: skip
     train_tokens: int | None = described(
         TRAINING, "Tokens of the whole training", "Of the whole training, for its days: 1T.",
@@ -145,6 +155,10 @@ class Question:
         TRAINING, "Fastest layout for every memory",
         "Show the fastest layout for every memory, too.", default=False,
     )  # fmt: skip
+    uncalibrated: bool = described(
+        TRAINING, "Without my observed runs",
+        "Without the factor of observed runs.", default=False,
+    )  # fmt: skip
 
     tp: int | None = described(PINS, "Tensor parallel", "Ranks per tensor-parallel group.")
     pp: int | None = described(PINS, "Pipeline ranks", "Pipeline ranks.")
@@ -154,13 +168,17 @@ class Question:
     cp: int | None = described(PINS, "Context parallel", "Ranks that share a sequence.")
     micro_batch: int | None = described(PINS, "Micro-batch", "Sequences per micro-batch.")
     zero: ZeroStage | None = described(
-        PINS, "What replicas shard", "Shards: 0 nothing, 1 optimizer states, 2 gradients, 3 "
-        "parameters.",
+        PINS, "What replicas shard", "Shards: 0 nothing, 1 states, 2 gradients, 3 all.",
     )  # fmt: skip
     recompute: str | None = described(
-        PINS, "Recompute", f"none, or some of {', '.join(RECOMPUTES)}.", form="MODULES"
+        PINS, "Recompute", f"none, {', '.join(RECOMPUTES)}; or several.", form="MODULES"
     )
-    overlap: Overlap | None = described(PINS, "Overlap of exchanges", "How exchanges are hidden.")
+    overlap: Overlap | None = described(
+        PINS,
+        "Overlap of exchanges",
+        "How exchanges hide: none, batch or chunks.",
+        form="NAME",
+    )
     dispatcher: TokenDispatcher | None = described(
         PINS, "Dispatcher", "all_to_all, all_gather, deepep or hybrid_ep.",
         form="NAME",
@@ -170,7 +188,7 @@ class Question:
         form="NAME",
     )  # fmt: skip
     stages: str | None = described(
-        PINS, "Modules of the stages", "As of Megatron: 'Ettt|(tt|)*29m|L'.",
+        PINS, "Modules of the stages", "Modules of each: 'Ettt|(tt|)*29m|L'.",
         form="LETTERS",
     )  # fmt: skip
     cuda_graphs: CudaGraphs | None = described(
@@ -195,7 +213,7 @@ class Question:
     )  # fmt: skip
     allow_modelled: bool | None = described(
         LAYER, "Estimate group sizes not measured",
-        "Use the nearest group size if none was measured.",
+        "Take the nearest measured group size.",
     )  # fmt: skip
     strategy: Strategy | None = described(
         LAYER, "Memory strategy", "Memory strategy. Default: the fastest that fits."
@@ -218,8 +236,7 @@ class Question:
         form="ORDER",
     )  # fmt: skip
     expert_parallel: ExpertParallel | None = described(
-        LAYER, "How ranks share experts", "all_to_all sends tokens to experts; tensor has all "
-        "tokens on every rank.",
+        LAYER, "How ranks share experts", "Send tokens to experts, or have all on every rank.",
     )  # fmt: skip
     expert_kernel: ExpertKernel | None = described(
         LAYER, "Kernel of the experts",
@@ -368,7 +385,7 @@ BUDGET_FIELDS = ("train_tokens", "price", "utilization")
 """Fields of the question that are of the whole training."""
 MEMORY_FIELDS = (
     "world_size", "global_batch", "seq", "micro_batch", "tp", "cp", "pp", "ep", "zero",
-    "recompute", "optimizer", "dtype", "target",
+    "recompute", "optimizer", "dtype", "target", "train", "freeze",
 )  # fmt: skip
 """Fields of the question that `moetune memory` asks, beside the model and the device's memory."""
 MEMORY_DEFAULTS = {

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
@@ -104,6 +105,74 @@ class Observation:
         if not self.predicted_seconds:
             return None
         return prediction_error(self.predicted_seconds, self.median_seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedRun:
+    """Steps of a model's training as they were measured, and as they were predicted.
+
+    Args:
+        plan_id: of the plan that the run is of; "" for a launch file.
+        profile, profile_fingerprint: that the step was predicted with.
+        device: of the profile's machine.
+        target, target_version: the runtime.
+        layout: its sizes and decisions, in words.
+        seconds: the median step; nine of ten steps lie from `low_seconds` to `high_seconds`.
+        num_steps: behind the median; 0 where the step was given without a log.
+        predicted_seconds: without any calibration.
+        memory_bytes: peak of a device; None where it was not observed.
+        parts: measured seconds of a step by name, as far as a log has timers.
+        source: the name of the log; "step" where the step was given.
+
+    Raises:
+        InputError: a count below 1, or a time that no step takes.
+    """
+
+    plan_id: str
+    model: str
+    profile: str
+    profile_fingerprint: str
+    device: str
+    target: str
+    target_version: str
+    world_size: int
+    global_batch: int
+    seq: int
+    dtype: str
+    layout: str
+    seconds: float
+    low_seconds: float
+    high_seconds: float
+    num_steps: int
+    predicted_seconds: float
+    source: str
+    memory_bytes: int | None = None
+    predicted_bytes: int | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_positive(self, "world_size", "global_batch", "seq")
+        for name, seconds in self.times:
+            if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:
+                raise InputError(f"{name} is {seconds:g} s, which no step takes")
+
+    @property
+    def times(self) -> tuple[tuple[str, float], ...]:
+        """Its steps by name, measured and predicted."""
+        names = ("seconds", "low_seconds", "high_seconds", "predicted_seconds")
+        return tuple((name, getattr(self, name)) for name in names)
+
+    @property
+    def ratio(self) -> float:
+        """Measured over predicted seconds."""
+        return self.seconds / self.predicted_seconds
+
+    @property
+    def what(self) -> tuple[object, ...]:
+        """What ran: two runs that have it in common have the error of a prediction in common."""
+        return (
+            self.model, self.world_size, self.global_batch, self.seq, self.dtype, self.layout,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,8 @@ from moetune.domain.torch_rules import (
     TRANSFORMERS,
     TRANSFORMERS_MODELS,
 )
-from moetune.domain.training import DEDUPLICATING, FoldedLayout, TrainingJob
+from moetune.domain.training import DEDUPLICATING, FoldedLayout, TrainingJob, ZeroStage
+from moetune.domain.tuning_rules import TUNING
 
 _RULES: MappingProxyType[TargetName, tuple[Rule, ...]] = MappingProxyType({
     "moetune": (), "megatron": MEGATRON, "bridge": MEGATRON, "torchtitan": TORCHTITAN,
@@ -211,9 +212,10 @@ def target_rules(
     layout: FoldedLayout, target: Target, job: TrainingJob, site: Site | None = None
 ) -> Iterator[BrokenRule]:
     """Yield what of a layout of a job the runtime cannot run."""
-    yield from layout_rules(layout, target, site)
+    yield from layout_rules(layout, target, site, zero=target.zeros(job.tuning))
     asked = Asked(target=target, layout=layout, job=job, site=site)
     yield from refused(FAMILIES, asked)
+    yield from refused(TUNING, asked)
     for what, flag, value, able in (
         ("the dtype", "dtype", job.dtype, target.dtypes),
         ("the optimizer", "optimizer", job.optimizer, target.optimizers),
@@ -227,9 +229,17 @@ def target_rules(
 
 
 def layout_rules(
-    layout: FoldedLayout, target: Target, site: Site | None = None
+    layout: FoldedLayout,
+    target: Target,
+    site: Site | None = None,
+    *,
+    zero: tuple[ZeroStage, ...] | None = None,
 ) -> Iterator[BrokenRule]:
-    """Yield what of a layout the runtime cannot run, whatever the job."""
+    """Yield what of a layout the runtime cannot run, whatever the job.
+
+    Args:
+        zero: stages that go with what trains; None for those of all parameters.
+    """
     for name, most in target.largest.items():
         size = getattr(layout, name)
         if size > most:
@@ -238,7 +248,7 @@ def layout_rules(
         ("the dispatcher", "dispatcher", layout.dispatcher, target.dispatchers),
         *(("recomputation of", "recompute", name, target.recompute) for name in layout.recompute),
         ("overlap", "overlap", layout.overlap, target.overlaps),
-        ("ZeRO stage", "zero", layout.zero, target.zero),
+        ("ZeRO stage", "zero", layout.zero, target.zero if zero is None else zero),
         ("CUDA graphs", "cuda-graphs", layout.cuda_graphs, target.cuda_graphs),
         ("schedule", "schedule", layout.order, target.schedules),
     ):

@@ -42,6 +42,7 @@ from moetune.domain.training import (
     TrainingDtype,
     ZeroStage,
 )
+from moetune.domain.tuning import BaseFormat, ExpertAdapters, Tuning
 
 TargetName = Literal["moetune", "megatron", "bridge", "torchtitan", "transformers", "deepspeed"]
 TARGETS: tuple[TargetName, ...] = get_args(TargetName)
@@ -119,6 +120,12 @@ class Target:
         sends_tokens_once: whether an all-to-all sends a token once to each rank of its experts.
         core: the version of Megatron-Core in it, which its rules ask; None without.
         without_deepep: chips on which it refuses DeepEP.
+        adapters: of experts that it has, its default first; without any it has no adapters.
+        merges_adapters: whether those of experts are multiplied out and added to the weights in
+            each pass, so that the gradient of the sum is computed.
+        adapter_zero: ZeRO stages that go with adapters, () for all that it has.
+        bases: formats of the frozen weights of adapters.
+        freezes: whether parts of a model may be frozen.
     """
 
     name: TargetName
@@ -168,6 +175,11 @@ class Target:
     sends_tokens_once: bool = False
     core: MegatronCore | None = None
     without_deepep: tuple[str, ...] = ()
+    adapters: tuple[ExpertAdapters, ...] = ()
+    merges_adapters: bool = False
+    adapter_zero: tuple[ZeroStage, ...] = ()
+    bases: tuple[BaseFormat, ...] = ("bfloat16",)
+    freezes: bool = False
 
     @property
     def number(self) -> str:
@@ -193,6 +205,10 @@ class Target:
     def optimizer(self, name: OptimizerName) -> Optimizer:
         """Return an optimizer as the runtime has it."""
         return self.adam if name == "adam" else optimizer_of(name)
+
+    def zeros(self, tuning: Tuning) -> tuple[ZeroStage, ...]:
+        """Return the ZeRO stages that go with what trains."""
+        return self.zero if tuning.adapters is None else self.adapter_zero or self.zero
 
     def tried_graphs(self, site: Site, dtype: TrainingDtype) -> Iterator[CudaGraphs]:
         """Yield the CUDA graphs that its recipes take on a machine, of parts first."""
@@ -228,7 +244,7 @@ _MEGATRON = Target(
     dtypes=("bfloat16", "fp8", "mxfp8", "nvfp4"), largest=_sizes(), zero_with_pp=1,
     overlap_hidden=0.6,
     scatters_beside_weights=True,  # LinearWithGradAccumulationAndAsyncCommunication
-    optimizers=("adam", "adam-bf16-grads", "adam-remainders", "adam-bf16"),
+    optimizers=("adam", "adam-bf16-grads", "adam-remainders", "adam-bf16", "muon"),
     kernels_per_expert=(6, 24), cuda_graphs=("none", "partial", "full"), core=(0, 16),
     schedules=("1f1b", "interleaved"),  # core/pipeline_parallel/schedules.py has no other
     predicts_apart=True,
@@ -271,11 +287,16 @@ def _megatron(version: str, core: MegatronCore) -> Target:
     )  # fmt: skip
 
 
+_EACH_EXPERT: MegatronCore = (0, 18)
+"""First core whose Bridge has adapters of each expert, `share_expert_adapters=False`."""
+
+
 def _bridge(version: str, core: MegatronCore) -> Target:
     """Return Megatron-Bridge's row of a version that the package registry does not have."""
     return replace(
         _BRIDGE, version=f"megatron-bridge {version}", core=core,
         graphs_in_recipes=_graphs_in_recipes(core),
+        adapters=("shared", "each") if core >= _EACH_EXPERT else _BRIDGE.adapters,
         source=f"NVIDIA-NeMo/Megatron-Bridge at v{version}, which PyPI does not have: "
         "src/megatron/bridge/training/config.py, flex_dispatcher_backend.py",
     )  # fmt: skip
@@ -285,6 +306,7 @@ _BRIDGE = replace(
     _MEGATRON, name="bridge", version="megatron-bridge 0.3.1",
     source="megatron/bridge/training/comm_overlap.py, flex_dispatcher_backend.py",
     logit_bytes=2, optimizers=OPTIMIZERS,
+    adapters=("shared",), adapter_zero=(0, 1), freezes=True,  # peft/lora.py; a pre-wrap hook
 )  # fmt: skip
 _AS_TORCH = KeptByExperts(results=True)
 """What torchtitan and transformers keep: rows are weighted after the experts, activations are plain
@@ -299,6 +321,8 @@ _TRANSFORMERS = Target(
     splits_sequence=False,  # enable_sequence_parallel of configuration_utils.py
     splits_logits=False,  # "lm_head": "colwise_gather_output" of each modeling_*.py
     largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=0,
+    adapters=("each",), merges_adapters=True,  # peft/tuners/lora/layer.py, ParamWrapper
+    adapter_zero=(0, 3), bases=("bfloat16", "nf4"), freezes=True,
 )  # fmt: skip
 _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
     "moetune": (Target(

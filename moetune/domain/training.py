@@ -15,6 +15,7 @@ from moetune.domain.document import ALWAYS, UNLESS_DEFAULT, Written, decode
 from moetune.domain.errors import check_positive
 from moetune.domain.experts import RoutedExperts
 from moetune.domain.optimizers import OptimizerName
+from moetune.domain.packing import Packing
 from moetune.domain.pipeline import (
     Schedule,
     StageLetters,
@@ -27,6 +28,7 @@ from moetune.domain.placement import PlacementRule
 from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads, RankSkew
 from moetune.domain.routing_record import RecordedLayers
 from moetune.domain.spelling import flag_of
+from moetune.domain.tuning import TRAINS_ALL, Tuning
 from moetune.domain.withdrawn import common_degree
 
 Recompute = Literal[
@@ -300,6 +302,8 @@ class TrainingJob:
             fullest rank.
         optimizer: its name, which says the bytes that it keeps for each parameter.
         leaves_room: whether memory has room for natural routing beside balanced one.
+        tuning: what of the model trains.
+        packing: of documents into sequences; None where each has a single one.
 
     Raises:
         InputError: a size below 1, or a routing of another number of experts.
@@ -313,11 +317,18 @@ class TrainingJob:
     routing: ExpertLoads | RecordedLayers = BALANCED
     optimizer: OptimizerName = "adam"
     leaves_room: bool = False
+    tuning: Tuning = TRAINS_ALL
+    packing: Packing | None = None
 
     def __post_init__(self) -> None:
         check_positive(self, "world_size", "global_batch", "length")
         if isinstance(self.routing, ExpertLoads):
             self.routing.check(self.decoder.layer.num_experts)
+
+    @property
+    def attended(self) -> int:
+        """Tokens of the sequence in which attention reads as much as it does."""
+        return self.length if self.packing is None else max(1, round(self.packing.attended))
 
     @property
     def element(self) -> TrainingDtype:

@@ -7,16 +7,19 @@ from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
 from moetune.domain.budget import Budget, Spread, TrainingRun
+from moetune.domain.calibration import Calibration, factor_of
 from moetune.domain.chunks import Chunks
 from moetune.domain.document import UNLESS_DEFAULT, encode, shown
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Throughput
 from moetune.domain.optimizers import OptimizerName
+from moetune.domain.packing import Packing
 from moetune.domain.placement import ModelPlacement
 from moetune.domain.plan import Confidence
 from moetune.domain.profile import ProfileQuality, Provenance
 from moetune.domain.targets import Target, TargetName, planned_target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingDtype
+from moetune.domain.tuning import TRAINS_ALL, Trained, Tuning
 
 SCHEMA: Literal["moetune.training-plan/1"] = "moetune.training-plan/1"
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -31,6 +34,7 @@ class TrainingInputs:
             told apart, which are of the only one that there was.
         model_path: the configuration that the model was read from; "" for a name.
         budget: of the whole training; None where nothing was asked of it.
+        packing: of documents into sequences; None where each has a single one.
     """
 
     model: str
@@ -49,6 +53,8 @@ class TrainingInputs:
     model_path: str = field(default="", metadata=UNLESS_DEFAULT)
     target_version: str = field(default="", metadata=UNLESS_DEFAULT)
     budget: Budget | None = field(default=None, metadata=UNLESS_DEFAULT)
+    tuning: Tuning = field(default=TRAINS_ALL, metadata=UNLESS_DEFAULT)
+    packing: Packing | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     @property
     def runtime(self) -> str:
@@ -199,6 +205,8 @@ class TrainingDocument:
         savings: of single flags, the shortest step first.
         free: the best layout without pins, where it is faster.
         run: the whole training of the inputs' budget; None without one.
+        calibration: of all its times; None for predictions as they are.
+        trained: how many parameters train; None where all do.
 
     Raises:
         InputError: the id is no digest.
@@ -223,6 +231,8 @@ class TrainingDocument:
     savings: tuple[Saving, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     free: Saving | None = field(default=None, metadata=UNLESS_DEFAULT)
     run: TrainingRun | None = field(default=None, metadata=UNLESS_DEFAULT)
+    calibration: Calibration | None = field(default=None, metadata=UNLESS_DEFAULT)
+    trained: Trained | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):
@@ -252,6 +262,11 @@ class TrainingDocument:
     def step_seconds(self) -> float:
         """The predicted step."""
         return self.predicted.step_seconds
+
+    @property
+    def factor(self) -> float:
+        """The factor on all times, of a calibration."""
+        return factor_of(self.calibration)
 
     @property
     def range_seconds(self) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from moetune.domain.megatron_models import TEXT_CLASSES, recipe_of
 from moetune.domain.targets import MegatronCore
 from moetune.domain.torch_rules import ABSENT
 from moetune.export.keys import Value
+from moetune.export.megatron_tuning import FROZEN_NAMES, attention_modules, ffn_modules
 from moetune.export.megatron_values import (
     GRAPHS_BY_MODULE,
     MegatronValues,
@@ -50,12 +51,12 @@ _USE = (
     "tokenizer and its checkpoints there. The program trains on mock data as it is."
 )
 _TEXT = """\
-{remarks}import torch
+{remarks}{standard}import torch
 {imports}from megatron.bridge.training.comm_overlap import CommOverlapConfig
 from megatron.bridge.training.config import ConfigContainer
 from megatron.bridge.training.gpt_step import forward_step
 from megatron.bridge.training.mixed_precision import get_mixed_precision_config
-from megatron.bridge.training.pretrain import pretrain
+from megatron.bridge.training.{program} import {program}
 
 
 def configuration() -> ConfigContainer:
@@ -68,9 +69,24 @@ def apply_layout(cfg: ConfigContainer) -> None:
     \"\"\"Give a recipe the planned layout.\"\"\"
 {body}
 
-if __name__ == "__main__":
-    pretrain(config=configuration(), forward_step_func=forward_step)
+{more}if __name__ == "__main__":
+    {program}(config=configuration(), forward_step_func=forward_step)
 """
+_FREEZE = """
+FROZEN = r"{names}"
+
+
+def freeze(models: list[torch.nn.Module]) -> list[torch.nn.Module]:
+    \"\"\"Freeze the planned parts.\"\"\"
+    for model in models:
+        for name, parameter in model.named_parameters():
+            if re.search(FROZEN, name):
+                parameter.requires_grad_(False)
+    return models
+
+
+"""
+_CHECKPOINT = "It adapts the model in CHECKPOINT, a Megatron checkpoint or a Hugging Face folder."
 _TRUST = (
     "The model's class is code in its repository on the Hugging Face Hub, which the program runs "
     "(trust_remote_code): read it first."
@@ -98,12 +114,21 @@ def bridge_export(planned: Planned) -> Export:
     said = [_TRUST] if "trust_remote_code" in recipe else []
     if planned.decoder.uncounted:
         said.append(_WITHOUT_TOWERS.format(towers=" and ".join(planned.decoder.uncounted)))
+    tuning = planned.job.tuning
+    standard = f"import {'re' if tuning.frozen else 'os'}\n\n" if not tuning.trains_all else ""
+    names = "|".join(map(FROZEN_NAMES.__getitem__, tuning.frozen))
+    if tuning.adapters is not None:
+        imports += "from megatron.bridge.peft.lora import LoRA\n"
+        said.append(_CHECKPOINT)
     text = _TEXT.format(
         remarks=remarks(planned, (), planned.where_to_start, _USE, *said), imports=imports,
-        recipe=recipe,
+        recipe=recipe, standard=standard, program="finetune" if tuning.adapters else "pretrain",
         body="".join(f"    {line}\n" for line in _statements(planned)),
+        more=_FREEZE.format(names=names) if names else "",
     )  # fmt: skip
     connections = f"CUDA_DEVICE_MAX_CONNECTIONS={values.max_connections}"
+    if tuning.adapters is not None:
+        connections = f'CHECKPOINT="${{CHECKPOINT:?set it to the model}}" {connections}'
     launch = f"{planned.asks_in_line}{connections} {planned.torchrun} {_FILE}"
     return Export(text=text, file_name=_FILE, launch=launch)
 
@@ -140,8 +165,10 @@ def _statements(planned: Planned) -> Iterator[str]:
     yield f"cfg.dataset.{length} = {job.length}"
     yield f"cfg.train.micro_batch_size = {layout.micro_batch}"
     yield f"cfg.train.global_batch_size = {job.global_batch}"
+    is_muon = values.optimizer.get("optimizer") == "muon"
     for name, value in values.ddp.items():
-        yield f"cfg.ddp.{name} = {_literal(value)}"
+        is_shared = is_muon and name == "use_distributed_optimizer"  # by whole matrices
+        yield f"cfg.ddp.{name} = {_literal(False if is_shared else value)}"
     if "use_megatron_fsdp" in values.ddp:
         yield 'cfg.checkpoint.ckpt_format = "fsdp_dtensor"'
         if planned.core < _ASYNCHRONOUS:
@@ -172,6 +199,28 @@ def _statements(planned: Planned) -> Iterator[str]:
         if name in values.model:
             yield f"cfg.mixed_precision.{name} = {_literal(values.model[name])}"
     yield from _optimizer(values)
+    yield from _tuning(planned)
+
+
+def _tuning(planned: Planned) -> Iterator[str]:
+    """Yield the lines of adapters, or of the hook that freezes parts."""
+    tuning, decoder = planned.job.tuning, planned.decoder
+    if tuning.frozen:
+        yield "cfg.model.register_pre_wrap_hook(freeze)"
+    if (adapters := tuning.adapters) is None:
+        return
+    modules = (
+        *(attention_modules(decoder) if adapters.targets != "experts" else ()),
+        *ffn_modules(decoder, adapters.targets),
+    )
+    yield "cfg.peft = LoRA("
+    yield f"    target_modules={[*modules]},"
+    yield f"    dim={adapters.rank},"
+    yield f"    alpha={2 * adapters.rank},"
+    if "each" in planned.target.adapters:
+        yield f"    share_expert_adapters={adapters.experts == 'shared'},"
+    yield ")"
+    yield 'cfg.checkpoint.pretrained_checkpoint = os.environ["CHECKPOINT"]'
 
 
 def _graphed_fsdp(planned: Planned) -> Iterator[str]:
@@ -226,9 +275,13 @@ def _is_swiglu(part: DenseFfn | RoutedExperts) -> bool:
 
 def _optimizer(values: MegatronValues) -> Iterator[str]:
     """Yield the lines of the optimizer; a recipe may have set another one."""
-    given = values.optimizer
-    yield 'cfg.optimizer.optimizer = "adam"'
-    yield f"cfg.optimizer.use_distributed_optimizer = {values.ddp['use_distributed_optimizer']}"
+    given, is_shared = values.optimizer, values.ddp["use_distributed_optimizer"]
+    name = "adam"
+    if given.get("optimizer") == "muon":
+        name, is_shared = "dist_muon" if is_shared else "muon", False
+        yield 'cfg.optimizer.muon_tp_mode = "blockwise"'
+    yield f'cfg.optimizer.optimizer = "{name}"'
+    yield f"cfg.optimizer.use_distributed_optimizer = {is_shared}"
     for name in ("use_precision_aware_optimizer", "optimizer_cpu_offload"):
         yield f"cfg.optimizer.{name} = {name in given}"
     for name in ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d"):

@@ -118,15 +118,20 @@ def _write_optimizer(planned: Planned) -> tuple[Value, ...]:
     optimizer = optimizer_of(planned.job.optimizer)
     reduced = None if optimizer.gradient_bytes == _FP32_BYTES else True
     if not optimizer.is_precision_aware:
-        return True if planned.layout.offload_optimizer else None, None, None, None, None, reduced
+        is_aware = True if planned.layout.offload_optimizer else None
+        muon = ("muon", "blockwise") if optimizer.is_muon else (None, None)
+        return is_aware, None, None, None, None, reduced, *muon
     moments = _MOMENTS[optimizer.moment_bytes]
-    return True, "bf16", "fp32", moments, moments, reduced
+    return True, "bf16", "fp32", moments, moments, reduced, None, None
 
 
 def _read_optimizer(
-    is_aware: object, grads: str, _: object, average: str, square: str, reduces_narrow: object
-) -> OptimizerName:
+    is_aware: object, grads: str, _: object, average: str, square: str, reduces_narrow: object,
+    name: object, __: object,
+) -> OptimizerName:  # fmt: skip
     """Return the optimizer with these bytes; one with float32 gradients is Adam's."""
+    if "muon" in str(name):
+        return "muon"
     if not is_aware or grads != "bf16":
         return "adam-bf16-grads" if reduces_narrow else "adam"
     return "adam-bf16" if (average, square) == ("bf16", "bf16") else "adam-remainders"
@@ -226,7 +231,8 @@ DDP = (
               "data_parallel_sharding_strategy": "optim_grads_params"},
     ),
     switch("hides_gradients", "overlap_grad_reduce", lambda _: True, default=False),
-    switch("hides_parameters", "overlap_param_gather", lambda planned: planned.layout.zero > 0,
+    switch("hides_parameters", "overlap_param_gather",
+           lambda planned: planned.layout.zero > 0 and planned.job.optimizer != "muon",
            default=False),
 )  # fmt: skip
 """Of `DistributedDataParallelConfig`."""
@@ -235,7 +241,7 @@ OPTIMIZER = (
         name="optimizer", write=_write_optimizer, read=_read_optimizer,
         keys={"use_precision_aware_optimizer": False, "main_grads_dtype": "fp32",
               "main_params_dtype": "fp32", "exp_avg_dtype": "fp32", "exp_avg_sq_dtype": "fp32",
-              "grad_reduce_in_bf16": False},
+              "grad_reduce_in_bf16": False, "optimizer": "adam", "muon_tp_mode": "blockwise"},
     ),
     Setting(
         name="offload_optimizer", write=_write_host, read=_read_host,

@@ -105,6 +105,13 @@ class Planned:
         return self.asks_for_address.replace("\n", "; ")
 
     @property
+    def _documents(self) -> tuple[str, ...]:
+        if (packing := self.job.packing) is None:
+            return ()
+        mean = f"{packing.mean:,.0f} tokens on the mean"
+        return (f"Documents of {mean} are to be packed, and attention to end with each.",)
+
+    @property
     def head(self) -> tuple[str, ...]:
         """The plan that the export is of, line by line."""
         job, layout = self.job, self.layout
@@ -116,6 +123,7 @@ class Planned:
             f"{sizes} · ZeRO-{layout.zero} · schedule {layout.order}",
             f"Step: {job.global_batch} sequences of {job.length} tokens, in {batches}.",
             f"Plan {self.plan_id[:6]} of moetune, predicted: {self.predicted}.",
+            *self._documents,
             *self.warnings,
         )
 

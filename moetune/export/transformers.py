@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from moetune.domain.training import TokenDispatcher
 from moetune.export.keys import Setting, size, written
+from moetune.export.peft import DATA, FROZEN_NAMES, model_words, peft_export, trainer_launch
 from moetune.export.planned import Export, Planned, remarks
 
 _IN_FOUR_BITS = frozenset({"gpt_oss"})
@@ -31,6 +32,8 @@ def _arguments(planned: Planned) -> Iterator[str]:
     family, config = planned.decoder.family, planned.config
     if planned.decoder.num_moe_layers and family not in OWN_EXPERTS:
         yield 'experts_implementation="grouped_mm",'
+    if planned.job.packing is not None:  # whose kernels stop at the ends of documents
+        yield 'attn_implementation="flash_attention_2",'
     if family in _IN_FOUR_BITS:
         yield "quantization_config=Mxfp4Config(dequantize=True),"
     if family in _DIVIDES_BY_GROUPS and config.get("n_group", 1) is None:
@@ -75,15 +78,11 @@ SHARDED: MappingProxyType[str, Mapping[str, str]] = MappingProxyType({
 })  # fmt: skip
 """Modules of families whose names `base_model_fsdp_plan` (`configuration_utils.py`) does not have:
 without them FSDP gathers those parts, or all blocks, for the whole of a step."""
-_DATA = (
-    "DATA is a folder that datasets.load_from_disk reads: rows of input_ids and labels, one for "
-    "each sequence. Give the optimizer's rates to training_arguments."
-)
 
 
 _TEXT = """\
 {remarks}import os
-
+{standard}
 import torch
 from transformers import AutoModelForCausalLM, {imports}Trainer, TrainingArguments
 from transformers.distributed import DistributedConfig
@@ -102,11 +101,11 @@ LAYOUT = DistributedConfig(
 
 def load_model() -> torch.nn.Module:
     \"\"\"Return the model in the planned layout: float32, its GEMMs in bfloat16.\"\"\"
-    return AutoModelForCausalLM.from_pretrained(
+    {made} AutoModelForCausalLM.from_pretrained(
         MODEL,
         distributed_config=LAYOUT,
 {arguments}        dtype=torch.float32,
-    )
+    ){frozen}
 
 
 def training_arguments(output_dir: str) -> TrainingArguments:
@@ -138,29 +137,38 @@ if __name__ == "__main__":
 
 def transformers_export(planned: Planned) -> Export:
     """Return a program with `LAYOUT`, `load_model` and `training_arguments`."""
+    if planned.job.tuning.adapters is not None:
+        return peft_export(planned, load_arguments(planned))
     layout, missing = planned.layout, tuple(_not_expressed(planned))
     text = _TEXT.format(
-        remarks=remarks(planned, missing, planned.where_to_start, _DATA),
+        remarks=remarks(planned, missing, planned.where_to_start, DATA),
         imports=load_imports(planned),
+        standard="import re\n" if planned.job.tuning.frozen else "",
         arguments=load_arguments(planned),
         sharded=_sharded(planned),
-        model=(
-            f'os.environ.get("MODEL", "{planned.hub_name}")'
-            if planned.hub_name
-            else 'os.environ["MODEL"]  # the folder of its config.json and weights'
-        ),
+        made="model =" if planned.job.tuning.frozen else "return",
+        frozen=_frozen(planned),
+        model=model_words(planned),
         layout=layout,
         keys=written(DISTRIBUTED, planned),
         num_micro_batches=planned.num_micro_batches,
         is_recomputed="full" in layout.recompute,
         is_cast=layout.dp == 1,  # with replicas FSDP casts
     )
-    needed = {"DATA": "a folder of sequences"}
-    if not planned.hub_name:
-        needed["MODEL"] = "the folder of config.json and weights"
-    words = (f'{name}="${{{name}:?set it to {what}}}"' for name, what in needed.items())
-    launch = planned.asks_in_line + " ".join([*words, planned.torchrun, _FILE])
+    launch = trainer_launch(planned, _FILE)
     return Export(text=text, file_name=_FILE, launch=launch, not_expressed=missing)
+
+
+def _frozen(planned: Planned) -> str:
+    """Return the lines that freeze parts; "" for none."""
+    if not planned.job.tuning.frozen:
+        return ""
+    names = "|".join(map(FROZEN_NAMES.__getitem__, planned.job.tuning.frozen))
+    return f"""
+    for name, parameter in model.named_parameters():
+        if re.search(r"{names}", name):
+            parameter.requires_grad_(False)
+    return model"""
 
 
 def _sharded(planned: Planned) -> str:

@@ -14,11 +14,20 @@ from moetune.launches.arguments import Argument, Launch
 from moetune.launches.entries import Entry
 from moetune.launches.expansion import Scope, Word, plain
 from moetune.launches.keyed import misspelt
-from moetune.launches.megatron import KEYS, MegatronArguments, plain_value, reading_of
+from moetune.launches.megatron import (
+    KEYS,
+    MegatronArguments,
+    plain_value,
+    reading_of,
+    resolved,
+)
 from moetune.launches.reading import Asked, Given, Problem, Reading
+from moetune.launches.tuning import bridge_adapters, bridge_frozen, names_adapters
 
 _RECIPE = "megatron.bridge.recipes"
 _DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16"}
+_HOOK = "register_pre_wrap_hook"
+_HOOKED = "what a hook freezes or changes in the model is not read"
 _COMMON: Mapping[str, Value] = MappingProxyType({
     "use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True,
 })  # fmt: skip
@@ -114,9 +123,13 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
         if base
         else (Problem(severity="note", line=None, what=_FROM_RECIPE, why="the recipe is not run"),)
     )
+    frozen = bridge_frozen(entries)
+    hooks = [entry.line for entry in entries if _leaf(entry) == _HOOK and not frozen]
     arguments = MegatronArguments(
-        given=given, values={**_USUAL, **values},
-        problems=(*misspelt(entries, KEYS, "stops", f"{target.label}: {target.source}"), *notes),
+        given=given, values=resolved({**_USUAL, **values}),
+        problems=(*misspelt(entries, KEYS, "stops", f"{target.label}: {target.source}"), *notes,
+                  *(Problem(severity="note", line=line, what=_HOOKED) for line in hooks[:1])),
+        adapters=bridge_adapters(entries), frozen=frozen,
     )  # fmt: skip
     return reading_of(
         arguments, target, ranks, model=name, line=line, reads_files=asked.reads_files
@@ -124,14 +137,15 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
 
 
 def _check_all_trained(entries: tuple[Entry, ...]) -> None:
-    """Raise InputError where adapters are trained."""
-    for entry in entries:
+    """Raise InputError where adapters are trained, and nothing but a recipe says which."""
+    for entry in () if names_adapters(entries) else entries:
         leaf, match = _leaf(entry), _OF_RECIPE.fullmatch(str(entry.value))
         has_adapters = leaf == "recipe" and match is not None and match[2] in ("peft", "lora")
         if (leaf == "peft" and entry.value not in _ALL) or has_adapters:
             what = f"line {entry.line}: {entry.path} {entry.value} trains adapters"
             raise InputError(
-                f"{what}, which are not planned", "give a launch that trains all parameters"
+                f"{what}, and nothing says their rank and modules",
+                "give it cfg.peft = LoRA(target_modules=[…], dim=16)",
             )
 
 

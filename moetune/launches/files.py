@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 from moetune.domain.errors import InputError
@@ -88,6 +89,22 @@ class LaunchFile(Protocol):
     def read_again(self, text: str) -> "LaunchFile":
         """Return another text as the same question asks for it."""
         ...
+
+
+def launch_text(file: Path) -> str:
+    """Return the text of a launch file.
+
+    Raises:
+        InputError: it cannot be read, is too large, or no text.
+    """
+    try:
+        if file.stat().st_size > LARGEST_BYTES:
+            raise InputError(f"{file} is larger than 1 MiB", "give the file that starts the run")
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}", "give a file") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{file} is no text", "give the file that starts the run") from None
 
 
 def open_launch(name: str, text: str, asked: Asked) -> LaunchFile:

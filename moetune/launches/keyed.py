@@ -300,12 +300,24 @@ def misspelt(
                           why=why, fix=near[0])  # fmt: skip
 
 
+_TRAINED: Mapping[str, tuple[object, ...]] = {
+    "finetuning_type": ("full",), "use_peft": (False, None), "adapter": (None, ""),
+    "tuner_type": ("full",), "train_type": ("full",), "load_in_4bit": (False, None),
+    "load_in_8bit": (False, None),
+}  # fmt: skip
+"""Keys of LLaMA-Factory, TRL, axolotl and ms-swift, with the values that train all parameters."""
+
+
 def _check_trained(given: Mapping[str, Given]) -> None:
-    """Raise InputError where adapters are trained (LLaMA-Factory's key)."""
-    method = given.get("finetuning_type")
-    if method is not None and method.value != "full":
-        what = f"line {method.line}: finetuning_type {method.value} trains adapters or some layers"
-        raise InputError(f"{what}, which is not planned", "use full")
+    """Raise InputError where adapters are trained, which are read of Megatron's runtimes alone."""
+    for key, method in given.items():
+        plain = _TRAINED.get(key.rpartition(".")[2], (method.value,))
+        if method.value not in plain or str(method.value).endswith("LoraConfig"):
+            raise InputError(
+                f"line {method.line}: {method.written} {method.value} trains adapters or some "
+                "layers, which are not read here",
+                "plan it:  moetune plan --train lora:rank=8 --target transformers",
+            )
 
 
 def _problems(values: Mapping[str, Any], given: Mapping[str, Given]) -> Iterator[Problem]:

@@ -1,7 +1,7 @@
 """Megatron-LM's arguments, and those of ms-swift that it passes on: the job and its layout."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -17,12 +17,14 @@ from moetune.domain.pipeline import (
 )
 from moetune.domain.targets import MegatronCore, Target, find_target
 from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.tuning import ModelPart
 from moetune.export.keys import Value, read_settings
 from moetune.export.megatron import FLAGS, NEGATIVES
 from moetune.export.megatron_values import SETTINGS
 from moetune.launches.arguments import Argument, Launch, check_values
 from moetune.launches.megatron_sizes import SIZES, recognise
 from moetune.launches.reading import Asked, Given, Problem, Reading, Row, lines_of, rows_of
+from moetune.launches.tuning import GivenAdapters, given_tuning, swift_adapters
 
 _NAMES = Path(__file__).with_name("megatron_arguments.txt")
 STAGES = (
@@ -84,11 +86,15 @@ class MegatronArguments:
         given: by field.
         values: given ones and defaults that differ from a setting's.
         unknown: names that Megatron-LM of no version, or not of this one, has.
+        adapters: that train alone; None where all parameters do.
+        frozen: parts that do not train.
     """
 
     given: Mapping[str, Given]
     values: Mapping[str, Value]
     problems: tuple[Problem, ...]
+    adapters: GivenAdapters | None = None
+    frozen: tuple[ModelPart, ...] = ()
 
 
 @cache
@@ -115,6 +121,8 @@ def read_megatron(launch: Launch, asked: Asked) -> Reading:
         InputError: a value is missing or wrong, or the model is not known.
     """
     target = find_target(asked.target or "megatron")
+    if launch.program == SWIFT:  # its adapters are those of mcore-bridge
+        target = replace(target, adapters=("each",), adapter_zero=(0, 1), freezes=True)
     arguments = _fields_of(launch, target)
     model = asked.model or _named(launch)
     return reading_of(
@@ -157,6 +165,7 @@ def reading_of(
         global_batch=found["global_batch"] or layout.micro_batch * layout.dp,
         dtype=found["narrow"] or "bfloat16",
         optimizer=found["optimizer"], leaves_room=decoder.num_moe_layers > 0,
+        tuning=given_tuning(arguments.adapters, arguments.frozen, decoder),
     )  # fmt: skip
     return Reading(
         target=target, decoder=decoder, model_words=words, job=job, layout=layout,
@@ -193,9 +202,6 @@ def _fields_of(launch: Launch, target: Target) -> MegatronArguments:
         if argument.values and _field(argument.name, is_swift=is_swift)[0] in _VALUED
     )  # fmt: skip
     for argument in launch.arguments:
-        if is_swift and argument.name == "tuner_type" and argument.values[0].text != "full":
-            what = f"line {argument.line}: --tuner_type {argument.values[0].text}"
-            raise InputError(f"{what} trains adapters, which are not planned", "use full")
         field, is_on = _field(argument.name, is_swift=is_swift)
         if field not in KEYS:
             continue
@@ -219,8 +225,9 @@ def _fields_of(launch: Launch, target: Target) -> MegatronArguments:
     if (target.core or (0, 16)) < _SHARDING_CORE:
         defaults["data_parallel_sharding_strategy"] = "no_shard"
     return MegatronArguments(
-        given=given, values=_resolved(defaults | values), problems=tuple(problems)
-    )
+        given=given, values=resolved(defaults | values), problems=tuple(problems),
+        adapters=swift_adapters(launch) if is_swift else None,
+    )  # fmt: skip
 
 
 def _unset(argument: Argument) -> Iterator[Problem]:
@@ -247,12 +254,14 @@ def _field(name: str, *, is_swift: bool) -> tuple[str, bool]:
     return _FIELDS.get(name, name.replace("-", "_")), True
 
 
-def _resolved(values: dict[str, Value]) -> dict[str, Value]:
+def resolved(values: dict[str, Value]) -> dict[str, Value]:
     """Return values with what older names of arguments mean."""
     if values.get("recompute_activations"):
         values["recompute_granularity"] = "selective"
     if values.get("moe_enable_deepep"):
         values["moe_flex_dispatcher_backend"] = "deepep"
+    if values.get("optimizer") == "dist_muon":
+        values["use_distributed_optimizer"] = True
     if values.get("use_custom_fsdp"):
         values["use_megatron_fsdp"] = True
     return values

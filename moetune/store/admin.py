@@ -25,13 +25,14 @@ from moetune.store.migrate import (
     require_head,
     upgrade_to_head,
 )
+from moetune.store.observed_runs import ObservedRunStore
 from moetune.store.plans import PlanStore
 
 _PAGE_SIZE = 1000
 _LEAST_FREE_BYTES = 2**20
 
 
-class SqlStore(MeasurementStore, PlanStore):
+class SqlStore(MeasurementStore, ObservedRunStore, PlanStore):
     """Storage of measurements and plans, made by `open_store`.
 
     Rows are appended, never averaged away. Safe for several processes and threads; every method
@@ -250,6 +251,10 @@ def _document_problems(store: SqlStore) -> Iterator[str]:
         yield from _problems(partial(store.plan, plan.id), f"plan {short}", remove)
         sizes = f"a settled size of plan {short}"
         yield from _problems(partial(store.settled, plan.id), sizes, remove)
+    try:
+        store.observed_runs()
+    except InputError as error:
+        yield f"{error.what}: `moetune observations remove` with its r and number removes it"
     try:
         for row in _observations(store):
             of_row = f"observation {row.id}", f"observations remove {row.id}"

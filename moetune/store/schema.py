@@ -119,6 +119,22 @@ observations = Table(
     sqlite_autoincrement=True,
 )
 
+# Without a reference to `plans`: a run stays when its plan goes, and a launch file has none.
+observed_runs = Table(
+    "observed_runs",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    *_columns(Text, "plan_id", "model", "profile", "profile_fingerprint", "device", "target"),
+    *_columns(Text, "target_version", "dtype", "layout", "source", "created_at"),
+    *_columns(BigInteger, "world_size", "global_batch", "seq", "num_steps"),
+    *_columns(Double, "seconds", "low_seconds", "high_seconds", "predicted_seconds"),
+    Column("memory_bytes", BigInteger, nullable=True),
+    Column("predicted_bytes", BigInteger, nullable=True),
+    *_columns(JSON, "parts"),
+    Index(None, "profile_fingerprint", "target"),
+    sqlite_autoincrement=True,
+)
+
 settled_sizes = Table(
     "settled",
     metadata,

@@ -469,9 +469,7 @@ def refuses() -> None:
         "has memory": lambda: moetune.adapt(model(), checkpoint="nowhere"),
     }
     if num_ranks > 1:
-        faults |= {
-            "does not divide": lambda: moetune.adapt(model(num_local_experts=num_ranks + 1)),
-        }
+        faults |= {"does not divide": lambda: moetune.adapt(model(num_local_experts=num_ranks + 1))}
     for text, work in faults.items():
         error = same_on_all(raised(work))
         assert error.startswith("InputError"), error

@@ -98,12 +98,7 @@ def with_the_group_destroyed(store: Store) -> None:
 
 ENDINGS: dict[str, Callable[[Store], None]] = {
     ending.__name__: ending
-    for ending in (
-        plainly,
-        with_status_3,
-        with_an_exception,
-        with_the_group_destroyed,
-    )
+    for ending in (plainly, with_status_3, with_an_exception, with_the_group_destroyed)
 }
 
 

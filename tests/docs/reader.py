@@ -53,10 +53,10 @@ class Reader:
     def follow(self, block: Block) -> None:
         """Do what the block says."""
         text = block.text.replace(PORT, self._port)
-        if block.language in SAYS:
-            return
         if block.title:
             Path(block.title).write_text(text, encoding="utf-8")
+        if block.language in SAYS:
+            return
         if block.reason is not None:
             _check_what_is_not_run(block)
             return

@@ -151,23 +151,28 @@ CASES = {
     "lab-one-rank": Case(plan=(*_LAB, "--world-size", "1"), questions=EXPLAIN),
     "lab-tensor": Case(plan=_TENSOR, questions=BOTH),
     "lab-shards": Case(plan=(*_TENSOR, "--sequence-parallel"), questions=BOTH),
-    "model": Case(
-        plan=_SMALL,
-        questions={**BOTH, "ranks": ("whatif", "--world-size", "16")},
-    ),
+    "model": Case(plan=_SMALL, questions={**BOTH, "ranks": ("whatif", "--world-size", "16")}),
     "model-pinned": Case(plan=(*_SMALL, "--tp", "4", "--pp", "2", *_GATHERED, "4"), questions=BOTH),
     "model-a2a": Case(
         plan=(*_SMALL, "--dispatcher", "all_to_all", "--micro-batch", "1"), questions=EXPLAIN
     ),
     "model-tensor": Case(
-        plan=(*_SMALL, "--tp", "8", "--pp", "4", *_GATHERED, "8", "--zero", "0"),
-        questions=EXPLAIN,
+        plan=(*_SMALL, "--tp", "8", "--pp", "4", *_GATHERED, "8", "--zero", "0"), questions=EXPLAIN
     ),
     "model-sizes": Case(plan=(*_SIZES, "--moe-every", "3"), questions=BOTH),
     "model-143b": Case(plan=_LARGE, questions=EXPLAIN),
     **{
         f"qwen3-{target}": Case(plan=(*_QWEN, "--target", target), questions=EXPLAIN)
         for target in ("moetune", "megatron", "bridge", "torchtitan", "transformers", "deepspeed")
+    },
+    **{
+        f"qwen3-{name}": Case(plan=(*_QWEN, "--target", target, *words), questions=BOTH)
+        for name, target, words in (
+            ("lora", "bridge", ("--train", "lora:rank=16", "--seq-lengths", "700")),
+            ("qlora", "transformers", ("--train", "qlora:rank=16,targets=attention")),
+            ("frozen", "transformers", ("--freeze", "router,experts")),
+            ("muon", "megatron", ("--optimizer", "muon", "--tp", "2", "--zero", "1")),
+        )
     },
     **{
         f"deepseek-{name}": Case(

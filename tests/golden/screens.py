@@ -37,7 +37,7 @@ SCREENS = {
         *_MEMORY, "torchtitan", "--world-size", "16", "--device-memory", "80GB", "--ep", "8",
         "--tp", "2",
     ),
-    "check": ("check", str(SCRIPT), "--profile", "h100-x8"),
+    "check": ("check", SCRIPT.name, "--profile", "h100-x8"),
     "models": ("models", "list"),
     "model": ("models", "show", "qwen3-next"),
     "machines": ("profiles", "show", "h100-x8"),
@@ -66,15 +66,17 @@ def frozen_screen(name: str) -> str:
 
 def _printed(arguments: tuple[str, ...]) -> str:
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        contextlib.chdir(SCRIPT.parent), contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):  # fmt: skip
         code = app.main(arguments)
     assert code in {0, 6}, (  # 6: it does not start, or does not fit
         arguments,
         code,
         err.getvalue(),
     )
-    text = out.getvalue().replace(f"{SCRIPT.parent}/", "")
-    return HASH.sub(lambda match: "x" * len(match[0]), text)
+    return HASH.sub(lambda match: "x" * len(match[0]), out.getvalue())
 
 
 if __name__ == "__main__":

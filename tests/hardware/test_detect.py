@@ -7,13 +7,7 @@ import pytest
 
 from moetune.domain.errors import InputError
 from moetune.hardware import detect
-from moetune.hardware.detect import (
-    UNKNOWN,
-    cpu_flags,
-    cpu_model,
-    memory_bytes,
-    num_numa_nodes,
-)
+from moetune.hardware.detect import UNKNOWN, cpu_flags, cpu_model, memory_bytes, num_numa_nodes
 
 GIB = 2**30
 

@@ -8,6 +8,7 @@ from moetune.domain.rules import broken_rules
 from moetune.domain.target_rules import model_rules, target_rules
 from moetune.domain.targets import Target, find_target
 from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.tuning import TRAINS_ALL, Tuning, read_tuning
 from moetune.export import export_layout
 from moetune.export.planned import Planned
 from moetune.huggingface.reader import language_model
@@ -45,6 +46,14 @@ def choices(target: Target) -> dict[str, tuple[Any, ...]]:
     }  # fmt: skip
 
 
+def tunings(target: Target) -> tuple[Tuning, ...]:
+    """Return what may train, of runtimes whose adapters are read back."""
+    texts = ("lora:rank=8,targets=attention", "lora:rank=4", "lora:rank=4,targets=experts")
+    able = (read_tuning(text, None, experts=kind) for text in texts for kind in target.adapters)
+    frozen = read_tuning(None, "router,norms", experts="each")
+    return (TRAINS_ALL, frozen, *able) if target.name == "bridge" else (TRAINS_ALL,)
+
+
 def drawn(target_name: str, count: int, seed: int = 7) -> Iterator[tuple[Planned, str]]:
     """Yield plans that the runtime runs, each with its export."""
     draw, target = random.Random(seed), find_target(target_name)
@@ -61,6 +70,7 @@ def drawn(target_name: str, count: int, seed: int = 7) -> Iterator[tuple[Planned
         job = TrainingJob(
             decoder=model.decoder, world_size=layout.world_size, global_batch=192, length=4096,
             optimizer=draw.choice(target.optimizers), dtype=draw.choice(target.dtypes),
+            tuning=draw.choice(tunings(target)),
         )  # fmt: skip
         rules = (*broken_rules(layout, job), *model_rules(model.decoder, target),
                  *target_rules(layout, target, job))  # fmt: skip

@@ -41,7 +41,7 @@ def test_a_drawn_program_is_read_back_as_it_was_written(target: str) -> None:
         found = open_launch("layout.py", text, asked).reading
         assert found.layout.explicit(job.decoder) == planned.layout.explicit(job.decoder), text
         assert not any("<" in row.value for row in found.rows)
-        for name in ("global_batch", "length", "world_size", "dtype"):
+        for name in ("global_batch", "length", "world_size", "dtype", "tuning"):
             assert getattr(found.job, name) == getattr(job, name), (name, text)
 
 

@@ -1,6 +1,7 @@
 """Shell scripts as people write them: what runs is read right, and nothing of them is run."""
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from moetune.domain.errors import InputError
 from moetune.launches.files import open_launch
 from moetune.launches.reading import Asked, Reading
 from moetune.launches.shell import read_script
+from moetune.solve.model.memory import MemoryModel
+from moetune.solve.model.pipeline import DecoderStages
 
 ARRAYS = """\
 #!/bin/bash
@@ -100,6 +103,14 @@ megatron sft --model Qwen/Qwen3-30B-A3B-Base --tuner_type full \\
     --moe_shared_expert_overlap false --global_batch_size 64 --max_length 8192 \\
     --recompute_granularity full --recompute_method uniform --recompute_num_layers 1
 """
+ADAPTERS = """\
+NPROC_PER_NODE=2 megatron sft --model Qwen/Qwen3-30B-A3B --tuner_type lora --lora_rank 8 \\
+    --lora_alpha 32 --target_modules all-linear --expert_model_parallel_size 2 \\
+    --moe_grouped_gemm true --micro_batch_size 8 --global_batch_size 16 \\
+    --recompute_granularity full --recompute_method uniform --recompute_num_layers 1 \\
+    --cross_entropy_loss_fusion true --max_length 2048 --sequence_parallel true
+"""
+"""modelscope/ms-swift@3602360, examples/megatron/lora/moe.sh: two GPUs, 62 GiB each."""
 VERL = """\
 A=actor_rollout_ref.actor; M=$A.megatron
 python3 -m verl.trainer.main_ppo --config-name=ppo_megatron_trainer.yaml \\
@@ -114,6 +125,7 @@ python3 -m verl.trainer.main_ppo --config-name=ppo_megatron_trainer.yaml \\
     actor_rollout_ref.rollout.tensor_model_parallel_size=4 \\
     trainer.nnodes=4 trainer.n_gpus_per_node=8
 """
+FULL = "--tuner_type full"
 ROWS: tuple[tuple[str, dict[str, Any], str, dict[str, Any]], ...] = (
     (ARRAYS, {"values": {"SLURM_NNODES": "4"}}, "mixtral-8x7b",
      {"dp": 4, "tp": 2, "pp": 4, "vpp": 1, "ep": 4, "etp": 2, "zero": 1, "recompute": (),
@@ -127,6 +139,8 @@ ROWS: tuple[tuple[str, dict[str, Any], str, dict[str, Any]], ...] = (
      {"dp": 8, "tp": 2, "etp": 1, "recompute": ("full",)}),
     (SUBMITTED, {"world_size": 64, "extra": ("--context-parallel-size", "2")}, "deepseek-v2-lite",
      {"dp": 32, "cp": 2, "ep": 8, "zero": 3, "dispatcher": "all_gather"}),
+    (ADAPTERS, {}, "qwen3-30b-a3b",
+     {"dp": 2, "ep": 2, "micro_batch": 8, "recompute": ("full",), "zero": 1}),
     (SWIFT, {}, "qwen3-30b-a3b",
      {"dp": 8, "tp": 2, "ep": 8, "etp": 1, "zero": 1, "recompute": ("full",),
       "dispatcher": "all_to_all"}),
@@ -238,11 +252,15 @@ def test_an_update_of_verl_is_of_prompts_times_responses() -> None:
         (("M=$A.megatron", "M=$A.fsdp_config"), "verl's actor has no keys of Megatron"),
         (("trainer.nnodes", "actor_rollout_ref.model.lora.rank=8 x"), "adapters of verl"),
         (("batch_size=32", "batch_size=many"), "ppo_mini_batch_size is 'many'"),
+        ((FULL, "--tuner_type lora --target_modules linear_qkv"), "linear_qkv are not planned"),
+        ((FULL, "--tuner_type lora_llm"), "lora_llm is not planned"),
+        ((FULL, f"{FULL} --freeze_parameters_regex router"), "names parameters"),
+        ((FULL, "--train_type lora --lora_rank none"), "rank of the adapters"),
     ],
 )
-def test_what_a_run_of_verl_lacks_is_named(change: tuple[str, str], message: str) -> None:
+def test_what_a_run_of_verl_or_swift_lacks_is_named(change: tuple[str, str], message: str) -> None:
     with pytest.raises(InputError) as refused:
-        read(VERL.replace(*change))
+        read((SWIFT if change[0] == FULL else VERL).replace(*change))
     assert message in str(refused.value)
     assert refused.value.hint
 
@@ -272,3 +290,11 @@ def test_wrong_input_is_one_message_with_its_line(
         read(ARRAYS.replace(*change) if change[0] else ARRAYS, **asked)
     assert message in str(refused.value)
     assert refused.value.hint
+
+
+def test_the_published_memory_of_adapters_is_within_a_sixth() -> None:
+    found = read(ADAPTERS)
+    assert found.job.tuning.words == "lora:rank=8,targets=all,experts=each"
+    target = replace(found.target, logit_bytes=found.facts["logit_bytes"])
+    model = MemoryModel(job=found.job, stages=DecoderStages(found.decoder), target=target)
+    assert model.peak(found.layout).peak_bytes / 2**30 == pytest.approx(62, rel=1 / 6)

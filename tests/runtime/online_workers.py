@@ -213,11 +213,7 @@ def _is_open(book: PlanBook, tokens: int) -> bool:
 
 
 def _nothing_more_happens(
-    layer: MoELayer,
-    book: PlanBook,
-    clock: MadeUpClock,
-    tuner: CountedTuner,
-    sizes: Sequence[int],
+    layer: MoELayer, book: PlanBook, clock: MadeUpClock, tuner: CountedTuner, sizes: Sequence[int]
 ) -> None:
     """Once all is settled a step is as one with a pinned degree: no search, no collective."""
     before = tuner.num_told, len(tuner.tasks), clock.num_stamps

@@ -106,9 +106,7 @@ def steps_of_a_model(draw: st.DrawFn) -> list[Use]:
     num_chunks = draw(st.integers(3, 12))
     forward = draw(
         st.lists(
-            st.sets(st.integers(0, num_chunks - 1), min_size=1, max_size=2),
-            min_size=3,
-            max_size=40,
+            st.sets(st.integers(0, num_chunks - 1), min_size=1, max_size=2), min_size=3, max_size=40
         )
     )
     last = {chunk: index for index, chunks in enumerate(reversed(forward)) for chunk in chunks}

@@ -25,13 +25,7 @@ from moetune.runtime.plans.timers import CallWatch, Watch, device_clock
 from tests.cuda_kit import FakeCuda
 from tests.ranks import run_ranks
 from tests.runtime import gpu_runs
-from tests.runtime.gpu_runs import (
-    GPU,
-    NCCL,
-    decision,
-    moe_layer,
-    on_every_rank,
-)
+from tests.runtime.gpu_runs import GPU, NCCL, decision, moe_layer, on_every_rank
 from tests.runtime.workers import (
     AUX_SCALE,
     D_HIDDEN,

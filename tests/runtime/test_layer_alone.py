@@ -49,9 +49,7 @@ def test_wrong_tensors_are_refused() -> None:
 
 
 @given(
-    shape=st.lists(st.integers(0, 3), max_size=3),
-    degree=st.integers(1, 9),
-    top_k=st.integers(1, 4),
+    shape=st.lists(st.integers(0, 3), max_size=3), degree=st.integers(1, 9), top_k=st.integers(1, 4)
 )
 @settings(deadline=None, max_examples=30)
 def test_output_has_the_shape_of_the_input(shape: list[int], degree: int, top_k: int) -> None:

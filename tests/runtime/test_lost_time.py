@@ -16,9 +16,7 @@ from moetune.domain.layer import LayerKey
 from moetune.domain.plan import Decision
 from moetune.runtime.plans.online import OnlineSearch
 from moetune.runtime.plans.tuner import BUDGET_SECONDS, LostTime
-from moetune.solve.layer.online import (
-    REPEATS,
-)
+from moetune.solve.layer.online import REPEATS
 from tests.runtime.online_workers import SHAPE, MadeUp, plan_of, study_tuner
 
 KEY = LayerKey(layer=SHAPE, num_ranks=1, dtype="float64")

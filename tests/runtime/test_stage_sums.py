@@ -104,10 +104,7 @@ def _assert_equal(stages: Stages, wanted: dict[str, torch.Tensor]) -> None:
 
 def unused_parameters_count_as_zeros() -> None:
     """A rank that leaves a block out, always or in its last micro-batch, has the right sums."""
-    for used in (
-        [lambda _: True, lambda _: False],
-        [lambda call: call % 2 == 0, lambda _: True],
-    ):
+    for used in ([lambda _: True, lambda _: False], [lambda call: call % 2 == 0, lambda _: True]):
         stages = stages_of(net_of(used[dist.get_rank()]), zero=0)
         _train(stages)
         _assert_equal(stages, alone(used))

@@ -9,9 +9,7 @@ from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.plans import monitor
 from moetune.runtime.plans.book import PlanBook
 from tests.ranks import run_ranks
-from tests.runtime.online_workers import (
-    counted_collectives,
-)
+from tests.runtime.online_workers import counted_collectives
 from tests.runtime.plans import small_plan
 from tests.runtime.slow_link import SlowGroupLink
 from tests.runtime.workers import Heard

@@ -8,14 +8,7 @@ import numpy as np
 
 from moetune.domain.arrays import array_of
 from moetune.domain.constraints import Bounds
-from moetune.domain.cost_keys import (
-    AttentionKey,
-    CollectiveKey,
-    CopyKey,
-    CostKey,
-    GemmKey,
-    RowsKey,
-)
+from moetune.domain.cost_keys import AttentionKey, CollectiveKey, CopyKey, CostKey, GemmKey, RowsKey
 from moetune.domain.costs import CopyMode, Costs, Doubt, Estimate, LinearCost, Trust
 from moetune.domain.errors import ProfileError
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed, OverlapSpeeds

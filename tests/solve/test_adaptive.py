@@ -61,9 +61,7 @@ def test_reach_adds_answers_of_the_nearest_sizes_and_changes_none(
 
 
 @given(
-    limits=st.lists(SIZES, max_size=4).map(sorted),
-    sizes=st.lists(SIZES, unique=True),
-    tokens=SIZES,
+    limits=st.lists(SIZES, max_size=4).map(sorted), sizes=st.lists(SIZES, unique=True), tokens=SIZES
 )
 def test_where_degrees_grow_ranges_tell_the_truth_and_gaps_contain_it(
     limits: list[int], sizes: list[int], tokens: int

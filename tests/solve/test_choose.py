@@ -11,12 +11,7 @@ from moetune.domain.constraints import Bounds, Strategy
 from moetune.domain.costs import LinearCost
 from moetune.domain.layer import PHASES, Workload
 from moetune.domain.profile import Profile
-from moetune.solve.layer.choose import (
-    NOISE,
-    WORTH,
-    DegreeChooser,
-    DegreeTable,
-)
+from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser, DegreeTable
 from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.times import phase_time
 from tests.report.lab import LAYER

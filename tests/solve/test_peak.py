@@ -105,11 +105,7 @@ workloads = st.builds(
 
 
 @settings(deadline=None, max_examples=200)
-@given(
-    workload=workloads,
-    degree=st.integers(1, 8),
-    strategy=st.sampled_from(STRATEGIES),
-)
+@given(workload=workloads, degree=st.integers(1, 8), strategy=st.sampled_from(STRATEGIES))
 def test_every_part_is_the_sum_of_its_tensors(
     workload: Workload, degree: int, strategy: Strategy
 ) -> None:

@@ -15,12 +15,7 @@ from moetune.domain.plan import Plan
 from moetune.domain.samples import ResourceClass
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.timeline import Span
-from moetune.solve.trace import (
-    TraceSpan,
-    layer_spans,
-    overlap_share,
-    plan_timelines,
-)
+from moetune.solve.trace import TraceSpan, layer_spans, overlap_share, plan_timelines
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs, solution
 
 COSTS = LinearCosts(interference=Interference(comm=CommSpeed(comp=0.8), comp=CompSpeed(comm=0.9)))

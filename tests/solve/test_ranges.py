@@ -29,14 +29,10 @@ DISTURBED = Interference(comm=CommSpeed(comp=0.7), comp=CompSpeed(comm=0.9))
 lines = st.builds(
     LinearCosts,
     gemm_cost=st.builds(
-        LinearCost,
-        alpha_seconds=st.floats(1e-6, 1e-3),
-        beta_seconds=st.floats(1e-14, 1e-11),
+        LinearCost, alpha_seconds=st.floats(1e-6, 1e-3), beta_seconds=st.floats(1e-14, 1e-11)
     ),
     transfer_cost=st.builds(
-        LinearCost,
-        alpha_seconds=st.floats(1e-6, 1e-2),
-        beta_seconds=st.floats(1e-11, 1e-7),
+        LinearCost, alpha_seconds=st.floats(1e-6, 1e-2), beta_seconds=st.floats(1e-11, 1e-7)
     ),
 )
 

@@ -8,11 +8,7 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.costs import Estimate
 from moetune.domain.interference import Interference
 from moetune.solve.layer.times import PhaseTime, StepTime
-from moetune.solve.layer.words import (
-    binding_resource,
-    explain_choice,
-    explain_loss,
-)
+from moetune.solve.layer.words import binding_resource, explain_choice, explain_loss
 
 
 def step(*, degree: int, seconds: float, chunk_seconds: float) -> StepTime:

@@ -134,9 +134,7 @@ def test_tensor_parallel_makespan_equals_both_simulations(
 
 def lines(most_alpha: float, most_beta: float) -> st.SearchStrategy[LinearCost]:
     return st.builds(
-        LinearCost,
-        alpha_seconds=st.floats(0.0, most_alpha),
-        beta_seconds=st.floats(0.0, most_beta),
+        LinearCost, alpha_seconds=st.floats(0.0, most_alpha), beta_seconds=st.floats(0.0, most_beta)
     )
 
 

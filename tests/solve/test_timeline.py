@@ -33,10 +33,7 @@ def _uniform(degree: int, t_d: float, t_e: float, order: Order) -> list[Task]:
 
 @settings(deadline=None)
 @given(
-    st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=9),
-    speeds,
-    speeds,
-    orders,
+    st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=9), speeds, speeds, orders
 )
 def test_timeline_of_unequal_chunks_equals_an_event_by_event_simulation(
     chunks: list[tuple[float, float, float]], comm_speed: float, comp_speed: float, order: Order

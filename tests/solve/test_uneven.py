@@ -55,10 +55,7 @@ def test_loads_as_they_were_measured_take_the_measured_time(
     assert unevenness(form, shares, rows=total) == pytest.approx(1, abs=0.1)
 
 
-@given(
-    loads=st.lists(st.floats(0.01, 1.0), min_size=2, max_size=12),
-    rows=st.integers(500, 50_000),
-)
+@given(loads=st.lists(st.floats(0.01, 1.0), min_size=2, max_size=12), rows=st.integers(500, 50_000))
 @settings(deadline=None)
 def test_forward_by_tiles_and_gradients_of_weights_by_the_most_loaded(
     loads: list[float], rows: int

@@ -18,7 +18,15 @@ from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, Removed, S
 from moetune.domain.samples import GemmPoint, Sample
 from moetune.store import SqlStore, check, open_store
 from moetune.store.rows import utc_now
-from tests.store.values import CLUSTER, MEASURED, execute, make_plan, make_profile, observation
+from tests.store.values import (
+    CLUSTER,
+    MEASURED,
+    execute,
+    make_plan,
+    make_profile,
+    observation,
+    observed_run,
+)
 from tests.training_plans import training_plan
 
 
@@ -55,6 +63,24 @@ def test_open_run_is_the_latest_of_this_software_that_is_not_complete(store: Sql
     assert store.open_run(name="h200", fingerprint=fingerprint) == run_id
     store.finish_run(run_id, status="complete")
     assert store.open_run(name="h200", fingerprint=fingerprint) is None
+
+
+def test_observed_runs_come_back_exactly_and_by_what_they_are_of(store: SqlStore) -> None:
+    given = [observed_run(), observed_run(target="torchtitan", memory_bytes=None),
+             observed_run(profile_fingerprint="e" * 64, plan_id="ab")]  # fmt: skip
+    numbers = [store.add_observed_run(run) for run in given]
+    assert [row.value for row in store.observed_runs()] == given[::-1]
+    of_profile = store.observed_runs(profile_fingerprint="f" * 64)
+    assert [row.id for row in of_profile] == numbers[1::-1]
+    assert [row.id for row in store.observed_runs(plan_id="ab")] == numbers[2:]
+    assert len(store.observed_runs(target="megatron", limit=1)) == 1
+    with pytest.raises(NotFoundError, match="r99"):
+        store.remove_observed_runs([numbers[0], 99])
+    assert store.remove_observed_runs(numbers[:2]) == 2
+    assert [row.id for row in store.observed_runs()] == numbers[2:]
+    for wrong in ({"seconds": math.nan}, {"predicted_seconds": 0.0}, {"world_size": 0}):
+        with pytest.raises(InputError):
+            observed_run(**wrong)
 
 
 def test_a_run_that_is_not_there_is_named(store: SqlStore) -> None:

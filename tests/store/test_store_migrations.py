@@ -20,7 +20,7 @@ from moetune.store import check, current, migrate, open_store, upgrade
 from moetune.store.address import parse_address
 from moetune.store.database import Database
 from moetune.store.schema import fits
-from tests.store.values import CLUSTER, MEASURED, execute, make_plan, make_profile
+from tests.store.values import CLUSTER, MEASURED, execute, make_plan, make_profile, observed_run
 
 OLD_SCHEMA = Path(__file__).with_name("schema_0001.sql")
 HEAD = migrate.known_revisions()[-1]
@@ -121,11 +121,15 @@ def test_an_older_file_is_refused_until_it_is_upgraded_with_its_rows(old_file: s
         assert len(store.plans()) == 1
 
 
-def upgrade_to(connection: Connection, revision: str) -> None:
+def config_for(connection: Connection) -> Config:
     config = Config()
     config.set_main_option("script_location", str(migrate.migrations_folder()))
     config.attributes["connection"] = connection
-    command.upgrade(config, revision)
+    return config
+
+
+def upgrade_to(connection: Connection, revision: str) -> None:
+    command.upgrade(config_for(connection), revision)
 
 
 def insert(connection: Connection, into: str, **row: object) -> None:
@@ -232,11 +236,24 @@ def test_corrected_profiles_are_as_measured_after_the_upgrade(url: str) -> None:
             for column in ("dispatcher", "overlap"):
                 connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {column} TEXT"))
         connection.execute(text("UPDATE moetune_revision SET version_num = '0007'"))
+        connection.execute(text("DROP TABLE observed_runs"))
 
     run(url, as_0007)
     assert upgrade(url) == ("0007", HEAD)
     with open_store(url) as store:
         assert store.profile(profile.name) == profile
+
+
+def test_observed_runs_come_and_go_with_their_revision(url: str) -> None:
+    with open_store(url) as store:
+        store.save_profile(make_profile())
+        assert store.add_observed_run(observed_run()) == 1
+    run(url, lambda connection: command.downgrade(config_for(connection), "0008"))
+    assert ("observed_runs" in tables(url), current(url).revision) == (False, "0008")
+    assert upgrade(url) == ("0008", HEAD)
+    assert check(url) == ()
+    with open_store(url) as store:
+        assert (store.observed_runs(), store.profile("h200-x8")) == ((), make_profile())
 
 
 def test_a_newer_database_asks_for_the_newer_moetune(url: str) -> None:

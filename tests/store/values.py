@@ -1,13 +1,14 @@
 """Values that the store's tests keep: a machine, its samples, profiles, plans, observations."""
 
 from dataclasses import replace
+from typing import Any
 
 from sqlalchemy import text
 
 from moetune.domain.cluster import Cluster, Fingerprint, Machine
 from moetune.domain.plan import Plan
 from moetune.domain.profile import CollectiveLine, FitError, GemmLine, Profile
-from moetune.domain.records import Observation
+from moetune.domain.records import Observation, ObservedRun
 from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,
@@ -70,6 +71,18 @@ def make_plan(tokens: int = 4096, *, step_seconds: float = 0.3) -> Plan:
     inputs = replace(plan.inputs, tokens_per_rank=tokens)
     predicted = replace(plan.predicted, step_seconds=step_seconds)
     return replace(plan, id=inputs.plan_id, inputs=inputs, predicted=predicted)
+
+
+def observed_run(model: str = "olmoe", ratio: float = 1.25, **values: Any) -> ObservedRun:
+    """Return a run whose step took so many times its prediction."""
+    run = ObservedRun(
+        plan_id="", model=model, profile="h200-x8", profile_fingerprint="f" * 64, device="H200",
+        target="megatron", target_version="0.19.0", world_size=64, global_batch=2**33, seq=4096,
+        dtype="bfloat16", layout="dp 64", seconds=ratio / 3, low_seconds=ratio / 4,
+        high_seconds=ratio / 2, num_steps=50, predicted_seconds=1 / 3, source="train.log",
+        memory_bytes=2**40 + 1, predicted_bytes=2**40, parts={"optimizer": 0.1 + 0.2},
+    )  # fmt: skip
+    return replace(run, **values)
 
 
 def observation(plan_id: str, *seconds: float, tokens: int = 2**33) -> Observation:

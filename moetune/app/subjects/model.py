@@ -21,7 +21,7 @@ from moetune.app.subjects.values import (
     difference_of,
 )
 from moetune.app.training import plan_training, search_of, step_prices
-from moetune.app.training_plan import TrainingRequest, plan_id, planned_job
+from moetune.app.training_plan import TrainingRequest, plan_id, planned_job, scaled_parts
 from moetune.domain.any_plan import plan_from_document
 from moetune.domain.costs import Costs
 from moetune.domain.document import encode
@@ -157,7 +157,7 @@ class ModelSubject(PricedPlan):
 
     def seconds(self, slowdown: Slowdown | None = None) -> float:
         """Return the step of the plan's own layout, of the machine or of a slower one."""
-        return self._slow_prices(slowdown).step(self.plan.layout).seconds
+        return self.plan.factor * self._slow_prices(slowdown).step(self.plan.layout).seconds
 
     def neighbours(self) -> Iterator[Neighbour]:
         """Yield half and twice each size of the layout, and more memory."""
@@ -168,7 +168,7 @@ class ModelSubject(PricedPlan):
         search = self._search(self.memory_limit_bytes + GIB)
         roomy = BestLayouts(search, self._priced.pins).best()
         words = f"1 GiB more memory: {roomy.layout.words}"
-        yield Neighbour("memory-limit", words, roomy.step.seconds)
+        yield Neighbour("memory-limit", words, self.plan.factor * roomy.step.seconds)
 
     def timelines(self) -> Timelines:
         """Return the passes of every pipeline rank, in the order of its schedule."""
@@ -179,10 +179,12 @@ class ModelSubject(PricedPlan):
             pipeline, self._prices.step(layout).parts, shown,
             tokens=layout.micro_batch * self._request.job.length // layout.cp,
         )  # fmt: skip
-        cut = f"Passes of the first {shown:,} of {num:,} micro-batches."
+        notes = [f"Passes of the first {shown:,} of {num:,} micro-batches."] if shown < num else []
+        if self.plan.calibration is not None:
+            notes.append("Times are without the factor of the plan's calibration.")
         return Timelines(
             [(f"predicted, pipeline rank {rank}", by_rank[rank]) for rank in ranks],
-            notes=(cut,) if shown < num else (),
+            notes=tuple(notes),
         )
 
     @cached_property
@@ -242,8 +244,8 @@ class ModelSubject(PricedPlan):
             _choice(self.plan.best),
             name=f"{format_chunks(degrees.forward, degrees.backward)}, layout {layout.words}",
             decision={**self.choice.decision, **asked.texts},
-            step_seconds=self._prices.step(layout).seconds,
-            parts=self._prices.mean_parts(layout),
+            step_seconds=self.plan.factor * self._prices.step(layout).seconds,
+            parts=scaled_parts(self._prices.mean_parts(layout), self.plan.factor),
         )
         return Instead(choice=choice, probability_faster=self._chance(choice))
 
@@ -264,7 +266,7 @@ class ModelSubject(PricedPlan):
             return Neighbour(knob, f"{knob} {size}", None, error.what)
         words = f"{knob} {size}: {best.layout.words}"
         note = "" if search.fits(best.layout) else "does not fit"
-        return Neighbour(knob, words, best.step.seconds, note)
+        return Neighbour(knob, words, self.plan.factor * best.step.seconds, note)
 
     def _search(self, limit_bytes: int) -> FoldedSearch:
         return search_of(self._prices, self.machine, limit_bytes=limit_bytes or inf)
@@ -288,6 +290,7 @@ def _planned_request(plan: TrainingDocument, model: str | None) -> TrainingReque
     request = TrainingRequest(
         job=replace(job, decoder=decoder, routing=routing, leaves_room=inputs.leaves_room),
         pins=inputs.pins, target=inputs.facts, memory_limit_bytes=inputs.memory_limit_bytes,
+        calibration=plan.calibration,
     )  # fmt: skip
     if plan_id(inputs, request) != plan.id:
         raise InputError(

@@ -5,6 +5,7 @@ from typing import Any
 
 from moetune.app.check import Better, Checked
 from moetune.app.views.memory import memory_section
+from moetune.app.views.model_words import calibration_words
 from moetune.app.views.run import run_highlights, run_words
 from moetune.app.views.words import parts_table, speed_words
 from moetune.domain.document import encode
@@ -44,6 +45,7 @@ def check_document(checked: Checked) -> dict[str, Any]:
         "memory_limit_bytes": checked.limit_bytes,
         "better": [_better_document(better) for better in checked.better],
         "best": None if checked.best is None else _better_document(checked.best),
+        "calibration": encode(checked.calibration),
     }  # fmt: skip
 
 
@@ -115,6 +117,8 @@ def _price(checked: Checked) -> Iterator[str]:
         f"{format_bytes(peak)} of {format_bytes(checked.limit_bytes)} of a device's memory. "
         f"Numbers: profile {checked.profile.name}."
     )
+    if checked.calibration is not None:
+        yield calibration_words(checked.calibration, flag="")
     yield from run_words(checked.budget, checked.run)
 
 

@@ -1,13 +1,14 @@
 """Layouts that fit into memory, as sections: all of them, and the plainest one part by part."""
 
 from moetune.app.memory import FittedLayout, MemoryAnswer
-from moetune.app.views.model_words import host_words
+from moetune.app.views.model_words import host_words, tuning_words
 from moetune.app.views.words import parts_table
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingMemory
 from moetune.domain.units import format_bytes
 from moetune.report.section import Cell, Highlight, Section, Table, plural
 from moetune.solve.model.memory import RankMemory
+from moetune.solve.model.trained import trained_of
 
 SCHEMA = "moetune.memory/1"
 
@@ -21,6 +22,7 @@ def memory_document(answer: MemoryAnswer) -> dict[str, object]:
             "model": job.decoder.name, "world_size": job.world_size, "seq": job.length,
             "global_batch": job.global_batch, "dtype": job.dtype, "optimizer": job.optimizer,
             "target": question.target.name, "device_bytes": question.device_bytes,
+            **({} if job.tuning.trains_all else {"train": job.tuning.words}),
         },
         "limit_bytes": question.limit_bytes,
         "fits": answer.fits,
@@ -51,7 +53,10 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
     return (
         Section(
             name="answer",
-            paragraphs=(words, *job.decoder.uncounted_words),
+            paragraphs=(
+                words, *tuning_words(job.tuning, trained_of(job, question.target)),
+                *job.decoder.uncounted_words,
+            ),
             highlights=(
                 Highlight("GPUs", Cell.count(job.world_size), fewest),
                 Highlight("Memory", size, f"of {limit}"),

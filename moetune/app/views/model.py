@@ -11,8 +11,10 @@ from moetune.app.views.model_words import (
     host_words,
     how_sure,
     origin_words,
+    packing_words,
     placement_words,
     saving_words,
+    tuning_words,
 )
 from moetune.app.views.run import run_highlights, run_words
 from moetune.app.views.words import (
@@ -81,6 +83,8 @@ def _answer(subject: ModelSubject) -> Section:
         doubts=suspect_words(plan),
         paragraphs=(
             *origin_words(plan),
+            *tuning_words(plan.inputs.tuning, plan.trained),
+            *packing_words(plan.inputs.packing, plan.inputs.seq),
             decision_words(plan.words, plan.layout),
             *placement_words(plan),
             binding_words(plan.best),
@@ -124,7 +128,11 @@ def _settings(plan: TrainingDocument) -> Iterator[tuple[str, str]]:
     if plan.chunks is not None:
         yield "states", _chunks(plan.chunks)
     yield "CUDA graphs", f"{layout.cuda_graphs}{_saves(best, step.saved_by_graphs_seconds)}"
-    yield "optimizer", f"{plan.inputs.optimizer}, ZeRO-{layout.zero}"
+    is_modelled = plan.inputs.optimizer == "muon"  # its iterations, as bfloat16 products
+    modelled = "; its Newton-Schulz iterations are modelled" if is_modelled else ""
+    yield "optimizer", f"{plan.inputs.optimizer}, ZeRO-{layout.zero}{modelled}"
+    if plan.trained is not None:
+        yield "trains", plan.inputs.tuning.words
     if layout.pp > 1:
         yield "schedule", str(layout.schedule)
         yield "stages", stage_words(layout.stages or ())
@@ -221,7 +229,13 @@ def model_reasons(subject: ModelSubject) -> Reasons:
     return Reasons(
         decision=decision_words(plan.words, plan.layout),
         placement=tuple(placement_words(plan)),
-        why=(binding_words(best), *_hidden(best), *saving_words(plan)),
+        why=(
+            *tuning_words(plan.inputs.tuning, plan.trained),
+            *packing_words(plan.inputs.packing, plan.inputs.seq),
+            binding_words(best),
+            *_hidden(best),
+            *saving_words(plan),
+        ),
         sure=how_sure(plan),
         pins=tuple(plan.inputs.pins.flags.items()),
         terms=(_time(subject), _memory(plan), *_placement(plan)),

@@ -11,11 +11,18 @@ list of operations is that of `torch._functorch.partitioners`).
 
 From ZeRO stage 1 on a replica has its shard of the states alone, from stage 2 on of the gradients,
 too, and under stage 3 of the parameters. Dense parameters have dp·cp replicas, experts edp.
+
+The input of a frozen matrix is not kept (Transformer Engine, `linear.py`, `backward_needs_input`);
+Megatron-Core's router keeps its own whatever trains (`RouterGatingLinearFunction`). An adapter
+keeps its input and what A gives. With tensor ranks that share the sequence Megatron-Bridge keeps it
+gathered before fused norms (`peft/utils.py`, `return_layernorm_output_gathered`). PEFT adds the
+adapters of experts to their weights, and the sum waits for the backward pass, as do dequantized
+weights (`ParamWrapper`; bitsandbytes, `nn/parametrize.py`).
 """
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from moetune.domain.architecture import Block, Part
 from moetune.domain.attention import GroupedQueryAttention, LatentAttention
@@ -25,6 +32,7 @@ from moetune.domain.pipeline import SPLITTING
 from moetune.domain.recurrent import StateSpace
 from moetune.domain.targets import Target, find_target
 from moetune.domain.training import FoldedLayout, TrainingDtype, TrainingJob
+from moetune.domain.tuning import NF4_BYTES, ModelPart, Tuning, adapted_matrices
 from moetune.domain.units import dtype_bytes
 
 ELEMENT, FULL = dtype_bytes("bfloat16"), dtype_bytes("float32")
@@ -41,6 +49,10 @@ GEMM_INPUT: Mapping[TrainingDtype, float] = MappingProxyType(
 """Bytes of an element that a GEMM keeps for the gradient of its weights, with its scales."""
 
 
+Counts: TypeAlias = tuple[float, float]
+"""Parameters of a device: all but the experts, and the experts."""
+
+
 class _Kept(NamedTuple):
     """What a block's modules keep: of so many tokens, with so many bytes of a GEMM's input.
 
@@ -54,6 +66,21 @@ class _Kept(NamedTuple):
     shared: float
     tokens: float
     gemm: float
+    tuning: Tuning
+
+    def of_input(self, part: Part, name: ModelPart) -> float:
+        """Return the bytes of an element that a GEMM keeps for what of its weights trains."""
+        if self.tuning.adapter(part) is not None:
+            return ELEMENT
+        return self.gemm * self.tuning.trains(name)
+
+    def of_adapters(self, part: Part) -> float:
+        """Return the bytes that a token's adapters of a part keep behind A."""
+        adapters = self.tuning.adapter(part)
+        if adapters is None or (self.target.merges_adapters and isinstance(part, RoutedExperts)):
+            return 0.0
+        matrices = adapted_matrices(part, fuses=self.target.core is not None)
+        return ELEMENT * adapters.rank * sum(1 for _ in matrices)
 
 
 def block_modules(
@@ -65,7 +92,7 @@ def block_modules(
     """
     tokens = layout.micro_batch * job.length / (layout.cp * layout.tp)
     shared = tokens if target.splits_sequence else tokens * layout.tp
-    scope = _Kept(target, layout, shared, tokens, GEMM_INPUT[job.dtype])
+    scope = _Kept(target, layout, shared, tokens, GEMM_INPUT[job.dtype], job.tuning)
     elements = shared * job.decoder.d_model
     if "full" in layout.recompute:
         return {"inputs": ELEMENT * elements}
@@ -92,10 +119,15 @@ def _norm_bytes(part: Part, scope: _Kept) -> float:
     if _norm_is_freed(part, scope.layout):
         return 0.0
     if isinstance(part, RoutedExperts):
-        return ELEMENT
+        tuning, shared = scope.tuning, part.shared
+        is_read = scope.target.core is not None or tuning.trains("router")
+        is_read |= shared is not None and scope.of_input(shared, "shared_experts") > 0
+        return ELEMENT * is_read
     if isinstance(part, LatentAttention):
-        return min(ELEMENT, 2 * scope.gemm)
-    return scope.gemm
+        return min(ELEMENT, 2 * scope.of_input(part, "attention"))
+    is_gathered = scope.tuning.adapter(part) is not None and scope.target.splits_sequence
+    sharers = scope.layout.tp if is_gathered else 1
+    return sharers * scope.of_input(part, "dense" if isinstance(part, DenseFfn) else "attention")
 
 
 def _norm_is_freed(part: Part, layout: FoldedLayout) -> bool:
@@ -141,7 +173,7 @@ def exchange_bytes(job: TrainingJob, layout: FoldedLayout) -> float:
 def _part_modules(part: Part, job: TrainingJob, scope: _Kept) -> dict[str, float]:
     recompute = scope.layout.recompute
     if isinstance(part, DenseFfn):
-        return {} if "mlp" in recompute else {"mlp": _ffn_bytes(part, scope)}
+        return {} if "mlp" in recompute else {"mlp": _ffn_bytes(part, scope, "dense")}
     if isinstance(part, RoutedExperts):
         if "moe" in recompute:
             return {}
@@ -150,10 +182,14 @@ def _part_modules(part: Part, job: TrainingJob, scope: _Kept) -> dict[str, float
     inner = sum(widths.values()) + _kept_inside(part)
     if isinstance(part, LatentAttention) and "mla_up_proj" in recompute:
         inner -= widths["q"] + widths["k"] + widths["v"] + _kept_inside(part)
+    elif isinstance(part, LatentAttention) and not scope.of_input(part, "attention"):
+        inner -= widths["q_latent"] + part.kv_rank
     # The output of recomputed core attention is the next projection's input, and kept all the same.
     heads: int = getattr(part, "num_heads", 0)
-    narrow = scope.gemm * widths.get("output", 0) if scope.gemm < ELEMENT else 0.0
-    return {part.name: scope.tokens * (ELEMENT * inner + narrow + FULL * heads)}
+    kept = scope.of_input(part, "attention")
+    narrow = kept * widths.get("output", 0) if kept < ELEMENT else 0.0
+    kept_inside = ELEMENT * inner + narrow + FULL * heads + scope.of_adapters(part)
+    return {part.name: scope.tokens * kept_inside}
 
 
 def _kept_inside(part: Part) -> int:
@@ -171,11 +207,11 @@ def _kept_inside(part: Part) -> int:
     return 0
 
 
-def _ffn_bytes(part: DenseFfn, scope: _Kept) -> float:
+def _ffn_bytes(part: DenseFfn, scope: _Kept, name: ModelPart) -> float:
     """Return what an FFN keeps: its up-projections, the factors of an activation, its result."""
     factors = part.is_gated and not scope.target.fuses_activations
-    hidden = ELEMENT * (part.num_gemms - 1 + factors) + scope.gemm
-    return scope.tokens * part.d_hidden * hidden
+    hidden = ELEMENT * (part.num_gemms - 1 + factors) + scope.of_input(part, name)
+    return scope.tokens * (part.d_hidden * hidden + scope.of_adapters(part))
 
 
 def most_rows(part: RoutedExperts, job: TrainingJob, layout: FoldedLayout) -> float:
@@ -187,21 +223,25 @@ def _routed_modules(part: RoutedExperts, rows: float, scope: _Kept) -> dict[str,
     target, layout, tokens = scope.target, scope.layout, scope.tokens
     by = target.kept_by_experts
     hidden = part.d_hidden / layout.etp
-    width = ELEMENT * hidden * (part.num_gemms - 1)
+    width, kept = ELEMENT * hidden * (part.num_gemms - 1), scope.of_input(part, "experts")
     if by.activations and "moe_act" not in layout.recompute:
         # The gate's result is a factor, and where rows are weighted here, their product is.
         factors = 0 if target.fuses_activations else part.is_gated + (not by.results)
-        width += hidden * (scope.gemm + ELEMENT * factors)
+        width += hidden * (kept + ELEMENT * factors)
     if by.gradients_wait and layout.order in SPLITTING:
         width += ELEMENT * hidden * (part.num_gemms - 1)
     modules = {
         "router": by.router_copies * FULL * tokens * part.num_experts,
-        "experts": rows * (scope.gemm * part.d_expert + width),
+        "experts": rows * (kept * part.d_expert + width + scope.of_adapters(part)),
     }
+    is_merged = target.merges_adapters and scope.tuning.adapter(part) is not None
+    if is_merged or scope.tuning.base != "bfloat16":
+        weights = part.num_experts * part.expert_parameters / (layout.ep * layout.etp)
+        modules["weights of experts"] = ELEMENT * weights
     if by.results:
         modules["experts"] += ELEMENT * tokens * part.mean_top_k * part.d_expert
     if part.shared is not None and "shared_experts" not in layout.recompute:
-        modules["shared_experts"] = _ffn_bytes(part.shared, scope)
+        modules["shared_experts"] = _ffn_bytes(part.shared, scope, "shared_experts")
     return modules
 
 
@@ -288,7 +328,7 @@ def state_bytes(
     is_whole = zero <= SHARDS_GRADIENTS
     parameters = optimizer.parameter_bytes * (count if is_whole else shard)
     gradients = optimizer.gradient_bytes * (shard if zero >= SHARDS_GRADIENTS else count)
-    if optimizer.updates_parameters and is_whole:
+    if optimizer.updates_parameters and is_whole and zero:
         parameters = optimizer.parameter_bytes * shard + ELEMENT * count
         gradients += optimizer.gradient_bytes * count * (layout.pp > 1)
     return (
@@ -296,3 +336,30 @@ def state_bytes(
         gradients,
         (1 - on_host) * optimizer.state_bytes * (shard if zero else count),
     )
+
+
+def frozen_bytes(
+    job: TrainingJob, layout: FoldedLayout, optimizer: Optimizer, held: Counts, trained: Counts
+) -> float:
+    """Return the bytes of the parameters that do not train, which have no gradients and states.
+
+    Below adapters they are in bfloat16; of a 4-bit base all but embedding, head, router and norms
+    are in NF4.
+
+    Args:
+        held: parameters of the model on a device: all but the experts, and the experts.
+        trained: those that train.
+    """
+    is_sharded = layout.zero > SHARDS_GRADIENTS
+    if job.tuning.adapters is None:
+        frozen = held[0] - trained[0], held[1] - trained[1]
+        count = shard_of(layout, *frozen) if is_sharded else sum(frozen)
+        return optimizer.parameter_bytes * count
+    size = float(ELEMENT), float(ELEMENT)
+    if job.tuning.base == "nf4":
+        amounts = job.decoder.parameters
+        rest = amounts.total - amounts.routed
+        narrow = (amounts.attention + amounts.dense + amounts.shared) / rest
+        size = ELEMENT + narrow * (NF4_BYTES - ELEMENT), NF4_BYTES
+    dense, experts = size[0] * held[0], size[1] * held[1]
+    return shard_of(layout, dense, experts) if is_sharded else dense + experts

@@ -17,7 +17,9 @@ from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, StateSpace
 from moetune.domain.samples import GemmForm
 from moetune.domain.targets import Target
 from moetune.domain.training import DEDUPLICATING, FoldedLayout, TrainingJob
+from moetune.domain.tuning import NF4_BYTES, ModelPart, adapted_matrices
 from moetune.solve.model.activations import AS_MEGATRON, ELEMENT
+from moetune.solve.model.adapters import AdapterPrices
 from moetune.solve.model.exchange import exchange_seconds
 from moetune.solve.model.machine import DevicePrices
 from moetune.solve.model.passes import (
@@ -103,9 +105,10 @@ class BlockPrices:
         tp = self.layout.tp
         projections = [*self._projections(part)]
         yield from projections
+        yield from self._adapters("attention", part)
         once = part.forward_macs(1)
         scored = (
-            self.tokens / tp * (part.forward_macs(self.job.length) - once) * computed_keys(part)
+            self.tokens / tp * (part.forward_macs(self.job.attended) - once) * computed_keys(part)
         )
         updated = self.tokens / tp * max(0.0, once - part.parameters)
         forward, backward = (
@@ -124,9 +127,45 @@ class BlockPrices:
         tp = self.layout.tp
         for module, d_in, d_out, is_cut in projections_of(part, self.decoder.d_model):
             if is_cut:
-                yield module, self._gemm(self.tokens, d_in, max(1, d_out // tp))
+                passes = self._gemm(self.tokens, d_in, max(1, d_out // tp))
             else:
-                yield module, self._gemm(self.own_tokens, d_in, d_out)
+                passes = self._gemm(self.own_tokens, d_in, d_out)
+            yield module, self._trained("attention", passes)
+
+    def _trained(self, name: ModelPart, passes: Passes) -> Passes:
+        """Return a matrix's passes, without gradients of frozen weights."""
+        return passes if self.job.tuning.trains(name) else passes.frozen
+
+    def _adapters(
+        self, module: ModuleName, part: Mixer | DenseFfn
+    ) -> Iterator[tuple[ModuleName, Passes]]:
+        """Yield the passes of a part's adapters and dequantized weights, and their collectives.
+
+        Between tensor ranks the output of a matrix that is cut along its inputs is gathered, and
+        backward its gradient; the gradient of the others' input is scattered (Megatron-Bridge,
+        `peft/utils.py`, `lin_out_gather_output`).
+        """
+        adapters, tp = self.job.tuning.adapter(part), self.layout.tp
+        if self.job.tuning.base != "bfloat16":
+            yield module, self._dequantized(part.parameters)
+        if adapters is None:
+            return
+        price = AdapterPrices(self.device, adapters.rank)
+        for matrix in adapted_matrices(part, fuses=self.target.core is not None):
+            yield module, price.of_matrix(matrix, self.tokens, tp)
+        span, whole = self.device.span(tp, 1), ELEMENT * self.tokens * self.decoder.d_model
+        gather = self.device.collective("all_gather", span, whole / tp)
+        scatter = self.device.collective("reduce_scatter", span, whole)
+        yield "tensor_comm", Passes(forward=gather, grad_input=gather + scatter)
+
+    def _dequantized(self, parameters: float, *, is_kept: bool = False) -> Passes:
+        """Return the passes that turn 4-bit weights into bfloat16, modelled by the bytes moved.
+
+        Args:
+            is_kept: whether the backward pass has those of the forward pass.
+        """
+        once = self.device.memory_seconds((NF4_BYTES + ELEMENT) * parameters, kernels=2)
+        return Passes(forward=once, grad_input=0.0 if is_kept else once)
 
     def _gemm(
         self, rows: float, d_in: int, d_out: int, *, num_experts: int = 1, dtype: str | None = None
@@ -155,14 +194,15 @@ class BlockPrices:
         """Return attention without projections: as measured, else by the rate of large GEMMs."""
         if isinstance(part, GroupedQueryAttention) and part.is_full and self.layout.cp == 1:
             measured = self.device.measured_attention(
-                num_sequences=self.layout.micro_batch, length=self.job.length,
+                num_sequences=self.layout.micro_batch * self.job.length // self.job.attended,
+                length=self.job.attended,
                 num_heads=max(1, part.num_heads // self.layout.tp), head_dim=part.head_dim,
                 backward=backward,
             )  # fmt: skip
             if measured is not None:
                 return measured
         return self.device.attention_core(
-            macs, head_dim=head_dim_of(part), length=self.job.length / self.layout.cp,
+            macs, head_dim=head_dim_of(part), length=self.job.attended / self.layout.cp,
             backward=backward, has_flash2=self.target.kernels.has_flash2,
         )  # fmt: skip
 
@@ -236,17 +276,18 @@ class BlockPrices:
         return Passes(forward=max(0.0, sent - forward), grad_input=max(0.0, 2 * sent - backward))
 
     def _dense(self, part: DenseFfn) -> Iterator[tuple[ModuleName, Passes]]:
-        passes = self._ffn(part, self.tokens, self.layout.tp)
+        passes = self._ffn(part, "dense")
         yield "mlp", passes
         yield "tensor_comm", self._tensor_comm([passes])
+        yield from self._adapters("mlp", part)
 
-    def _ffn(self, part: DenseFfn, rows: float, cut: int) -> Passes:
-        width = max(1, part.d_hidden // cut)
+    def _ffn(self, part: DenseFfn, name: ModelPart) -> Passes:
+        rows, width = self.tokens, max(1, part.d_hidden // self.layout.tp)
         up = self._gemm(rows, part.d_model, width * (part.num_gemms - 1))
         return (
-            up
+            self._trained(name, up)
             + self._activation(rows * width, part.num_gemms)
-            + self._gemm(rows, width, part.d_model)
+            + self._trained(name, self._gemm(rows, width, part.d_model))
         )
 
     def _activation(self, elements: float, num_gemms: int) -> Passes:
@@ -261,14 +302,13 @@ class BlockPrices:
         rows = self._rows(part)
         yield "experts", self._experts(part, rows)
         yield "moe_act", self._expert_activation(part, rows)
-        yield (
-            "router",
-            self._gemm(self.own_tokens, part.d_model, part.num_experts, dtype=self.job.element),
-        )
+        scores = self._gemm(self.own_tokens, part.d_model, part.num_experts, dtype=self.job.element)
+        yield "router", self._trained("router", scores)
         if part.shared is not None:
-            passes = self._ffn(part.shared, self.tokens, self.layout.tp)
+            passes = self._ffn(part.shared, "shared_experts")
             yield "shared_experts", passes
             yield "tensor_comm", self._tensor_comm([passes])
+            yield from self._adapters("shared_experts", part.shared)
         yield "permute", self._permute(part, rows)
         yield "exchange", self._exchange(part, self.own_tokens)
 
@@ -282,7 +322,7 @@ class BlockPrices:
         """Return what runs beside the exchanges of experts in one chunk, too: shared experts."""
         if part.shared is None or not self.target.shared_beside or self.layout.tp > 1:
             return NO_TIME
-        return self._ffn(part.shared, self.tokens, self.layout.tp)
+        return self._ffn(part.shared, "shared_experts")
 
     def _rows(self, part: RoutedExperts) -> float:
         """Return the rows of the fullest rank, for which the others wait."""
@@ -294,9 +334,43 @@ class BlockPrices:
         layout, experts = self.layout, part.num_experts // self.layout.ep
         width = max(1, part.d_hidden // layout.etp)
         rows_of_expert, up = rows / experts, width * (part.num_gemms - 1)
-        return self._gemm(rows_of_expert, part.d_expert, up, num_experts=experts) + self._gemm(
+        both = self._gemm(rows_of_expert, part.d_expert, up, num_experts=experts) + self._gemm(
             rows_of_expert, width, part.d_expert, num_experts=experts
         )
+        if self.job.tuning.trains("experts"):
+            return both
+        return self._frozen_experts(part, rows, both)
+
+    def _frozen_experts(self, part: RoutedExperts, rows: float, both: Passes) -> Passes:
+        """Return the passes of experts whose weights are frozen, with their adapters.
+
+        Merged adapters have the gradient of the whole weight, and the passes of B·A.
+
+        Args:
+            both: with gradients of the weights.
+        """
+        tuning, layout = self.job.tuning, self.layout
+        experts, adapters = part.num_experts // layout.ep, tuning.adapter(part)
+        weights = experts * part.expert_parameters / layout.etp
+        passes = both.frozen
+        if tuning.base != "bfloat16":
+            passes += self._dequantized(weights, is_kept=True)
+        if adapters is None:
+            return passes
+        price = AdapterPrices(self.device, adapters.rank)
+        if self.target.merges_adapters:
+            return passes + Passes(grad_weight=both.grad_weight) + price.merged(weights)
+        num = experts if adapters.experts == "each" else 1
+        for matrix in adapted_matrices(part, fuses=True):
+            passes += price.of_matrix(matrix, rows, 1, num_experts=num)
+        if adapters.experts == "shared":  # whose gradients are summed in each pass
+            span = self.device.span(layout.ep, 1)
+            for matrix in adapted_matrices(part, fuses=True):
+                for width in (matrix.d_in, matrix.d_out):
+                    size = ELEMENT * adapters.rank * width
+                    summed = self.device.collective("all_reduce", span, size)
+                    passes += Passes(grad_weight=summed)
+        return passes
 
     def _expert_activation(self, part: RoutedExperts, rows: float) -> Passes:
         width = max(1, part.d_hidden // self.layout.etp)

@@ -160,10 +160,14 @@ class BlockTable(Tables):
         decoder, device = self.job.decoder, self.device
         tokens = layout.micro_batch * self.job.length / layout.cp
         vocab = -(-decoder.vocab_size // layout.tp)
-        embedding = 2 * device.memory_seconds(2 * ELEMENT * tokens * decoder.d_model, kernels=2)
+        tuning = self.job.tuning
+        passes = 1 + tuning.trains("embedding")
+        embedding = passes * device.memory_seconds(
+            2 * ELEMENT * tokens * decoder.d_model, kernels=2
+        )
         gemms = sum(
             device.gemm(product, rows=tokens, d_in=decoder.d_model, d_out=vocab)
-            for product in GEMM_FORMS
+            for product in GEMM_FORMS[: None if tuning.trains("head") else -1]
         )
         # Logits are read and written in float32 by the loss, forward and backward.
         loss = device.memory_seconds(4 * 2 * ELEMENT * tokens * vocab, kernels=6)
@@ -230,7 +234,7 @@ class BlockTable(Tables):
     @once(lambda layout: (layout.tp > 1, layout.ep, layout.recompute, layout.cuda_graphs))
     def _host_seconds(self, layout: FoldedLayout) -> tuple[float, ...]:
         return tuple(
-            self.device.host_seconds * host_seconds(kind, layout, self.target, self.job.dtype)
+            self.device.host_seconds * host_seconds(kind, layout, self.target, self.job)
             for kind in self._kinds
         )
 

@@ -30,12 +30,14 @@ from moetune.solve.model.activations import (
     WHOLE_BLOCKS,
     block_modules,
     exchange_bytes,
+    frozen_bytes,
     shard_of,
     state_bytes,
     workspace_bytes,
 )
-from moetune.solve.model.pipeline import DecoderStages, RankBlocks, counted
+from moetune.solve.model.pipeline import DecoderStages, Parameters, RankBlocks, counted
 from moetune.solve.model.schedule import most_live
+from moetune.solve.model.trained import TrainedParameters
 
 HOST_OPTIMIZER_BYTES = 18
 """Bytes that a host keeps for one parameter: master copy, two moments and the gradient in float32,
@@ -113,15 +115,16 @@ class _RankBytes(NamedTuple):
 
     Args:
         live: micro-batches in work, in the blocks' worth.
-        dense, experts: parameters of a device.
+        held: parameters of the model on a device.
+        trained: those with gradients, adapters among them.
         activations, workspace, logits: bytes.
         uneven: that natural routing adds to activations and workspace, where a job leaves room.
     """
 
     rank: int
     live: float
-    dense: float
-    experts: float
+    held: Parameters
+    trained: Parameters
     blocks: RankBlocks
     activations: float
     workspace: float
@@ -136,6 +139,12 @@ class MemoryModel(Tables):
     job: TrainingJob
     stages: DecoderStages
     target: Target = AS_MEGATRON
+
+    @property
+    @once(lambda: ())
+    def trained(self) -> TrainedParameters:
+        """Parameters that have gradients."""
+        return TrainedParameters(self.stages, self.job.tuning, self.target)
 
     @property
     def _optimizer(self) -> Optimizer:
@@ -179,14 +188,22 @@ class MemoryModel(Tables):
             on_host: the largest share of the optimizer that the host may keep.
         """
         whole = self.stages.whole
-        dense, experts = (count / layout.pp for count in self.stages.parameters(layout, whole))
-        states = self._states(layout, dense, experts, on_host)
+        held, trained = (
+            Parameters(*(count / layout.pp for count in counts))
+            for counts in (
+                self.stages.parameters(layout, whole), self.trained.of_rank(layout, whole)
+            )
+        )  # fmt: skip
+        states = self._states(layout, held, trained, on_host)
         return LIBRARY_BYTES + (1 + FRAGMENTATION) * sum(states)
 
     def states_of_blocks(self, layout: FoldedLayout, *, on_host: float) -> list[float]:
         """Return the bytes of the states of a block of each kind: least of them, as `least`."""
-        blocks = self.stages.parameters_of_blocks(layout)[: len(self.job.decoder.kinds)]
-        return [sum(self._states(layout, *block, on_host)) for block in blocks]
+        blocks = zip(
+            self.stages.parameters_of_blocks(layout), self.trained.of_blocks(layout), strict=True
+        )
+        states = [sum(self._states(layout, *block, on_host)) for block in blocks]
+        return states[: len(self.job.decoder.kinds)]
 
     def of_rank(self, layout: FoldedLayout, rank: int) -> RankMemory:
         """Return the memory of a pipeline rank."""
@@ -212,13 +229,15 @@ class MemoryModel(Tables):
         self, layout: FoldedLayout, rank: _RankBytes, on_host: float
     ) -> tuple[tuple[float, ...], float]:
         """Return the bytes of a rank's device by part, in the order of `_PARTS`, and its host's."""
-        dense, experts, workspace, logits = rank.dense, rank.experts, rank.workspace, rank.logits
-        updated = shard_of(layout, dense, experts) if layout.zero else dense + experts
+        workspace, logits, trained = rank.workspace, rank.logits, rank.trained
+        updated = shard_of(layout, *trained) if layout.zero else sum(trained)
         activations, host = rank.activations, 0.0
         if layout.offload_activations:
             host = layout.offloaded_share(self.job.decoder) * activations
             activations *= self.device_share(layout)
-        states = self._states(layout, dense, experts, on_host)
+        states = self._states(layout, rank.held, trained, on_host)
+        if self._optimizer.is_muon:
+            states = *states[:2], states[2] + self._of_muon(layout, rank.blocks)
         host += on_host * HOST_OPTIMIZER_BYTES * updated
         copied = (1 - on_host) * self._optimizer.step_bytes * updated
         step = max(0.0, copied - activations - workspace - logits)
@@ -229,18 +248,48 @@ class MemoryModel(Tables):
         return (*tensors, uneven, lost * sum(tensors), libraries), host
 
     def _states(
-        self, layout: FoldedLayout, dense: float, experts: float, on_host: float
+        self, layout: FoldedLayout, held: Parameters, trained: Parameters, on_host: float
     ) -> tuple[float, float, float]:
         """Return the bytes of parameters, gradients and states, 8-bit weights among the first.
 
         A weight has one copy for each pass, where they wait for the next micro-batch.
+
+        Args:
+            held: parameters of the model, without adapters.
+            trained: of these or of adapters, those that train.
         """
-        states = state_bytes(layout, self._optimizer, dense, experts, on_host=on_host)
+        states = state_bytes(layout, self._optimizer, *trained, on_host=on_host)
+        if not self.job.tuning.trains_all:
+            frozen = frozen_bytes(self.job, layout, self._optimizer, held, trained)
+            states = states[0] + frozen, *states[1:]
         if on_host and self.target.offloads_states:
             states = (1 - on_host) * states[0], (1 - on_host) * states[1], states[2]
         if self.job.dtype in HALF_PRECISION or not self.target.caches_narrow_weights:
             return states
-        return states[0] + 2 * GEMM_INPUT[self.job.dtype] * (dense + experts), *states[1:]
+        return states[0] + 2 * GEMM_INPUT[self.job.dtype] * sum(held), *states[1:]
+
+    def _of_muon(self, layout: FoldedLayout, rank: RankBlocks) -> float:
+        """Return the bytes of Muon's states beyond those of a matrix's share of all.
+
+        Adam's second moment of what is no matrix; and a replica has whole matrices.
+        """
+        optimizer, replicas = self._optimizer, layout.dp * layout.cp if layout.zero else 1
+        more = optimizer.adam_bytes * self.trained.of_adam(layout, rank) / replicas
+        if not layout.zero:
+            return more
+        dense, experts = self.trained.of_rank(layout, rank)
+        for count, is_expert, sharers in ((dense, False, replicas), (experts, True, layout.edp)):
+            largest = max(
+                (
+                    matrix.parameters
+                    for blocks, matrices in counted(rank, self.trained.orthogonal(layout))
+                    for matrix in matrices
+                    if blocks and matrix.is_expert == is_expert
+                ),
+                default=0,
+            )
+            more += optimizer.state_bytes * max(0.0, largest - count / sharers)
+        return more
 
     def _gathered(self, layout: FoldedLayout, rank: _RankBytes) -> float:
         """Return the bytes of what is sharded and yet whole for a while.
@@ -250,17 +299,26 @@ class MemoryModel(Tables):
         """
         if layout.zero < SHARDS_GRADIENTS:
             return 0.0
-        element = self._optimizer.gradient_bytes + ELEMENT * (layout.zero > SHARDS_GRADIENTS)
-        largest = self._largest_block(layout, rank.blocks)
-        return element * min(WHOLE_BLOCKS * largest, rank.dense + rank.experts)
+        gathered, summed = self._largest_blocks(layout, rank.blocks)
+        whole = self._optimizer.gradient_bytes * min(WHOLE_BLOCKS * summed, sum(rank.trained))
+        if layout.zero > SHARDS_GRADIENTS:
+            whole += ELEMENT * min(WHOLE_BLOCKS * gathered, sum(rank.held))
+        return whole
 
     @once(lambda layout, rank: (layout.tp, layout.ep * layout.etp, _shards(layout), rank))
-    def _largest_block(self, layout: FoldedLayout, rank: RankBlocks) -> float:
-        """Return the parameters on one device of the block that has most to shard."""
+    def _largest_blocks(self, layout: FoldedLayout, rank: RankBlocks) -> tuple[float, float]:
+        """Return the parameters on one device of the block that has most to shard.
+
+        Of those that are held, and of those that train.
+        """
         dense, experts = _shards(layout)
-        blocks = counted(rank, self.stages.parameters_of_blocks(layout))
-        sizes = (dense * block.dense + experts * block.experts for count, block in blocks if count)
-        return max(sizes, default=0.0)
+        every = self.stages.parameters_of_blocks(layout), self.trained.of_blocks(layout)
+        held, trained = (
+            max((dense * block.dense + experts * block.experts
+                 for count, block in counted(rank, blocks) if count), default=0.0)
+            for blocks in every
+        )  # fmt: skip
+        return held, trained
 
     @once(
         lambda layout: (
@@ -277,7 +335,6 @@ class MemoryModel(Tables):
     def _bytes_of_rank(
         self, layout: FoldedLayout, rank: RankBlocks, every_live: Sequence[float]
     ) -> _RankBytes:
-        dense, experts = self.stages.parameters(layout, rank)
         fullest = max(rank.ranks, key=every_live.__getitem__)
         live = every_live[fullest]
         activations, workspace = self.activations(layout, rank, live)
@@ -288,8 +345,8 @@ class MemoryModel(Tables):
         return _RankBytes(
             rank=fullest,
             live=live,
-            dense=dense,
-            experts=experts,
+            held=self.stages.parameters(layout, rank),
+            trained=self.trained.of_rank(layout, rank),
             blocks=rank,
             activations=activations,
             workspace=workspace,

@@ -9,7 +9,8 @@ from moetune.domain.architecture import Block, Mixer, Part
 from moetune.domain.attention import CompressedAttention, GroupedQueryAttention, LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.targets import Target
-from moetune.domain.training import HALF_PRECISION, FoldedLayout, TrainingDtype
+from moetune.domain.training import HALF_PRECISION, FoldedLayout, TrainingDtype, TrainingJob
+from moetune.domain.tuning import adapted_matrices
 
 ModuleName = Literal[
     "attention", "mla_up_proj", "core_attn", "norm", "mlp", "router", "experts", "moe_act",
@@ -40,6 +41,8 @@ _IDLE_SECONDS = 0.25e-3
 """Between the numbers of rows that the host waits for and the first kernel behind them, of both
 passes: Hy3-295B on GB300 with partial graphs of each block and with one of the whole iteration
 (yangwhale/gpu-tpu-pedia, hy3-12 and hy3-07)."""
+_KERNELS_PER_ADAPTER = 11
+"""Of both passes: two products, a factor and a sum; four products, a factor and two sums."""
 _AGAIN_SECONDS = 0.6e-3
 """Seconds to launch a recomputed module again: 0.3 to 1.5 ms in a block of Moonlight on H100
 (Megatron-Bridge, skills/nemo-mbridge-perf-activation-recompute)."""
@@ -116,6 +119,11 @@ class Passes(NamedTuple):
     def backward(self) -> float:
         """Both gradients."""
         return self.grad_input + self.grad_weight
+
+    @property
+    def frozen(self) -> "Passes":
+        """The passes without gradients of the weights."""
+        return Passes(self.forward, self.grad_input)
 
 
 NO_TIME = Passes()
@@ -197,11 +205,17 @@ class BlockSeconds(NamedTuple):
         return parts
 
 
-def host_seconds(block: Block, layout: FoldedLayout, target: Target, dtype: TrainingDtype) -> float:
+def host_seconds(block: Block, layout: FoldedLayout, target: Target, job: TrainingJob) -> float:
     """Return the host's time to launch both passes of a block."""
     if layout.cuda_graphs == "full":
         return 0.0
-    total = sum(_launches(part, layout, target, dtype) for part in block.parts)
+    total = sum(_launches(part, layout, target, job.dtype) for part in block.parts)
+    if job.tuning.adapters is not None:
+        matrices = (
+            matrix for part in block.parts if job.tuning.adapter(part)
+            for matrix in adapted_matrices(part, fuses=target.core is not None)
+        )  # fmt: skip
+        total += LAUNCH_SECONDS * _KERNELS_PER_ADAPTER * sum(1 for _ in matrices)
     if {"full", "selective"} & {*layout.recompute}:
         return target.launches * total * (1 + FORWARD_OF_BOTH)
     again = block.modules & {*layout.recompute}

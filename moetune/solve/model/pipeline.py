@@ -19,6 +19,7 @@ from moetune.domain.pipeline import (
     stages_of_sizes,
 )
 from moetune.domain.training import FoldedLayout
+from moetune.domain.tuning import TRAINS_ALL, Tuning
 from moetune.solve.model.passes import Passes
 from moetune.solve.model.schedule import KINDS, Pass, Timetable, timetable
 
@@ -72,7 +73,7 @@ class Parameters(NamedTuple):
     experts: float
 
 
-def _sizes(layout: FoldedLayout) -> tuple[int, int, int]:
+def sizes_of(layout: FoldedLayout) -> tuple[int, int, int]:
     """Return what a block's parameters depend on."""
     return layout.tp, layout.ep, layout.etp
 
@@ -102,7 +103,7 @@ class DecoderStages(Tables):
         """Return the blocks of the pipeline ranks; ranks with the same are one."""
         return _by_rank(self.cut(layout), layout)
 
-    @once(lambda layout, rank: (_sizes(layout), rank))
+    @once(lambda layout, rank: (sizes_of(layout), rank))
     def parameters(self, layout: FoldedLayout, rank: StageBlocks) -> Parameters:
         """Return a pipeline rank's parameters on one device."""
         decoder = self.decoder
@@ -115,11 +116,11 @@ class DecoderStages(Tables):
             dense += sum(prediction.projection for prediction in decoder.predictions) / layout.tp
         return Parameters(dense, experts)
 
-    @once(_sizes)
+    @once(sizes_of)
     def parameters_of_blocks(self, layout: FoldedLayout) -> tuple[Parameters, ...]:
         """Return the parameters of each kind of block, then of each of multi-token prediction."""
         tp, experts_cut = layout.tp, layout.ep * layout.etp
-        amounts = map(_amounts, self.decoder.kinds_and_predictions)
+        amounts = map(amounts_of, self.decoder.kinds_and_predictions)
         return tuple(
             Parameters(whole + shared / tp, experts / experts_cut)
             for whole, shared, experts in amounts
@@ -153,14 +154,19 @@ def counted(stage: StageBlocks, blocks: Sequence[_Of]) -> list[tuple[int, _Of]]:
 
 
 @cache
-def _amounts(block: Block) -> tuple[float, float, float]:
-    """Return a block's parameters: on every rank, cut over tensor ranks, and of the experts."""
-    amounts = block.parameters
-    routed = block.routed
+def amounts_of(block: Block, tuning: Tuning = TRAINS_ALL) -> tuple[float, float, float]:
+    """Return a block's parameters: on every rank, cut over tensor ranks, and of the experts.
+
+    Args:
+        tuning: those that train; by default all.
+    """
+    amounts, routed = tuning.trained(block.parameters), block.routed
     experts = 0 if routed is None else routed.num_experts * routed.expert_parameters
+    experts *= tuning.trains("experts")
     latent = sum(
         part.latent_parameters for part in block.parts if isinstance(part, LatentAttention)
     )
+    latent *= tuning.trains("attention")
     whole = amounts.router + amounts.norms + amounts.routed - experts + latent
     return whole, amounts.attention - latent + amounts.dense + amounts.shared, experts
 

@@ -347,7 +347,8 @@ class LayoutTable(Tables):
             least = (row.alone_bytes - most_bytes) / (row.alone_bytes - row.peak_bytes)
             share = next(share for share in OPTIMIZER_SHARES if share >= least - _ROUNDING)
         zero, stages = search.space.zeros(self.pins, layout.pp, layout.tp)[-1], search.prices.stages
-        mean = (count / layout.pp for count in stages.parameters(layout, stages.whole))
+        trained = search.prices.trained.of_rank(layout, stages.whole)
+        mean = (count / layout.pp for count in trained)
         return search.prices.optimizer_seconds(layout.changed(zero=zero), share, Parameters(*mean))
 
     @once(lambda layout: (layout.tp, layout.ep, layout.etp, layout.overlap))

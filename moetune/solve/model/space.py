@@ -156,7 +156,9 @@ class LayoutSpace:
         most = 3 if pp == 1 else max(self.target.zero_with_pp, self.target.zero[0])
         if tp > 1:
             most = min(most, self.target.zero_with_tp)
-        return [stage for stage in self.target.zero if 1 <= stage <= most] or self.target.zero[:1]
+        able = self.target.zeros(self.job.tuning)
+        least = 1 if 1 in able else 0
+        return [stage for stage in able if least <= stage <= most] or able[:1]
 
     def schedules(self, pins: LayoutRequest, pp: int) -> Iterator[tuple[int, Schedule | None]]:
         """Yield stages of a rank and schedules; those that a layout has anyway are None."""

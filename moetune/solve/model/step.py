@@ -12,6 +12,7 @@ from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.model.activations import ELEMENT, SHARDS_GRADIENTS, block_modules, shard_of
 from moetune.solve.model.blocks import BlockTable
 from moetune.solve.model.machine import DevicePrices
+from moetune.solve.model.muon import shared_seconds
 from moetune.solve.model.passes import (
     FORWARD_OF_BOTH,
     NO_ROOM,
@@ -31,6 +32,7 @@ from moetune.solve.model.pipeline import (
     least_seconds,
     play,
 )
+from moetune.solve.model.trained import TrainedParameters
 
 _ROUNDING = 1e-12
 _SLOWER = 1 + 1e-6
@@ -73,6 +75,12 @@ class UpdatePrices(Tables):
     target: Target
 
     @property
+    @once(lambda: ())
+    def trained(self) -> TrainedParameters:
+        """Parameters that have gradients."""
+        return TrainedParameters(self.stages, self.job.tuning, self.target)
+
+    @property
     def _optimizer(self) -> Optimizer:
         return self.target.optimizer(self.job.optimizer)
 
@@ -84,21 +92,25 @@ class UpdatePrices(Tables):
         reduced after each micro-batch. Sharded parameters are gathered before each pass, and
         before a backward pass on the links of its reduction.
         """
-        (held, blocks), num = self._most_parameters(layout), self.job.micro_batches(layout)
+        (held, trained, blocks), num = (
+            self._most_parameters(layout), self.job.micro_batches(layout)
+        )  # fmt: skip
         if not self.target.hides_gradients:
-            reduced, gathered = self._alone(layout, held)
+            reduced, gathered = self._alone(layout, held, trained)
             if layout.offload_optimizer and self.target.offloads_states:
                 return num * self._over_host(layout, held, blocks, reduced + 2 * gathered, room)
             shards_all = layout.zero > SHARDS_GRADIENTS
             return num * (reduced + 2 * gathered) if shards_all else reduced + gathered
         if layout.zero > SHARDS_GRADIENTS:
-            return num * self._block_by_block(layout, held, blocks, room)
-        reduced, gathered = self._alone(layout, held)
+            return num * self._block_by_block(layout, held, trained, blocks, room)
+        reduced, gathered = self._alone(layout, held, trained)
+        if self._optimizer.is_muon:  # which gathers behind its step
+            room = room._replace(forward=0.0)
         ahead, behind = max(0.0, gathered - room.forward), max(0.0, reduced - room.backward)
         return ahead + behind * (num if layout.zero == SHARDS_GRADIENTS else 1)
 
     def _block_by_block(
-        self, layout: FoldedLayout, held: Parameters, num: int, room: Room
+        self, layout: FoldedLayout, held: Parameters, trained: Parameters, num: int, room: Room
     ) -> float:
         """Return the exposed time of ZeRO stage 3 in one micro-batch, with one block fetched ahead.
 
@@ -109,15 +121,16 @@ class UpdatePrices(Tables):
         are copied out of a buffer, and gradients into it, on the stream that computes
         (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
         """
-        reduced, gathered = self._alone(layout, held)
+        reduced, gathered = self._alone(layout, held, trained)
         reduce, gather = reduced / num, gathered / num
         later = max(0.0, gather - room.forward / num)
         later += max(0.0, gather + reduce - room.backward / num)
         shown = 2 * gather + reduce + (num - 1) * later
         if not self.target.kernels.copies:
             return shown
-        copied = 2 * (ELEMENT + ELEMENT) + ELEMENT + self._optimizer.gradient_bytes
-        return shown + self.device.memory_seconds(copied * sum(held))
+        fetched = 2 * (ELEMENT + ELEMENT) * sum(held)
+        stored = (ELEMENT + self._optimizer.gradient_bytes) * sum(trained)
+        return shown + self.device.memory_seconds(fetched + stored)
 
     def shares_link(self, layout: FoldedLayout) -> bool:
         """Return whether ZeRO stage 3 gathers over the link that exchanges tokens."""
@@ -132,14 +145,22 @@ class UpdatePrices(Tables):
         # Computation may lose more beside gradients than these gain.
         return min(self.exposed_seconds(layout, room) for room in (WITHOUT_END, NO_ROOM))
 
-    def _alone(self, layout: FoldedLayout, held: Parameters) -> tuple[float, float]:
-        """Return the seconds to reduce gradients and to gather parameters, with no overlap."""
+    def _alone(
+        self, layout: FoldedLayout, held: Parameters, trained: Parameters
+    ) -> tuple[float, float]:
+        """Return the seconds to reduce gradients and to gather parameters, with no overlap.
+
+        Gathered are those that an optimizer's step changes, and under ZeRO stage 3 all.
+        """
         data = self.device.span(layout.dp * layout.cp, layout.tp)
         replicas = self.device.span(layout.edp, layout.ep * layout.etp)
         summed, reduced, gathered = self._optimizer.gradient_bytes, 0.0, 0.0
-        for count, span in zip(held, (data, replicas), strict=True):
+        changed = held if layout.zero > SHARDS_GRADIENTS else trained
+        for count, fetched, span in zip(trained, changed, (data, replicas), strict=True):
             reduced += self.device.collective("reduce_scatter", span, summed * count)
-            gathered += self.device.collective("all_gather", span, ELEMENT * count / span.size)
+            if self._optimizer.is_muon:  # whose gradients are reduced to all
+                reduced += self.device.collective("all_gather", span, summed * count / span.size)
+            gathered += self.device.collective("all_gather", span, ELEMENT * fetched / span.size)
         return reduced, gathered
 
     def _over_host(
@@ -162,25 +183,51 @@ class UpdatePrices(Tables):
         return waited + sum(ways) / num
 
     def optimizer_seconds(
-        self, layout: FoldedLayout, on_host: float, held: Parameters | None = None
+        self, layout: FoldedLayout, on_host: float, trained: Parameters | None = None
     ) -> float:
         """Return a rank's seconds of the optimizer; by default of the rank with most parameters."""
-        held = held or self._most_parameters(layout)[0]
-        count = shard_of(layout, *held) if layout.zero else sum(held)
-        device = self.device.memory_seconds((1 - on_host) * self._optimizer.moved_bytes * count)
+        orthogonal = 0.0
+        if trained is None:
+            trained = self._most_parameters(layout)[1]
+            orthogonal = self._newton_schulz(layout) if self._optimizer.is_muon else 0.0
+        count = shard_of(layout, *trained) if layout.zero else sum(trained)
+        device = orthogonal + self.device.memory_seconds(
+            (1 - on_host) * self._optimizer.moved_bytes * count
+        )
         return device + on_host * count * self.device.host_adam_seconds
+
+    @once(
+        lambda layout: (
+            layout.dp, layout.cp, layout.tp, layout.ep, layout.etp, layout.pp, layout.vpp,
+            layout.order, layout.stages, layout.zero,
+        )
+    )  # fmt: skip
+    def _newton_schulz(self, layout: FoldedLayout) -> float:
+        """Return a replica's seconds of Muon's iterations, on the rank that has most."""
+        sharers = (layout.dp * layout.cp, layout.edp) if layout.zero else (1, 1)
+        matrices = self.trained.orthogonal(layout)
+        return max(
+            shared_seconds(self.device, counted(rank, matrices), sharers)
+            for rank in self.stages.ranks(layout)
+        )
 
     @once(
         lambda layout: (
             layout.tp, layout.ep * layout.etp, layout.pp, layout.vpp, layout.order, layout.stages,
         )
     )  # fmt: skip
-    def _most_parameters(self, layout: FoldedLayout) -> tuple[Parameters, int]:
-        """Return the parameters of a device of the rank that has most, and its blocks."""
+    def _most_parameters(self, layout: FoldedLayout) -> tuple[Parameters, Parameters, int]:
+        """Return the parameters of a device of the rank that has most, and its blocks.
+
+        Those that are held, and those that train.
+        """
         ranks = (
-            (self.stages.parameters(layout, rank), max(1, sum(rank.counts)))
+            (
+                self.stages.parameters(layout, rank), self.trained.of_rank(layout, rank),
+                max(1, sum(rank.counts)),
+            )
             for rank in self.stages.ranks(layout)
-        )
+        )  # fmt: skip
         return max(ranks, key=lambda rank: sum(rank[0]))
 
 
@@ -356,9 +403,11 @@ class StepPrices(UpdatePrices):
     def _stage(
         self, stage: StageBlocks, blocks: tuple[BlockSeconds, ...], ends: tuple[float, float]
     ) -> Passes:
-        head = FORWARD_OF_BOTH * stage.heads(self.job.decoder) * ends[1]
+        has_weights = self.job.tuning.trains("head")
+        share = FORWARD_OF_BOTH if has_weights else 1 / 2
+        head = share * stage.heads(self.job.decoder) * ends[1]
         embedding = stage.has_embedding * ends[0]
-        forward, weight = head + FORWARD_OF_BOTH * embedding, head
+        forward, weight = head + FORWARD_OF_BOTH * embedding, head * has_weights
         grad_input = head + (1 - FORWARD_OF_BOTH) * embedding
         for count, block in counted(stage, blocks):
             forward += count * block.forward

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
+from moetune.domain.calibration import Calibration
 from moetune.domain.plan import Confidence
 from moetune.domain.targets import TargetName
 
@@ -42,6 +43,7 @@ def confidence_of(
     own_spread: float = OWN_SPREAD,
     ratios: tuple[float, float] = (1.0, 1.0),
     target: TargetName = "megatron",
+    calibration: Calibration | None = None,
 ) -> Confidence:
     """Return how sure it is that the first of these steps is the fastest, and its range.
 
@@ -54,8 +56,11 @@ def confidence_of(
         seconds: predicted, of the choice and of the layouts that it was compared with.
         ratios: ends of the step's range over its prediction for what the record has no error of;
             independent of that, so that logarithms add up in squares.
+        calibration: whose range is in place of the record's.
     """
-    low, high = public_ratios(target)
+    factor, (low, high) = 1.0, public_ratios(target)
+    if calibration is not None:
+        factor, low, high = calibration.factor, calibration.low_factor, calibration.high_factor
     first = NormalDist(math.log(seconds[0]), own_spread)
     others = [NormalDist(math.log(step), own_spread) for step in seconds[1:]]
     start = min(math.log(step) for step in seconds) - _WIDTH * own_spread
@@ -72,8 +77,8 @@ def confidence_of(
     return Confidence(
         probability_best=min(1.0, best),
         expected_regret=regret,
-        p05_step_seconds=seconds[0] / _both(1 / low, 1 / min(ratios[0], 1.0)),
-        p95_step_seconds=seconds[0] * _both(high, max(ratios[1], 1.0)),
+        p05_step_seconds=factor * seconds[0] / _both(factor / low, 1 / min(ratios[0], 1.0)),
+        p95_step_seconds=factor * seconds[0] * _both(high / factor, max(ratios[1], 1.0)),
     )
 
 

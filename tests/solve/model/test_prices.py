@@ -249,12 +249,7 @@ def test_a_profile_without_adam_is_refused() -> None:
 def test_scatters_of_tensor_ranks_run_beside_gradients_of_weights_in_megatron() -> None:
     layout, megatron = FoldedLayout(dp=16, tp=4), find_target("megatron")
     shown, hidden, pieces = (
-        BlockPrices(
-            job=job_of("mixtral-8x22b"),
-            layout=layout,
-            device=device(),
-            target=target,
-        )
+        BlockPrices(job=job_of("mixtral-8x22b"), layout=layout, device=device(), target=target)
         for target in (
             replace(megatron, scatters_beside_weights=False),
             megatron,

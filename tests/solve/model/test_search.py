@@ -11,11 +11,7 @@ from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.domain.errors import InputError, RefusedLayoutError
 from moetune.domain.pipeline import even_stages, read_stages
 from moetune.domain.targets import find_target
-from moetune.domain.training import (
-    FoldedLayout,
-    LayoutRequest,
-    TrainingJob,
-)
+from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
 from moetune.solve.model import best as best_module

@@ -12,11 +12,7 @@ from moetune.fit.costs import costs_of
 from moetune.solve.layer.degree import makespan
 from moetune.solve.layer.timeline import COMPUTE, Task, pipeline_tasks, simulate
 from moetune.solve.model.block import BlockPrices
-from moetune.solve.model.chunks import (
-    MOST_CHUNKS,
-    chunked_passes,
-    hidden_by_shared_experts,
-)
+from moetune.solve.model.chunks import MOST_CHUNKS, chunked_passes, hidden_by_shared_experts
 from moetune.solve.model.machine import DevicePrices
 from moetune.solve.model.step import StepPrices
 from tests.solve.model.test_chunks import DISTURBED, H100, H800, MOETUNE, prices_of

@@ -19,8 +19,7 @@ from moetune.solve.model.uncertainty import P05_RATIO, P95_RATIO, confidence_of
 
 
 @pytest.mark.parametrize(
-    "seconds",
-    [[1.0], [1.0, 1.02], [1.0, 1.1, 1.1, 1.3], [1.0, 3.0], [1.2, 1.0], [1.0] * 6],
+    "seconds", [[1.0], [1.0, 1.02], [1.0, 1.1, 1.1, 1.3], [1.0, 3.0], [1.2, 1.0], [1.0] * 6]
 )
 @pytest.mark.parametrize("spread", [0.03, 0.12, 0.4])
 def test_the_sure_choice_is_that_of_drawn_errors(seconds: list[float], spread: float) -> None:

@@ -1,0 +1,293 @@
+"""A run as it was observed, next to its prediction: step, memory, and parts as far as a log tells.
+
+What is observed is kept in the store, and calibrates predictions of the same machine and runtime.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from moetune.app.calibration import calibration_for
+from moetune.app.predicted_runs import PredictedRun
+from moetune.domain.calibration import Calibration
+from moetune.domain.errors import InputError
+from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, ObservedRun
+from moetune.domain.targets import TargetName, planned_target
+from moetune.domain.training_document import TrainingMemory
+from moetune.logs.formats import LABELS, LogFormat, MemoryScope
+from moetune.logs.kineto import COLLECTIVES, TracedStep, read_trace
+from moetune.logs.reading import LoggedRun, SteadySteps, check_sizes, read_log, steady_steps
+from moetune.solve.model.memory import ROUTING
+
+if TYPE_CHECKING:
+    from moetune.store import SqlStore
+
+_RUNTIMES: Mapping[LogFormat, frozenset[TargetName]] = MappingProxyType({
+    "megatron": frozenset({"megatron", "bridge", "moetune", "deepspeed"}),
+    "torchtitan": frozenset({"torchtitan", "moetune"}),
+    "deepspeed": frozenset({"deepspeed", "transformers", "moetune"}),
+    "transformers": frozenset({"transformers", "deepspeed", "moetune", "megatron", "bridge"}),
+})  # fmt: skip
+"""Runtimes that print lines of a format: Megatron's are those of Bridge and of forks of it, too."""
+_NOT_PASSES = ("gradients", "optimizer", "bubble and sends")
+
+
+class _Group(NamedTuple):
+    """A part of a step that logs have timers of.
+
+    Args:
+        timers: of several names each; of the first that are all there the seconds are the sum.
+        parts: predicted ones of the same; None for all of the passes.
+        is_inside: whether another part has it in itself.
+    """
+
+    timers: tuple[tuple[str, ...], ...]
+    parts: tuple[str, ...] | None = ()
+    is_inside: bool = False
+
+
+_GROUPS: Mapping[str, _Group] = MappingProxyType({
+    "forward and backward passes": _Group(
+        (("forward-compute", "backward-compute"), ("fwd", "bwd_inner"), ("fwd", "bwd"),
+         ("forward", "backward_inner"), ("forward", "backward")), None),
+    "gradients and parameters, exposed": _Group(
+        (("all-grads-sync", "params-all-gather"), ("all-grads-sync",), ("bwd_allreduce",),
+         ("backward_allreduce",), ("backward-params-all-reduce",)), ("gradients",)),
+    "optimizer": _Group((("optimizer",), ("step",)), ("optimizer",)),
+    "batches from the data loader": _Group((("batch-generator",),), is_inside=True),
+})  # fmt: skip
+REST, IDLE = "the rest of the step", "idle"
+_KINDS: Mapping[str, str] = MappingProxyType({
+    **dict.fromkeys(("attention", "mla_up_proj", "mlp", "experts", "shared_experts", "head"),
+                    "matrix products"),
+    "core_attn": "attention", "offload": "copies", "exchange": COLLECTIVES[0],
+    **dict.fromkeys(("tensor_comm", "context_comm", "gradients"), COLLECTIVES[1]),
+    "launches": IDLE,
+})  # fmt: skip
+"""Kinds of kernels of a trace, by the predicted part; what is computed again has all kinds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedPart:
+    """A part of a step, measured and predicted.
+
+    Args:
+        share: of the measured step by which it takes longer than predicted.
+    """
+
+    name: str
+    seconds: float
+    predicted_seconds: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """A run, observed.
+
+    Args:
+        steps: of its log or trace; None where the step was given.
+        log, trace: None where the run was observed otherwise.
+        scope: what the observed memory counts.
+        parts: the largest difference first.
+        number: of the run in the store; None where it is not kept.
+        calibration: of the next predictions of its model; None where it is not kept.
+    """
+
+    prediction: PredictedRun
+    run: ObservedRun
+    steps: SteadySteps | None = None
+    log: LoggedRun | None = None
+    trace: TracedStep | None = None
+    scope: MemoryScope = "device"
+    parts: tuple[ObservedPart, ...] = field(default=())
+    number: int | None = None
+    calibration: Calibration | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Measured over predicted seconds of a step."""
+        return self.run.seconds / self.prediction.step_seconds
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the store takes it: a profiler makes steps longer."""
+        return self.trace is None
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the measured step is inside the predicted range."""
+        low, high = self.prediction.range_seconds
+        return low <= self.run.seconds <= high
+
+
+def observe(
+    prediction: PredictedRun, *, step_seconds: float | None = None, log: Path | None = None,
+    trace: Path | None = None, memory_bytes: int | None = None,
+) -> Observed:  # fmt: skip
+    """Return a run next to its prediction; nothing is kept.
+
+    Args:
+        step_seconds: measured; None for those of the log or the trace.
+        memory_bytes: of a device, all of it (`nvidia-smi`); None for the log's.
+
+    Raises:
+        InputError: not exactly a step, a log or a trace is given; the time is no step's; the log
+            or the trace has no step, or the log is of another job.
+    """
+    if sum(given is not None for given in (step_seconds, log, trace)) != 1:
+        raise InputError(
+            "a run is observed by its step, its log or a trace",
+            "give --step 19.7s, --log FILE or --trace FILE",
+        )
+    if memory_bytes is not None and memory_bytes <= 0:
+        raise InputError(f"--memory {memory_bytes} B: no run takes that", field="memory")
+    if step_seconds is not None:
+        observed = _of_step(prediction, step_seconds)
+    elif log is not None:
+        observed = _of_log(prediction, log)
+    else:
+        assert trace is not None  # noqa: S101 - as counted
+        observed = _of_trace(prediction, trace)
+    return observed if memory_bytes is None else _with_memory(observed, memory_bytes, "device")
+
+
+def kept(store: "SqlStore", observed: Observed) -> Observed:
+    """Keep an observed run, and return it with the calibration that follows.
+
+    Raises:
+        StoreUnavailableError: the database is locked, full or unreachable.
+    """
+    number = store.add_observed_run(observed.run)
+    prediction = observed.prediction
+    stored = store.observed_runs(profile_fingerprint=prediction.profile_fingerprint)
+    target = planned_target(prediction.target, prediction.target_version)
+    calibration = calibration_for(
+        (row.value for row in stored), model=prediction.model, target=target
+    )
+    return replace(observed, number=number, calibration=calibration)
+
+
+def counted_bytes(memory: TrainingMemory, scope: MemoryScope) -> int:
+    """Return predicted bytes of what an observed peak counts.
+
+    The device has all but the room for uneven routing, which a run may or may not need; what the
+    allocator reserves lacks the libraries; tensors lack what their blocks leave free, too.
+    """
+    left_out = {"device": (), "reserved": ("libraries",),
+                "allocated": ("libraries", "fragmentation")}[scope]  # fmt: skip
+    return memory.peak_bytes - sum(memory.parts.get(name, 0) for name in (ROUTING, *left_out))
+
+
+def _of_step(prediction: PredictedRun, seconds: float) -> Observed:
+    if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:
+        raise InputError(f"--step {seconds:g} s: no step takes that", field="step")
+    steps = SteadySteps(
+        seconds=seconds, low_seconds=seconds, high_seconds=seconds, num_steps=0
+    )  # fmt: skip
+    return Observed(prediction=prediction, run=_run(prediction, steps, source="step"))
+
+
+def _of_log(prediction: PredictedRun, path: Path) -> Observed:
+    """Return a run by its log, with the memory that the log has.
+
+    Raises:
+        InputError: the log has no step, or is of another runtime or job.
+    """
+    log = read_log(path)
+    if prediction.target not in _RUNTIMES[log.format]:
+        raise InputError(
+            f"{path}, line {log.steps[0].line}: the log is {LABELS[log.format]}, and the "
+            f"prediction is for {prediction.target}",
+            "give the plan or the launch file that this run was started with",
+        )
+    check_sizes(log, prediction.sizes)
+    steps = steady_steps(
+        log, global_batch=prediction.global_batch, tokens_per_rank=prediction.tokens_per_rank
+    )
+    parts = _parts(prediction, log.timers, steps.seconds)
+    run = replace(
+        _run(prediction, steps, source=path.name), parts={part.name: part.seconds for part in parts}
+    )
+    observed = Observed(prediction=prediction, run=run, steps=steps, log=log, parts=parts)
+    if not log.memory:
+        return observed
+    scope: MemoryScope = "reserved" if "reserved" in log.memory else "allocated"
+    return _with_memory(observed, round(log.memory[scope]), scope)
+
+
+def _of_trace(prediction: PredictedRun, path: Path) -> Observed:
+    """Return a run by a trace of a rank, whose kernels are held against parts of the step."""
+    traced, answer = read_trace(path), prediction.answer
+    expected: dict[str, float] = dict.fromkeys((*traced.exposed, IDLE), 0.0)
+    for name, seconds in answer.predicted.parts.items():
+        if name == "recompute":
+            continue
+        waits = IDLE if answer.layout.pp == 1 else COLLECTIVES[0]  # its sends wait for their peer
+        kind = waits if name == "bubble and sends" else _KINDS.get(name, "other kernels")
+        expected[kind] += seconds
+    again = answer.predicted.parts.get("recompute", 0.0)
+    computed = ("matrix products", "attention", "other kernels")
+    whole = sum(expected[kind] for kind in computed)
+    for kind in computed if whole else ():
+        expected[kind] *= 1 + again / whole
+    seen = {str(kind): seconds for kind, seconds in traced.exposed.items()} | {IDLE: traced.idle}
+    parts = [_part(name, seen[name], expected[name], traced.seconds) for name in seen]
+    steps = SteadySteps(
+        seconds=traced.seconds, low_seconds=traced.seconds, high_seconds=traced.seconds,
+        num_steps=traced.num_steps,
+        notes=() if traced.is_marked else ("the trace marks no steps: it counts as a step",),
+    )  # fmt: skip
+    run = _run(prediction, steps, source=path.name)
+    return Observed(
+        prediction=prediction, run=replace(run, parts=seen), steps=steps, trace=traced,
+        parts=tuple(sorted(parts, key=lambda part: -abs(part.share))),
+    )  # fmt: skip
+
+
+def _with_memory(observed: Observed, size: int, scope: MemoryScope) -> Observed:
+    predicted = counted_bytes(observed.prediction.answer.memory, scope)
+    run = replace(observed.run, memory_bytes=size, predicted_bytes=predicted)
+    return replace(observed, run=run, scope=scope)
+
+
+def _run(prediction: PredictedRun, steps: SteadySteps, *, source: str) -> ObservedRun:
+    same = (
+        "plan_id", "model", "profile", "profile_fingerprint", "device", "target", "target_version",
+        "world_size", "global_batch", "seq", "dtype",
+    )  # fmt: skip
+    return ObservedRun(
+        **{name: getattr(prediction, name) for name in same}, layout=prediction.layout_words,
+        seconds=steps.seconds, low_seconds=steps.low_seconds, high_seconds=steps.high_seconds,
+        num_steps=steps.num_steps, predicted_seconds=prediction.uncalibrated_seconds,
+        source=source,
+    )  # fmt: skip
+
+
+def _parts(
+    prediction: PredictedRun, timers: Mapping[str, float], step: float
+) -> tuple[ObservedPart, ...]:
+    """Return the parts that timers tell, and the rest of the step; nothing without timers."""
+    predicted, parts = prediction.answer.predicted, list[ObservedPart]()
+    passes = tuple(name for name in predicted.parts if name not in _NOT_PASSES)
+    rest, predicted_rest = step, predicted.step_seconds
+    for name, group in _GROUPS.items():
+        names = next((some for some in group.timers if {*some} <= timers.keys()), None)
+        if names is None:
+            continue
+        seconds = sum(timers[timer] for timer in names)
+        wanted = passes if group.parts is None else group.parts
+        expected = sum(predicted.parts.get(part, 0.0) for part in wanted)
+        if not group.is_inside:
+            rest, predicted_rest = rest - seconds, predicted_rest - expected
+        parts.append(_part(name, seconds, expected, step))
+    if any(not _GROUPS[part.name].is_inside for part in parts):
+        parts.append(_part(REST, max(0.0, rest), max(0.0, predicted_rest), step))
+    return tuple(sorted(parts, key=lambda part: -abs(part.share)))
+
+
+def _part(name: str, seconds: float, predicted: float, step: float) -> ObservedPart:
+    share = (seconds - predicted) / step
+    return ObservedPart(name=name, seconds=seconds, predicted_seconds=predicted, share=share)

@@ -1,0 +1,203 @@
+"""What is predicted of a run: by the plan that it was started with, or by its launch file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moetune.app.check import Checked, check_file
+from moetune.app.planner import Planner
+from moetune.app.subjects import ModelSubject
+from moetune.app.subjects.values import is_same_step
+from moetune.app.training_plan import planned_job
+from moetune.domain.architecture import Decoder
+from moetune.domain.calibration import Calibration, factor_of
+from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.targets import TargetName
+from moetune.domain.training import FoldedLayout
+from moetune.domain.training_document import SCHEMA, TrainingAnswer, TrainingDocument
+from moetune.launches.files import LARGEST_BYTES, launch_text
+from moetune.launches.reading import Asked
+from moetune.solve.model.uncertainty import confidence_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedRun:
+    """A run's step and memory, as predicted.
+
+    Args:
+        source: the plan's or the launch's name.
+        plan_id: "" for a launch.
+        profile, profile_fingerprint: that it was predicted with.
+        device: of the profile's machine.
+        uncalibrated_seconds: of a step, by this version of moetune where it can price it.
+        range_seconds: between which nine of ten such steps lie.
+        sizes: of the job and the layout, as a log may name them.
+        is_current: whether plans that are made now are predicted with the same profile.
+        notes: what has to be known of the prediction.
+    """
+
+    source: str
+    plan_id: str = ""
+    model: str
+    profile: str
+    profile_fingerprint: str
+    device: str
+    target: TargetName
+    target_version: str
+    world_size: int
+    global_batch: int
+    seq: int
+    dtype: str
+    answer: TrainingAnswer
+    uncalibrated_seconds: float
+    range_seconds: tuple[float, float]
+    memory_limit_bytes: int
+    calibration: Calibration | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    is_current: bool = True
+    notes: tuple[str, ...] = ()
+
+    @property
+    def step_seconds(self) -> float:
+        """The predicted step."""
+        return self.answer.predicted.step_seconds
+
+    @property
+    def tokens_per_rank(self) -> float:
+        """Tokens of a step, divided by all ranks."""
+        return self.global_batch * self.seq / self.world_size
+
+    @property
+    def layout_words(self) -> str:
+        """The layout with what else is decided of it."""
+        layout = self.answer.layout
+        more = (
+            f"recompute {layout.recompute_words}", layout.dispatcher, f"overlap {layout.overlap}",
+            f"graphs {layout.cuda_graphs}", f"ZeRO-{layout.zero}",
+        )  # fmt: skip
+        return " · ".join((layout.words, *more))
+
+
+def predicted_run(planner: Planner, wanted: str, asked: Asked) -> PredictedRun:
+    """Return what is predicted of the run of a plan or of a launch file.
+
+    Args:
+        wanted: a plan's file, the beginning of its id, or a launch file.
+        asked: of a launch file; of a plan the `config.json` of its model alone.
+
+    Raises:
+        InputError: there is no such plan or file, it is the plan of a layer, or the launch has no
+            price.
+        ProfileError: the profile of a launch is missing, or lacks an operation.
+    """
+    path = Path(wanted).expanduser()
+    if _is_launch(path):
+        return _of_launch(planner, path, asked)
+    plan = planner.sources.plan(wanted).as_model()
+    of_launches = {
+        "--world-size": asked.world_size, "--target": asked.target, "--set": asked.values,
+        "words behind --": asked.extra,
+    }  # fmt: skip
+    for name, value in of_launches.items():
+        if value:
+            raise InputError(f"{name} is for launch files, and {wanted} is a plan", f"omit {name}")
+    return of_plan(planner, plan, model=asked.model)
+
+
+def of_plan(planner: Planner, plan: TrainingDocument, *, model: str | None = None) -> PredictedRun:
+    """Return what a plan predicts.
+
+    Args:
+        model: the `config.json` of a model without a name.
+    """
+    inputs, origin, notes = plan.inputs, plan.origin, []
+    seconds = plan.step_seconds / plan.factor
+    subject = planner.explain(plan, model=model)
+    is_current = subject.profile is not None
+    if not is_current:
+        notes.append(f"{subject.missing}: the run calibrates no plan that is made now")
+    elif isinstance(subject, ModelSubject):
+        try:
+            now = planner.run(inputs.profile, subject.seconds) / plan.factor
+        except MoetuneError as error:
+            notes.append(f"the plan cannot be priced again: {error.what}")
+        else:
+            if not is_same_step(now, seconds):
+                notes.append(
+                    "this version of moetune predicts another step, by which it calibrates"
+                )
+            seconds = now
+    try:
+        decoder: Decoder | None = planned_job(plan, given=model)[1].decoder
+    except MoetuneError:  # sizes of the model are then not compared
+        decoder = None
+    return PredictedRun(
+        source=f"plan {plan.id[:6]}", plan_id=plan.id, model=inputs.model, profile=inputs.profile,
+        profile_fingerprint=inputs.profile_fingerprint, device=origin.device if origin else "",
+        target=inputs.target, target_version=inputs.target_version, world_size=inputs.world_size,
+        global_batch=inputs.global_batch, seq=inputs.seq, dtype=inputs.dtype, answer=plan.best,
+        uncalibrated_seconds=seconds, range_seconds=plan.range_seconds,
+        memory_limit_bytes=inputs.memory_limit_bytes, calibration=plan.calibration,
+        sizes={
+            "world_size": inputs.world_size, "global_batch": inputs.global_batch,
+            "length": inputs.seq, **_sizes(plan.layout, decoder),
+        },
+        is_current=is_current, notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _of_launch(planner: Planner, path: Path, asked: Asked) -> PredictedRun:
+    text = launch_text(path)
+    machine = planner.sources.profile(None, for_models=True).profile
+    runs = planner.sources.observed_runs(machine)
+    _, checked = planner.run(machine.name, check_file, path, text, asked, machine, runs)
+    return of_check(checked)
+
+
+def of_check(checked: Checked) -> PredictedRun:
+    """Return what the check of a launch predicts.
+
+    Raises:
+        InputError: the launch has no price.
+    """
+    reading, answer = checked.reading, checked.answer
+    if answer is None:
+        stops = next(iter(checked.problems))
+        raise InputError(
+            f"{checked.file} has no prediction: {stops.what}",
+            "`moetune check` says more; give the file that the run was really started with",
+        )
+    job, target, calibration = reading.job, reading.target, checked.calibration
+    seconds = answer.predicted.step_seconds / factor_of(calibration)
+    sure = confidence_of([seconds], target=target.name, calibration=calibration)
+    sizes = {"world_size": job.world_size, "global_batch": job.global_batch, "length": job.length}
+    return PredictedRun(
+        source=checked.file, model=reading.decoder.name, profile=checked.profile.name,
+        profile_fingerprint=checked.profile.digest, device=checked.profile.machine.device,
+        target=target.name, target_version=target.number, world_size=job.world_size,
+        global_batch=job.global_batch, seq=job.length, dtype=job.dtype, answer=answer,
+        uncalibrated_seconds=seconds, range_seconds=(sure.p05_step_seconds, sure.p95_step_seconds),
+        memory_limit_bytes=checked.limit_bytes, calibration=calibration,
+        sizes=sizes | _sizes(reading.layout, reading.decoder),
+    )  # fmt: skip
+
+
+def _sizes(layout: FoldedLayout, decoder: Decoder | None) -> dict[str, int]:
+    """Return sizes that a log may have, too."""
+    sizes = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep}
+    if decoder is None:
+        return sizes
+    sizes["d_model"] = decoder.d_model
+    experts = {kind.num_experts for kind in decoder.routed_kinds if kind is not None}
+    if len(experts) == 1:
+        sizes["num_experts"] = experts.pop()
+    if not decoder.has_mamba:  # Megatron counts a hybrid's mixers and networks as layers
+        sizes["num_layers"] = decoder.num_layers
+    return sizes
+
+
+def _is_launch(path: Path) -> bool:
+    """Return whether a path is of a file that is no plan."""
+    if not path.is_file() or path.suffix != ".json":
+        return path.is_file()
+    return path.stat().st_size <= LARGEST_BYTES and SCHEMA not in launch_text(path)

@@ -1,0 +1,257 @@
+"""An observed run as sections: its step against the prediction, what differs, and what to try."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from moetune.app.observe import REST, Observed
+from moetune.app.views.model_words import calibration_words
+from moetune.app.views.words import speed_words
+from moetune.domain.document import encode
+from moetune.domain.records import ObservedRun, Stored
+from moetune.domain.units import format_bytes, format_seconds
+from moetune.logs.kineto import COLLECTIVES
+from moetune.report.section import (
+    Cell,
+    Highlight,
+    Section,
+    Table,
+    percent,
+    plural,
+    seconds_span,
+    sentence,
+)
+from moetune.solve.model.calibration import FARTHEST
+
+OBSERVE_SCHEMA = "moetune.observe/1"
+_TIMERS: Mapping[str, str] = MappingProxyType({
+    "megatron": "Megatron's --timing-log-level 2", "deepspeed": "wall_clock_breakdown",
+    "bridge": "logger.timing_log_level = 2",
+})  # fmt: skip
+"""What has a runtime print its timers."""
+_NEAR = 0.05
+"""Shares of a step by which parts may differ without a word on it."""
+_OTHER_FLOPS = 0.1
+"""Relative difference of two counts of FLOPs from which on it is said."""
+_SCOPES = {
+    "device": "all of the device", "reserved": "what the allocator reserved",
+    "allocated": "tensors alone",
+}  # fmt: skip
+_TRY: Mapping[str, str] = MappingProxyType({
+    "forward and backward passes": "fused kernels may be off (`moetune check` names their flags), "
+    "or the machine is not the profile's: `moetune profile` measures it",
+    "gradients and parameters, exposed": "their reduction may not be hidden (`moetune check` says "
+    "so), or the network is slower than the profile's",
+    "optimizer": "its states may be on the host, or not sharded: `moetune check` says what runs",
+    "batches from the data loader": "the loader holds the step up: give it more workers",
+    "matrix products": "formats, shapes or clocks are others than the profile's: `moetune profile` "
+    "measures this machine",
+    "attention": "its kernel is not the fastest there is, or sequences are longer",
+    "other kernels": "fused kernels may be off: `moetune check` names their flags",
+    COLLECTIVES[0]: "another dispatcher or overlap may hide them, or the network is slower",
+    COLLECTIVES[1]: "their overlap may be off: `moetune check` says so",
+    REST: "waits in the pipeline, on slow ranks or on the host: compare traces of ranks",
+})  # fmt: skip
+
+
+def observe_document(observed: Observed) -> dict[str, Any]:
+    """Return what `moetune observe --json` prints next to its sections."""
+    prediction, steps, log = observed.prediction, observed.steps, observed.log
+    low, high = prediction.range_seconds
+    return {
+        "schema": OBSERVE_SCHEMA,
+        "source": prediction.source,
+        "plan": prediction.plan_id,
+        "run": encode(observed.run),
+        "id": observed.number,
+        "predicted": {
+            "step_seconds": prediction.step_seconds, "low_seconds": low, "high_seconds": high,
+            "uncalibrated_seconds": prediction.uncalibrated_seconds,
+        },
+        "ratio": observed.ratio,
+        "inside": observed.is_inside,
+        "steps": None if steps is None else encode(steps),
+        "log": None if log is None else {
+            "file": log.file, "format": log.format, "first_line": log.first_line,
+            "num_runs": log.num_runs, "tflops_per_device": log.tflops,
+        },
+        "trace": encode(observed.trace),
+        "memory_scope": observed.scope,
+        "parts": encode(observed.parts),
+        "calibration": encode(observed.calibration),
+    }  # fmt: skip
+
+
+def observe_sections(observed: Observed) -> Iterator[Section]:
+    """Yield the sections, the answer first."""
+    yield _answer(observed)
+    if observed.parts:
+        yield Section(
+            name="parts", title="Where the difference is", paragraphs=tuple(_hidden(observed)),
+            tables=(_parts(observed),),
+        )  # fmt: skip
+    yield Section(
+        name="next", title="What follows", paragraphs=tuple(map(sentence, _next(observed)))
+    )
+
+
+def _answer(observed: Observed) -> Section:
+    prediction, run = observed.prediction, observed.run
+    batch = plural(prediction.global_batch, "sequence")
+    runtime = "@".join(filter(None, (prediction.target, prediction.target_version)))
+    low, high = map(format_seconds, prediction.range_seconds)
+    return Section(
+        name="answer", title=f"{prediction.model}, observed against {prediction.source}",
+        scope=f"{plural(prediction.world_size, 'GPU')} · {batch} of {prediction.seq:,} tokens · "
+        f"{prediction.dtype} · {runtime} · profile {prediction.profile}",
+        paragraphs=(*_step(observed), *_speed(observed), *_memory(observed), *_notes(observed)),
+        highlights=(
+            Highlight(
+                "Observed step", Cell.seconds(run.seconds), f"{observed.ratio:.2f} × predicted"
+            ),
+            Highlight("Predicted step", Cell.seconds(prediction.step_seconds), f"{low} to {high}"),
+        ),
+    )  # fmt: skip
+
+
+def _step(observed: Observed) -> Iterator[str]:
+    prediction, run, steps = observed.prediction, observed.run, observed.steps
+    took = format_seconds(run.seconds)
+    if observed.trace is not None:
+        took = f"{took}, the mean of {plural(observed.trace.num_steps, 'step')} of the trace"
+    elif steps is not None:
+        took = (
+            f"{seconds_span(run.seconds, run.low_seconds, run.high_seconds)}, the median of "
+            f"{plural(steps.num_steps, 'logged step')} behind {steps.num_left_out} that warm up"
+        )
+    span = seconds_span(prediction.step_seconds, *prediction.range_seconds)
+    place = "inside" if observed.is_inside else "outside of"
+    by = abs(observed.ratio - 1)
+    than = "longer" if observed.ratio > 1 else "shorter"
+    yield f"A step takes {took}. Predicted: {span}."
+    yield (
+        f"That is {observed.ratio:.2f} times the prediction, {percent(by)} {than}, and {place} its "
+        "range."
+    )
+
+
+def _speed(observed: Observed) -> Iterator[str]:
+    predicted = observed.prediction.answer.predicted
+    speed = predicted.throughput.over(observed.run.seconds, predicted.step_seconds)
+    if speed is None or not speed.flops_per_second:
+        return
+    words = f"{speed_words(speed)}; predicted {speed_words(predicted.throughput, '')}"
+    counted = observed.log.tflops if observed.log is not None else None
+    if counted and abs(counted * 1e12 / speed.flops_per_second - 1) > _OTHER_FLOPS:
+        words += (
+            f". The log says {counted:,.0f} TFLOP/s: it counts other operations, or runs another "
+            "model than predicted"
+        )
+    yield f"{words}."
+
+
+def _memory(observed: Observed) -> Iterator[str]:
+    run, limit = observed.run, format_bytes(observed.prediction.memory_limit_bytes)
+    if run.memory_bytes is None or not run.predicted_bytes:
+        return
+    ratio = run.memory_bytes / run.predicted_bytes
+    yield (
+        f"Memory of a device: {format_bytes(run.memory_bytes)}, predicted "
+        f"{format_bytes(run.predicted_bytes)} ({_SCOPES[observed.scope]}, of {limit}): "
+        f"{percent(ratio - 1, sign=True)}."
+    )
+
+
+def _notes(observed: Observed) -> Iterator[str]:
+    if observed.prediction.calibration is not None:
+        factor = observed.prediction.calibration.factor
+        yield f"The prediction is calibrated: {factor:.2f} times what it is without runs of yours."
+    yield from map(sentence, observed.prediction.notes)
+    log, steps = observed.log, observed.steps
+    yield from map(sentence, steps.notes if steps is not None else ())
+    if log is not None and log.num_runs > 1:
+        yield (
+            f"The log has {log.num_runs} runs: this is the last with a step, from line "
+            f"{log.first_line:,} on."
+        )
+
+
+def _hidden(observed: Observed) -> Iterator[str]:
+    """Yield how much of each kind of exchange computation hides."""
+    if (trace := observed.trace) is None:
+        return
+    for kind in COLLECTIVES:
+        if busy := trace.busy[kind]:
+            hidden = percent(1 - trace.exposed[kind] / busy, digits=0)
+            name = kind.removesuffix(", exposed")
+            yield f"Of {format_seconds(busy)} of {name} in a step, {hidden} are hidden."
+
+
+def _parts(observed: Observed) -> Table:
+    return Table.of(
+        "parts",
+        observed.parts,
+        {
+            "part": lambda part: part.name,
+            "observed": lambda part: Cell.seconds(part.seconds),
+            "predicted": lambda part: Cell.seconds(part.predicted_seconds),
+            "difference": lambda part: Cell.share(part.share, sign=True),
+        },
+        notes=(
+            "Differences are shares of the step; timers are of the slowest rank that has them.",
+        ),
+    )
+
+
+def _next(observed: Observed) -> Iterator[str]:
+    """Yield what to try, and what the run is good for."""
+    prediction = observed.prediction
+    largest = next((part for part in observed.parts if part.share > _NEAR), None)
+    if largest is not None:
+        yield f"Most of the difference: {largest.name}; {_TRY.get(largest.name, _TRY[REST])}"
+    elif observed.run.seconds > prediction.range_seconds[1]:
+        timers = _TIMERS.get(prediction.target, "a profiler's trace")
+        yield (
+            f"Where it is, {timers} tells; `moetune check` says what the launch really runs, "
+            "`moetune profile` measures this machine"
+        )
+    if observed.number is None:
+        yield f"The run is not kept{'' if observed.is_kept else ': a profiler makes steps longer'}"
+        return
+    yield f"Kept as r{observed.number}"
+    if not 1 / FARTHEST <= observed.run.ratio <= FARTHEST:
+        yield f"It is off by more than {FARTHEST:g} times, and calibrates nothing"
+    if observed.calibration is not None and prediction.is_current:
+        yield (
+            f"Plans with profile {prediction.profile} for {prediction.target} follow it from now "
+            f"on. {calibration_words(observed.calibration)}"
+        )
+
+
+def runs_section(runs: Sequence[Stored[ObservedRun]]) -> Section:
+    """Return the table of observed runs, measured against predicted."""
+    table = Table.of(
+        "runs",
+        runs,
+        {
+            "id": lambda row: Cell.words(f"r{row.id}"),
+            "time, UTC": lambda row: Cell.words(row.created_at[:16].replace("T", " ")),
+            "model": lambda row: row.value.model,
+            "GPUs": lambda row: Cell.count(row.value.world_size),
+            "profile": lambda row: row.value.profile,
+            "runtime": lambda row: "@".join(
+                filter(None, (row.value.target, row.value.target_version))
+            ),
+            "source": lambda row: row.value.source,
+            "predicted": lambda row: Cell.seconds(row.value.predicted_seconds),
+            "observed": lambda row: Cell.seconds(row.value.seconds),
+            "ratio": lambda row: Cell(text=f"{row.value.ratio:.2f}", value=row.value.ratio),
+        },
+        wide=("predicted", "source", "time, UTC", "profile"),
+    )  # fmt: skip
+    return Section(name="runs", title="Runs of whole models", tables=(table,))
+
+
+def run_documents(runs: Iterable[Stored[ObservedRun]]) -> list[dict[str, Any]]:
+    """Return runs as JSON has them."""
+    return [{"id": row.id, "created_at": row.created_at, **encode(row.value)} for row in runs]

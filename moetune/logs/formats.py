@@ -1,0 +1,278 @@
+"""Lines of each runtime's log, and what they say.
+
+Sources: megatron/training/training.py and megatron/core/timers.py (Megatron-Core 0.16 to 0.19),
+megatron/bridge/training/utils/train_utils.py (Megatron-Bridge), torchtitan/components/metrics.py,
+deepspeed/utils/timer.py and runtime/pipe/engine.py, transformers/trainer.py, tqdm/std.py, and
+swift/megatron/trainers (ms-swift).
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from types import MappingProxyType
+from typing import Literal
+
+from moetune.logs.lines import Line
+
+LogFormat = Literal["megatron", "torchtitan", "deepspeed", "transformers"]
+LABELS: Mapping[LogFormat, str] = MappingProxyType({
+    "megatron": "Megatron's", "torchtitan": "torchtitan's", "deepspeed": "DeepSpeed's",
+    "transformers": "transformers' Trainer's",
+})  # fmt: skip
+MemoryScope = Literal["allocated", "reserved", "device"]
+_NUMBER = r"[\"']?([-+]?(?:[\d,]*\.?\d+(?:[eE][-+]?\d+)?|nan|inf))"
+_GIB, _MIB, _GB = 2.0**30, 2.0**20, 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What a line says.
+
+    Args:
+        step: number of the step; None for a line that is of no step.
+        seconds: of a step.
+        tokens, samples: a second, of a device and of all devices.
+        tflops: a second and device, as the runtime counts them.
+        batch: sequences of a step.
+        memory: bytes by what they count.
+        timers: seconds by the runtime's name.
+        sizes: of the job, by the names of `JOB_SIZES`.
+        begins: whether a run begins with the line.
+        bar: states of a progress bar, of how many; 0 for another line.
+        is_mean: whether the time is the mean from the run's beginning on.
+    """
+
+    line: int
+    format: LogFormat
+    step: int | None = None
+    seconds: float | None = None
+    tokens: float | None = None
+    samples: float | None = None
+    tflops: float | None = None
+    batch: int | None = None
+    memory: Mapping[MemoryScope, float] = field(default_factory=dict)
+    timers: Mapping[str, float] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    begins: bool = False
+    bar: int = 0
+    is_mean: bool = False
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it has the time of a step."""
+        return any(value is not None for value in (self.seconds, self.tokens, self.samples))
+
+
+@cache
+def _behind(key: str) -> re.Pattern[str]:
+    return re.compile(key + r"\s*" + _NUMBER)
+
+
+def _of(text: str, key: str) -> float | None:
+    """Return the number behind a key, which is a regular expression."""
+    match = _behind(key).search(text)
+    return None if match is None else _number(match[1])
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def _count(text: str, key: str) -> int | None:
+    value = _of(text, key)
+    return int(value) if value is not None and value.is_integer() else None
+
+
+_ITERATION = re.compile(
+    r"iteration[ =]+(\d+).*?elapsed[ _]time[ _]per[ _]iteration[ _]?\(?(?:ms)?\)?\s*[:=]\s*"
+    rf"{_NUMBER}(?:.*?(?:throughput per GPU \(TFLOP/s/GPU\)|flops per GPU|TFLOPs):\s*{_NUMBER})?"
+)
+
+
+def _iteration(line: Line) -> Entry | None:
+    """Read "iteration 10/ 100 | … | elapsed time per iteration (ms): 1234.5 | …"."""
+    match = _ITERATION.search(line.text)
+    if match is None:
+        return None
+    batch = _count(line.text, "global batch size:")
+    return Entry(
+        line=line.number, format="megatron", step=int(match[1]), seconds=_number(match[2]) / 1e3,
+        tflops=_number(match[3]) if match[3] else None, batch=batch,
+    )  # fmt: skip
+
+
+def _bridge_step(line: Line) -> Entry | None:
+    """Read "Step Time : 12.3s GPU utilization: 400.1MODEL_TFLOP/s/GPU", which has no number."""
+    tflops = _of(line.text, "GPU utilization:")
+    return Entry(line=line.number, format="megatron", tflops=tflops or None)
+
+
+def _megatron_memory(line: Line) -> Entry | None:
+    """Read "memory (MB) | allocated: … | max reserved: …", and Bridge's with decimal gigabytes."""
+    memory: dict[MemoryScope, float] = {}
+    for scope in ("allocated", "reserved"):
+        for key, unit in ((f"max {scope}:", _MIB), (f"mem-max-{scope}-gigabytes:", _GB)):
+            value = _of(line.text, key)
+            if value is not None:
+                memory[scope] = value * unit
+    return Entry(line=line.number, format="megatron", memory=memory) if memory else None
+
+
+def _timer(line: Line) -> Entry | None:
+    """Read "    forward-compute ........: (12.3, 45.6)", least and most of the ranks, in ms."""
+    match = re.search(rf"(?<![\w/-])([\w/-]+) \.+: \(?(?:{_NUMBER}, )?{_NUMBER}\)?\s*$", line.text)
+    if match is None:
+        return None
+    return Entry(line=line.number, format="megatron", timers={match[1]: float(match[3]) / 1e3})
+
+
+def _timers(line: Line) -> Entry | None:
+    """Read "time (ms) | forward: 1.2 | backward: 3.4", of DeepSpeed and of older Megatron."""
+    pairs = re.findall(rf"\| ([\w -]+): {_NUMBER}", line.text)
+    timers = {name.replace(" ", "-"): float(value) / 1e3 for name, value in pairs}
+    is_deepspeed = "rank=" in line.text or "log_dist" in line.text
+    return Entry(
+        line=line.number, format="deepspeed" if is_deepspeed else "megatron", timers=timers
+    )
+
+
+_SIZES = MappingProxyType({
+    "world_size": "world_size", "global_batch_size": "global_batch", "seq_length": "length",
+    "num_layers": "num_layers", "hidden_size": "d_model", "num_experts": "num_experts",
+    "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp",
+    "context_parallel_size": "cp", "expert_model_parallel_size": "ep",
+    "train_batch_size": "global_batch",
+})  # fmt: skip
+
+
+def _argument(line: Line) -> Entry | None:
+    """Read "  hidden_size ............... 2048", of Megatron's and of DeepSpeed's settings."""
+    match = re.search(r"\b(\w+) \.{3,} (\d+)\s*$", line.text)
+    if match is None or match[1] not in _SIZES:
+        return None
+    is_deepspeed = "config.py" in line.text
+    return Entry(
+        line=line.number, format="deepspeed" if is_deepspeed else "megatron",
+        sizes={_SIZES[match[1]]: int(match[2])},
+    )  # fmt: skip
+
+
+_TITAN = re.compile(
+    rf"\bstep:\s*(\d+).*?(?:memory:\s*{_NUMBER}GiB.*?)?\btps:\s*{_NUMBER}"
+    rf"(?:\s*tflops:\s*{_NUMBER})?"
+)
+
+
+def _titan_step(line: Line) -> Entry | None:
+    """Read "step: 10 loss: … memory: 20.85GiB(21.94%) tps: 3,012 tflops: 123.4 mfu: 12.5%"."""
+    match = _TITAN.search(line.text)
+    if match is None:
+        return None
+    memory: dict[MemoryScope, float] = {"reserved": _number(match[2]) * _GIB} if match[2] else {}
+    return Entry(
+        line=line.number, format="torchtitan", step=int(match[1]), tokens=_number(match[3]),
+        tflops=_number(match[4]) if match[4] else None, memory=memory,
+    )  # fmt: skip
+
+
+def _titan_begins(line: Line) -> Entry:
+    """Read "Training starts at step 1, with local batch size 8, global batch size 64, …"."""
+    given = {"global_batch": "global batch size", "length": "sequence length"}
+    sizes = {name: _count(line.text, key) for name, key in given.items()}
+    known = {name: size for name, size in sizes.items() if size is not None}
+    return Entry(line=line.number, format="torchtitan", begins=True, sizes=known)
+
+
+def _deepspeed_step(line: Line) -> Entry | None:
+    """Read "…/global_step=34, RunningAvgSamplesPerSec=7.8, CurrSamplesPerSec=8.0, Mem…=63.3GB"."""
+    match = re.search(r"(?:global_step=|\d+/)(\d+),", line.text)
+    samples = _of(line.text, r"\bCurrSamplesPerSec=") or _of(line.text, r"\bSamplesPerSec=")
+    if match is None or samples is None:
+        return None
+    most = _of(line.text, "MaxMemAllocated=")
+    return Entry(
+        line=line.number, format="deepspeed", step=int(match[1]), samples=samples,
+        memory={} if most is None else {"allocated": most * _GIB},
+    )  # fmt: skip
+
+
+def _pipe_step(line: Line) -> Entry | None:
+    """Read "steps: 10 loss: 0.7 iter time (s): 1.234 samples/sec: 8.1"."""
+    step, seconds = _count(line.text, r"\bsteps:"), _of(line.text, r"iter time \(s\):")
+    if step is None or seconds is None:
+        return None
+    return Entry(line=line.number, format="deepspeed", step=step, seconds=seconds)
+
+
+def _bar(line: Line) -> Entry | None:
+    """Read " 4%|▍   | 13/345 [00:07<05:03,  1.23s/it]", where nothing says what the bar is of."""
+    match = re.search(
+        rf"(?:^|\W)\d+%\|[^|]*\| *(\d+)/(\d+) \[[^,\]]*, *{_NUMBER}(s/it|it/s)", line.text
+    )
+    if match is None or re.search(r"[A-Za-z] *: *\d+%\|", line.text):
+        return None
+    number = float(match[3])
+    seconds = number if match[4] == "s/it" else (1 / number if number else None)
+    return Entry(
+        line=line.number, format="transformers", step=int(match[1]), seconds=seconds,
+        bar=int(match[2]),
+    )  # fmt: skip
+
+
+def _summary(line: Line) -> Entry | None:
+    """Read "{'train_runtime': 123.4, …, 'train_steps_per_second': 0.08, …}"."""
+    rate = _of(line.text, r"train_steps_per_second['\"]:")
+    if not rate:
+        return None
+    return Entry(line=line.number, format="transformers", seconds=1 / rate, is_mean=True)
+
+
+def _swift(line: Line) -> Entry | None:
+    """Read ms-swift's "{'loss': …, 'memory(GiB)': 70.2, 'train_speed(s/it)': 12.3}"."""
+    seconds = _of(line.text, r"train_speed\(s/it\)['\"]:")
+    step = _count(line.text, r"(?:iteration|global_step/max_steps)['\"]:")
+    if seconds is None:
+        return None
+    reserved = _of(line.text, r"memory\(GiB\)['\"]:")
+    return Entry(
+        line=line.number, format="transformers", step=step, seconds=seconds, is_mean=True,
+        memory={} if reserved is None else {"reserved": reserved * _GIB},
+    )  # fmt: skip
+
+
+def _begins(line: Line, *, of: LogFormat) -> Entry:
+    return Entry(line=line.number, format=of, begins=True)
+
+
+def _size(line: Line, *, key: str, name: str, of: LogFormat) -> Entry:
+    size = _count(line.text, key)
+    return Entry(line=line.number, format=of, sizes={} if size is None else {name: size})
+
+
+READERS: Mapping[bytes, Callable[[Line], Entry | None]] = MappingProxyType({
+    b"elapsed time per iteration": _iteration, b"elapsed_time_per_iteration": _iteration,
+    b"Step Time": _bridge_step, b"max reserved:": _megatron_memory,
+    b"mem-max-": _megatron_memory, b"..: ": _timer, b"time (ms) |": _timers,
+    b" ....": _argument, b"- arguments -": partial(_begins, of="megatron"),
+    b"using world size:": partial(
+        _size, key="using world size:", name="world_size", of="megatron"),
+    b"tps: ": _titan_step, b"Training starts at step": _titan_begins,
+    b"SamplesPerSec=": _deepspeed_step, b"iter time (s):": _pipe_step,
+    b"/it": _bar, b"it/s": _bar, b"train_steps_per_second": _summary,
+    b"train_speed(s/it)": _swift, b"Total train batch size": partial(
+        _size, key="Total train batch size[^=]*=", name="global_batch", of="transformers"),
+    b"***** Running training *****": partial(_begins, of="transformers"),
+})  # fmt: skip
+"""What reads a line, by the mark that it has; a line is of the first whose reader knows it."""
+
+
+_BY_MARK = tuple((mark.decode(), read) for mark, read in READERS.items())
+
+
+def entry_of(line: Line) -> Entry | None:
+    """Return what a line says; None where it only looks as if it said something."""
+    for mark, read in _BY_MARK:
+        if mark in line.text and (entry := read(line)) is not None:
+            return entry
+    return None

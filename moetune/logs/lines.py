@@ -1,0 +1,80 @@
+"""Lines of a log that have a mark, as a stream: a few MiB are in memory, whatever its size."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO, NamedTuple
+
+_BLOCK_BYTES = 2**20
+_LONGEST_BYTES, _READ_BYTES = 2**16, 2**13
+"""Of a line without an end, before it is cut, and of a line that is read."""
+_WHOLE_BYTES, _MOST_LINES = 16 * 2**20, 1000
+"""Behind so many bytes of a log so many lines of a mark and block are read: the steps of a log of
+nothing else would take longer to read than a median needs."""
+_MOST_STATES = 1000
+"""Of a progress bar in a block: those between them are like their neighbours."""
+_COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+class Line(NamedTuple):
+    """A line with its number, from 1 on. A progress bar's states are lines of the same number."""
+
+    number: int
+    text: str
+
+
+def marked_lines(file: BinaryIO, marks: Sequence[bytes]) -> Iterator[Line]:
+    """Yield lines that have any of the marks, without colours; other bytes are not decoded.
+
+    Args:
+        file: open to read bytes, which need not be valid UTF-8.
+    """
+    number, rest, is_whole, size = 1, b"", True, 0
+    while block := file.read(_BLOCK_BYTES):
+        block = rest + block
+        end = block.rfind(b"\n") + 1 or block.rfind(b"\r") + 1
+        if not end and len(block) > _LONGEST_BYTES:
+            end = len(block)
+        yield from _of_block(block[:end], marks, number, is_whole=is_whole)
+        size += end
+        is_whole = size < _WHOLE_BYTES
+        number += block.count(b"\n", 0, end)
+        rest = block[end:]
+    yield from _of_block(rest, marks, number, is_whole=is_whole)
+
+
+def _of_block(
+    block: bytes, marks: Sequence[bytes], number: int, *, is_whole: bool
+) -> Iterator[Line]:
+    """Yield the marked lines of a block, which begins with the line of that number.
+
+    Marks are searched in the whole block: Python looks at no line that has none.
+
+    Args:
+        is_whole: whether all of them are wanted, however many.
+    """
+    spans: dict[int, int] = {}
+    for mark in marks:
+        lines, place = [], block.find(mark)
+        while place >= 0:
+            begin, end = block.rfind(b"\n", 0, place) + 1, block.find(b"\n", place)
+            end = len(block) if end < 0 else end
+            lines.append((begin, end))
+            place = block.find(mark, end)
+        spans.update(lines[:: 1 if is_whole else max(1, len(lines) // _MOST_LINES)])
+    last = 0
+    for begin, end in sorted(spans.items()):
+        number += block.count(b"\n", last, begin)
+        last = begin
+        line = block[begin:end].rstrip(b"\r")
+        if b"\r" not in line:
+            yield Line(number, _text(line))
+            continue
+        states = line.split(b"\r")
+        for state in states[:: max(1, len(states) // _MOST_STATES)]:
+            if any(mark in state for mark in marks):
+                yield Line(number, _text(state))
+
+
+def _text(line: bytes) -> str:
+    text = line[:_READ_BYTES].decode("utf-8", errors="replace")
+    return _COLORS.sub("", text) if "\x1b" in text else text
