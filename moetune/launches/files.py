@@ -52,6 +52,7 @@ _MODE, _POLICY = "activation_checkpoint.mode", "activation_checkpoint"
 """What torchtitan checkpoints: a word of a TOML, and in programs a class that they import."""
 _POLICIES = "torchtitan.distributed.activation_checkpoint"
 _IMPORTS = re.compile(r"(?m)^from torchtitan\b")
+_DISTRIBUTED = "use_distributed_optimizer"
 _VIRTUAL = "virtual_pipeline_model_parallel_size"
 _OF_ARGUMENTS = "num_virtual_stages_per_pipeline_rank"
 LARGEST_BYTES = 2**20
@@ -219,6 +220,9 @@ class KeyedFile:
         """Return the keys that another layout has otherwise."""
         if self.dialect is None:
             changes = megatron_changes(self.reading, layout, facts)
+            if self.reading.job.optimizer == "muon" and _DISTRIBUTED in changes:
+                is_shared = changes.pop(_DISTRIBUTED)
+                changes["optimizer"] = "dist_muon" if is_shared else "muon"
             virtual = changes.pop(_OF_ARGUMENTS, None)  # which a configuration does not have
             usual = {key: default for setting in SETTINGS for key, default in setting.keys.items()}
             said = {key: usual.get(key) if value is None else value

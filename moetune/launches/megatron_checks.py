@@ -195,6 +195,7 @@ _CHECKS = (
     Check("costs", "use_distributed_optimizer", "parameters are gathered with nothing beside it",
           _ARGUMENTS, "--overlap-param-gather",
           lambda context: context.reading.layout.zero > 0 and context.reading.layout.dp > 1
+          and context.reading.job.optimizer != "muon"  # which gathers behind its own step
           and not context.has("overlap_param_gather")),
     Check("note", "expert_model_parallel_size num_moe_experts",
           "each expert is cut over the tensor ranks: without --expert-tensor-parallel-size it is "
