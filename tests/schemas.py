@@ -146,7 +146,7 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
                 "word": str, "error": str, "hint": str, "layout": FoldedLayout, "dtype": str,
                 "step_seconds": Spread, "tokens_per_second": float, "mfu": float | None,
                 "peak_bytes": int, "run": TrainingRun, "price_per_gpu_hour": float | None,
-                "better": object,
+                "better": object, "calibration": Calibration | None,
             },
         )),
         **_SECTIONS,

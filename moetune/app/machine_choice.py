@@ -133,7 +133,10 @@ def compare_machines(
             "name a machine and a number of GPUs, and fewer than that of each combined",
         )
     machines = {name: planner.sources.profile(name, for_models=True).profile for name in profiles}
-    runs = {name: planner.sources.observed_runs(profile) for name, profile in machines.items()}
+    runs = {
+        name: () if question.uncalibrated else planner.sources.observed_runs(profile)
+        for name, profile in machines.items()
+    }
     questions = [
         (
             machines[name],

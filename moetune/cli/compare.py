@@ -28,7 +28,7 @@ def _list(text: str) -> list[str]:
     option("--target", "Runtimes, as of `moetune plan`.", form="TARGET,…", default="megatron"),
     option("--price", "Of a GPU-hour: 2.5, or h100-x8=2.5,b200-x8=3.2.", form="PRICE"),
     *fields("global_batch", "seq", "dtype", "optimizer", "train_tokens", "utilization",
-            defaults=_DEFAULTS),
+            "uncalibrated", defaults=_DEFAULTS),
     option("--output", "Also draw it: a page (.html), or time against cost alone (.svg).", Path),
 )  # fmt: skip
 def compare(

@@ -57,6 +57,20 @@ def test_each_choice_is_its_plan_and_the_dominated_are_beaten_in_both(cli: Cli) 
     assert "<svg" in page
 
 
+def test_steps_that_observed_runs_calibrate_are_named(cli: Cli) -> None:
+    where = ("--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--world-size", "16")
+    cli("plan", *where, *ASKED[:4], "--target", "megatron", "--output", "plan.json")
+    cli("observe", "plan.json", "--step", "12s")
+    both = {"profiles": "h100-x8,b200-x8", "sizes": "16"}
+    said = compare(cli, **both)
+    assert "Calibrated by observed runs: h100-x8 for megatron by" in " ".join(said.out.split())
+    plain = compare(cli, "--uncalibrated", "--json", **both).document["choices"]
+    assert [row["calibration"] for row in plain] == [None, None]
+    drawn = compare(cli, "--json", **both).document["choices"]
+    assert drawn[0]["step_seconds"]["predicted"] > plain[0]["step_seconds"]["predicted"]
+    assert drawn[1]["step_seconds"] == plain[1]["step_seconds"]
+
+
 def test_the_figure_is_a_drawing_of_its_own(cli: Cli) -> None:
     assert compare(cli, "--output", "all.svg", profiles="h100-x8", sizes="16,32").code == 0
     text = Path("all.svg").read_text()

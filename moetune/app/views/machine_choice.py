@@ -54,6 +54,7 @@ def _values(choice: Choice, compared: Comparison) -> dict[str, Any]:
         "step_seconds": encode(step_spread(plan.step_seconds, plan.confidence)),
         "tokens_per_second": plan.tokens_per_second, "mfu": plan.throughput.mfu,
         "peak_bytes": plan.memory.peak_bytes, "run": encode(plan.run),
+        "calibration": encode(plan.calibration),
         "price_per_gpu_hour": plan.inputs.budget and plan.inputs.budget.price_per_gpu_hour,
         "better": better and {
             "profile": better.profile, "world_size": better.world_size, "target": better.target,
@@ -105,11 +106,27 @@ def _numbers(compared: Comparison) -> Iterator[str]:
     targets = {find_target(choice.target).name for choice in compared.solved}
     for target in sorted(targets):
         yield _error_words(target)
+    yield from _calibrated(compared)
     share = compared.budget.utilization
     busy = "all the time" if share == 1 else f"in {percent(share, digits=0)} of the time"
     yield f"Steps run {busy}." + (
         "" if compared.has_prices else " Without --price it is by GPU-hours."
     )
+
+
+def _calibrated(compared: Comparison) -> Iterator[str]:
+    """Yield which steps are calibrated, since others are not."""
+    factors = {
+        f"{choice.profile} for {choice.target}": choice.plan.calibration.factor
+        for choice in compared.solved
+        if choice.plan is not None and choice.plan.calibration is not None
+    }
+    if factors:
+        words = ", ".join(f"{name} by {factor:.2f}" for name, factor in factors.items())
+        yield (
+            f"Calibrated by observed runs: {words}. All else is as predicted; --uncalibrated "
+            "compares all as predicted."
+        )
 
 
 def _error_words(target: TargetName) -> str:
