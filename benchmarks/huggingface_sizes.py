@@ -76,9 +76,7 @@ FAMILIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("axk1", {"num_hidden_layers": 4}),
     ("mistral4", {"num_hidden_layers": 4}),
     ("deepseek_v32", {"num_hidden_layers": 4}),
-    ("glm_moe_dsa", {
-        "num_hidden_layers": 4, "indexer_types": ["full", "full", "shared", "full"],
-    }),
+    ("glm_moe_dsa", {"num_hidden_layers": 4, "indexer_types": ["full", "full", "shared", "full"]}),
     ("qwen3_vl_text", {"num_hidden_layers": 4}),
     ("qwen3_5_text", {"num_hidden_layers": 8}),
     ("deepseek_v4", {"num_hidden_layers": 6}),

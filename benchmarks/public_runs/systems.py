@@ -85,9 +85,7 @@ _SYSTEMS: Mapping[str, System] = {
     "Primus": System(target="megatron", memory_scope="device"),
     "Skywork-Megatron": System(target="megatron", etp_is_tp=True),
     "torchtitan": _TITAN,
-    "Transformers": System(
-        target="transformers", zero=3, recompute=("full",), is_natural=True,
-    ),
+    "Transformers": System(target="transformers", zero=3, recompute=("full",), is_natural=True),
 }  # fmt: skip
 """By the first words of the framework."""
 _GIB = 2**30
