@@ -36,6 +36,18 @@ _NATURAL = ("--routing", "natural")
 _MIX = ("--model", "mixtral-8x7b", "--world-size", "32", *_STEP)
 _SMALL_QWEN = ("--model", "qwen3-30b-a3b", "--world-size", "32", *_STEP)
 _PINNED = {
+    "ring": (
+        *_MIX, "--profile", "h100-x8", "--target", "megatron", "--cp", "16", "--pp", "2", "--ep",
+        "8", "--micro-batch", "1", "--recompute", "moe_act",
+    ),
+    "narrow": (
+        *_SMALL_QWEN, "--profile", "b200-x8", "--target", "bridge", "--dtype", "mxfp8", "--tp",
+        "4", "--pp", "1", "--ep", "8", "--micro-batch", "1",
+    ),
+    "split": (
+        *_MIX, "--profile", "h200-x8", "--target", "moetune", "--pp", "4", "--ep", "4",
+        "--micro-batch", "1", "--schedule", "zero_bubble",
+    ),
     "graphs": (
         *_MIX, "--profile", "h100-x8", "--target", "megatron", "--tp", "2", "--pp", "2", "--vpp",
         "2", "--ep", "8", "--zero", "1", "--micro-batch", "1", "--recompute", "none",
