@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from moetune.adapters.layers import register_expert_parallel
     from moetune.adapters.model import adapt
+    from moetune.app.launch_view import check
     from moetune.app.notebook import load_plan, memory, plan
     from moetune.app.parallelize import parallelize
     from moetune.app.planbook import open_planbook
@@ -75,6 +76,7 @@ __all__ = [
     "StoreUnavailableError",
     "TensorExpertLayer",
     "adapt",
+    "check",
     "clip_grad_norm_",
     "load_plan",
     "memory",
@@ -98,6 +100,7 @@ _HOMES = {
     "Profile": "moetune.domain.profile",
     "TensorExpertLayer": "moetune.runtime.moe.layer",
     "adapt": "moetune.adapters.model",
+    "check": "moetune.app.launch_view",
     "clip_grad_norm_": "moetune.runtime.parallel.optimizer",
     "load_plan": "moetune.app.notebook",
     "memory": "moetune.app.notebook",
@@ -117,7 +120,9 @@ _ERRORS = "moetune.domain.errors"
 def __getattr__(name: str) -> object:
     """Import a public name (PEP 562)."""
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}; docs/withdrawn.md names what is gone"
+        )
     from moetune.domain.errors import needed_by
 
     with needed_by(f"moetune.{name}"):

@@ -21,6 +21,7 @@ from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.app.notebook import PlanView
 from moetune.domain.question import Question
 from tests.cli.running import XL, Cli
+from tests.golden.screens import SCRIPT
 
 LAYER: dict[str, Any] = {"model": "gpt-xl", "profile": "rtx2080ti-x64", "dtype": "float16"}
 SIZES: dict[str, Any] = {
@@ -133,6 +134,23 @@ def test_memory_is_that_of_the_command_line(cli: Cli) -> None:
         moetune.memory("olmoe", tensor=2)
     with pytest.raises(moetune.InputError, match="single layer"):
         moetune.memory("gpt-xl")
+
+
+def test_a_launch_is_checked_as_on_the_command_line(cli: Cli) -> None:
+    script = str(SCRIPT)
+    found = moetune.check(script, "--seq-length", "8192", profile="h100-x8", values={"TP": "1"})
+    flags = (script, "--profile", "h100-x8", "--set", "TP=1", "--", "--seq-length", "8192")
+    answer = cli("check", *flags[:-3], "--json", *flags[-3:])
+    assert found.to_dict() == {
+        key: value for key, value in answer.document.items() if key != "sections"
+    }
+    assert found.to_dict()["inputs"]["seq"] == 8192
+    assert not found.starts
+    assert f"{found}\n" == cli("check", *flags).out
+    with pytest.raises(moetune.ProfileError, match="nosuch"):
+        moetune.check(script, profile="nosuch")
+    with pytest.raises(AttributeError, match=r"withdrawn\.md"):
+        _ = moetune.Checkpoints
 
 
 def test_an_id_finds_what_was_saved(cli: Cli, database: Path) -> None:

@@ -14,7 +14,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.targets import TargetName, find_target
 from moetune.domain.units import format_amount, format_days, format_train_tokens
 from moetune.report.axes import Axis
-from moetune.report.html import Chapter, report_page
+from moetune.report.html import Chapter, environment, report_page
 from moetune.report.marks import Line, Panel, Points
 from moetune.report.section import EMPTY, Cell, Figure, Section, Table, percent, plural
 from moetune.report.svg_file import svg_file
@@ -255,7 +255,14 @@ def write_choices(output: Path, compared: Comparison, *, now: datetime, version:
 
 
 def check_kind(output: Path) -> str:
-    """Return a file's ending; raise InputError where it is neither .html nor .svg."""
+    """Return a file's ending.
+
+    Raises:
+        InputError: it is neither .html nor .svg.
+        MoetuneError: a page needs Jinja2, which is not installed.
+    """
     if output.suffix not in {".html", ".svg"}:
         raise InputError(f"--output {output}: is neither .html nor .svg", "use one of these")
+    if output.suffix == ".html":
+        environment()
     return output.suffix

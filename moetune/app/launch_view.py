@@ -1,0 +1,75 @@
+"""`moetune.check`: a launch file checked, for programs and notebooks."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from moetune.app import wiring
+from moetune.app.check import check_file
+from moetune.app.notebook import AnswerView
+from moetune.app.planner import local_planner
+from moetune.app.views.check import check_document, check_sections
+from moetune.domain.profile import Profile
+from moetune.domain.question import read_question
+from moetune.domain.spelling import AS_ARGUMENTS, spelled
+from moetune.launches.files import launch_text
+from moetune.launches.reading import Asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckView(AnswerView):
+    """A checked launch, as `moetune check` prints it.
+
+    Args:
+        starts: whether it starts as it is, and fits.
+    """
+
+    starts: bool
+
+
+def check(
+    file: str | os.PathLike[str],
+    *extra: str,
+    profile: str | Profile | None = None,
+    db: str | None = None,
+    model: str | None = None,
+    world_size: int | None = None,
+    target: str | None = None,
+    values: Mapping[str, str] | None = None,
+    **budget: object,
+) -> CheckView:
+    """Return what a launch file runs, what stops it and what would be better.
+
+    The file is read, as `moetune check` does, and never run.
+
+    Args:
+        extra: words behind `--`: those that the script gets, or the function of a program.
+        profile: of the machine; default, the setting, else the newest measured one.
+        db: the store; default, that of the command line.
+        model: a name or a `config.json`; default, the file's.
+        world_size: ranks; default, the launcher's.
+        target: the runtime's version, such as "megatron@0.17"; default, the newest.
+        values: of variables that the script takes from its environment.
+        budget: `train_tokens`, `price` and `utilization`, as of `moetune plan`.
+
+    Raises:
+        InputError: the file is of an unknown kind, or something of it is missing or wrong.
+        ProfileError: there is no such profile, or it lacks an operation.
+    """
+    asked = Asked(
+        target=target, model=model, world_size=world_size, extra=extra, values=dict(values or {})
+    )  # fmt: skip
+    with spelled(AS_ARGUMENTS):
+        run, text = read_question(budget).budget, launch_text(Path(file))
+        settings = wiring.configure(db=db).settings
+        with local_planner(settings, profile=profile) as planner:
+            machine = planner.sources.profile(None, for_models=True).profile
+            runs = planner.sources.observed_runs(machine)
+            _, checked = planner.run(
+                machine.name, check_file, Path(file), text, asked, machine, runs, run
+            )
+    return CheckView(
+        name="check", sections=tuple(check_sections(checked)), document=check_document(checked),
+        starts=checked.starts,
+    )  # fmt: skip
