@@ -85,13 +85,13 @@ def _whole(name: str, value: torch.Tensor, layer: PlannedLayer | None) -> torch.
     return _gathered(value.detach(), layer, name)
 
 
-def _gathered(own: torch.Tensor, layer: PlannedLayer, name: str) -> torch.Tensor | None:
+def _gathered(local: torch.Tensor, layer: PlannedLayer, name: str) -> torch.Tensor | None:
     """Return all ranks' experts on the first rank's CPU; a device has one of each rank at once."""
-    num_local, communicator = len(own), layer.communicator
-    shape, is_first = (layer.shape.num_experts, *own.shape[1:]), communicator.rank == 0
-    whole = torch.empty(shape, dtype=own.dtype, device="cpu") if is_first else None
+    num_local, communicator = len(local), layer.communicator
+    shape, is_first = (layer.shape.num_experts, *local.shape[1:]), communicator.rank == 0
+    whole = torch.empty(shape, dtype=local.dtype, device="cpu") if is_first else None
     for place in range(num_local):
-        parts = communicator.gather(own[place], f"the experts of {name}")
+        parts = communicator.gather(local[place], f"the experts of {name}")
         if whole is not None:
             whole[place::num_local] = torch.stack(parts)
     return whole

@@ -239,8 +239,8 @@ def adapted_matrices(part: object, *, fuses: bool) -> Iterator[Matrix]:
         output = widths.pop("output")
         if not fuses:  # of gated attention queries and gates are one matrix
             widths = {**widths, "q": widths["q"] + widths.pop("gate")}
-        every = (sum(widths.values()),) if fuses else filter(None, widths.values())
-        yield from (Matrix(part.d_model, width) for width in every)
+        outputs = (sum(widths.values()),) if fuses else filter(None, widths.values())
+        yield from (Matrix(part.d_model, width) for width in outputs)
         yield Matrix(output, part.d_model)
 
 

@@ -22,6 +22,24 @@ FROZEN_NAMES: Mapping[ModelPart, str] = MappingProxyType({
     "norms": r"layernorm\.|model\.norm\.|\.norm\.weight$", "head": r"lm_head",
 })  # fmt: skip
 """Patterns of the parameters of parts."""
+MAIN = """\
+
+
+def main() -> None:
+    \"\"\"Train on the sequences of DATA.\"\"\"
+    from datasets import load_from_disk
+
+    Trainer(
+        model=load_model(),
+        args=training_arguments(os.environ.get("OUTPUT", "output")),
+        train_dataset=load_from_disk(os.environ["DATA"]),
+    ).train()
+
+
+if __name__ == "__main__":
+    main()
+"""
+"""The end of a program with Trainer."""
 _TEXT = """\
 {remarks}import os
 
@@ -55,21 +73,6 @@ def training_arguments(output_dir: str) -> TrainingArguments:
         gradient_checkpointing={is_recomputed},
         bf16=True,
 {sharded}    )
-
-
-def main() -> None:
-    \"\"\"Train on the sequences of DATA.\"\"\"
-    from datasets import load_from_disk
-
-    Trainer(
-        model=load_model(),
-        args=training_arguments(os.environ.get("OUTPUT", "output")),
-        train_dataset=load_from_disk(os.environ["DATA"]),
-    ).train()
-
-
-if __name__ == "__main__":
-    main()
 """
 DATA = (
     "DATA is a folder that datasets.load_from_disk reads: rows of input_ids and labels, one for "
@@ -106,7 +109,7 @@ def peft_export(planned: Planned, arguments: str) -> Export:
     missing = (f"sequences of {planned.job.length} tokens: the data's collator makes them",)
     modules = [*modules_of(planned)]
     parameters = [*parameters_of(planned)] if adapters.targets != "attention" else []
-    text = _TEXT.format(
+    text = (_TEXT + MAIN).format(
         remarks=remarks(planned, missing, planned.where_to_start, DATA, *_loading(planned)),
         imports=_imports(is_narrow=is_narrow), rank=adapters.rank, alpha=2 * adapters.rank,
         model=model_words(planned),

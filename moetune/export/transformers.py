@@ -5,7 +5,14 @@ from types import MappingProxyType
 
 from moetune.domain.training import TokenDispatcher
 from moetune.export.keys import Setting, size, written
-from moetune.export.peft import DATA, FROZEN_NAMES, model_words, peft_export, trainer_launch
+from moetune.export.peft import (
+    DATA,
+    FROZEN_NAMES,
+    MAIN,
+    model_words,
+    peft_export,
+    trainer_launch,
+)
 from moetune.export.planned import Export, Planned, remarks
 
 _IN_FOUR_BITS = frozenset({"gpt_oss"})
@@ -117,21 +124,6 @@ def training_arguments(output_dir: str) -> TrainingArguments:
         gradient_checkpointing={is_recomputed},
         bf16={is_cast},
     )
-
-
-def main() -> None:
-    \"\"\"Train on the sequences of DATA.\"\"\"
-    from datasets import load_from_disk
-
-    Trainer(
-        model=load_model(),
-        args=training_arguments(os.environ.get("OUTPUT", "output")),
-        train_dataset=load_from_disk(os.environ["DATA"]),
-    ).train()
-
-
-if __name__ == "__main__":
-    main()
 """
 
 
@@ -140,7 +132,7 @@ def transformers_export(planned: Planned) -> Export:
     if planned.job.tuning.adapters is not None:
         return peft_export(planned, load_arguments(planned))
     layout, missing = planned.layout, tuple(_not_expressed(planned))
-    text = _TEXT.format(
+    text = (_TEXT + MAIN).format(
         remarks=remarks(planned, missing, planned.where_to_start, DATA),
         imports=load_imports(planned),
         standard="import re\n" if planned.job.tuning.frozen else "",

@@ -229,14 +229,14 @@ def _in_sequences(given: Mapping[str, Given]) -> dict[str, Given]:
     if not all(isinstance(number, int) and number > 0 for number in numbers):
         raise InputError(f"line {tokens.line}: {_MICRO_TOKENS} needs whole numbers", "give numbers")
     micro = max(1, tokens.value // width)  # type: ignore[operator] # checked
-    found = {
+    in_sequences = {
         "local_batch_size": replace(tokens, value=micro * numbers[2]),  # type: ignore[operator]
         "pipeline_parallel_microbatch_size": replace(tokens, value=micro),
         "seq_len": replace(length or tokens, value=width),
     }
     if step is not None and isinstance(step.value, int) and step.value > 0:
-        found["global_batch_size"] = replace(step, value=step.value // width)  # type: ignore[operator]
-    return found
+        in_sequences["global_batch_size"] = replace(step, value=step.value // width)  # type: ignore[operator]
+    return in_sequences
 
 
 def _keys(dialect: Dialect, entry: Entry) -> Iterator[tuple[str, Any]]:

@@ -87,9 +87,9 @@ class _Reader(NamedTuple):
         """Yield what a function gives, with the usual values of arguments that are not passed."""
         arguments = function.args
         named = arguments.args[len(arguments.args) - len(arguments.defaults) :]
-        usual = dict(zip((one.arg for one in named), arguments.defaults, strict=True))
-        others = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-        usual |= {one.arg: value for one, value in others if value is not None}
+        usual = dict(zip((argument.arg for argument in named), arguments.defaults, strict=True))
+        keywords = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        usual |= {argument.arg: value for argument, value in keywords if value is not None}
         bindings = dict(self.constants)
         bindings |= {key: _value(node, self.constants) for key, node in usual.items()}
         yield from self.of_body(function.body, {**bindings, **passed}, seen | {function.name})

@@ -121,7 +121,7 @@ def bridge_adapters(entries: Collection[Entry]) -> GivenAdapters | None:
     """
     if not names_adapters(entries):
         return None
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     line, kind = 0, ""
     for entry in entries:
         _, is_peft, rest = f".{entry.path}".partition(".peft")
@@ -130,12 +130,12 @@ def bridge_adapters(entries: Collection[Entry]) -> GivenAdapters | None:
         line = line or entry.line
         if not rest:
             kind = str(entry.value).rpartition(".")[2]
-        found[rest.lstrip(".")] = entry.value
-    other = next((name for name in _OTHERS if found.get(name)), "")
+        named[rest.lstrip(".")] = entry.value
+    other = next((name for name in _OTHERS if named.get(name)), "")
     if kind not in ("", "LoRA", "lora") or other:
         what = f"line {line}: {other or f'peft {kind}'} is not planned"
         raise InputError(what, "use LoRA with target_modules, dim and share_expert_adapters")
-    values = {name: found.get(name, default) for name, default in _BRIDGE.items()}
+    values = {name: named.get(name, default) for name, default in _BRIDGE.items()}
     return GivenAdapters(
         rank=_rank(values["dim"], line), modules=tuple(values["target_modules"]), line=line,
         experts="shared" if values["share_expert_adapters"] else "each",

@@ -125,14 +125,14 @@ def _check_engine(words: Mapping[str, Word], launch: Launch) -> None:
 
 def _given(words: Mapping[str, Word]) -> Iterator[tuple[str, Given]]:
     """Yield Megatron's fields that the actor's keys give."""
-    found = {}
+    places = {}
     for path, word in words.items():
         root = next((root for root in _MEGATRON if path.startswith(root)), None)
         key = "" if root is None else path.removeprefix(root)
         if key in KEYS:
-            found[key] = (path, word)
-    check_values(found.values())
-    for key, (path, word) in found.items():
+            places[key] = (path, word)
+    check_values(places.values())
+    for key, (path, word) in places.items():
         text = word.text.strip("[]")
         is_list = word.text.startswith("[")
         value = tuple(part.strip(" \"'") for part in text.split(",")) if is_list else None
