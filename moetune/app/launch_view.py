@@ -58,7 +58,8 @@ def check(
         ProfileError: there is no such profile, or it lacks an operation.
     """
     asked = Asked(
-        target=target, model=model, world_size=world_size, extra=extra, values=dict(values or {})
+        target=target, model=model, world_size=world_size, extra=extra,
+        values=dict(values or {}), folder=Path(file).parent,
     )  # fmt: skip
     with spelled(AS_ARGUMENTS):
         run, text = read_question(budget).budget, launch_text(Path(file))

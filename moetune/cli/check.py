@@ -51,7 +51,7 @@ def check(
 
     asked = Asked(
         target=target, model=model, world_size=world_size, extra=tuple(extra or ()),
-        values=dict(values or ()),
+        values=dict(values or ()), folder=file.parent,
     )  # fmt: skip
     budget = read_question(read_texts(texts_of(run))).budget
     text = launch_text(file)  # a missing file is named before a missing profile

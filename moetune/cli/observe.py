@@ -45,7 +45,7 @@ def observe(
 
     asked = Asked(
         target=target, model=model, world_size=world_size, extra=tuple(extra or ()),
-        values=dict(values or ()),
+        values=dict(values or ()), folder=Path(run).parent,
     )  # fmt: skip
     with session.planner(profile) as planner:
         prediction = predicted_run(planner, run, asked)

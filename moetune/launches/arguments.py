@@ -11,7 +11,15 @@ from moetune.launches.shell import Note, ShellCommand, ShellScript
 
 _SWITCHES = ("", "true", "false")
 _ALL_OF_A_NODE = frozenset({"gpu", "auto"})
-_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+_LAUNCHERS = (
+    "torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed", "accelerate",
+    "accelerate.commands.launch",
+)  # fmt: skip
+_NODES, _PER_NODE = ("nnodes", "num_nodes"), ("nproc_per_node", "num_gpus")
+_ALL_RANKS = "num_processes"
+"""Of accelerate's launcher."""
+PER_DEVICE = "per_device_train_batch_size"
+"""By which arguments of transformers' Trainer are known."""
 _SWIFT = frozenset({"megatron", "swift"})
 
 
@@ -34,6 +42,7 @@ class Launch:
 
     Args:
         program: the Python file or module that it runs; "" where it is none of both.
+        starter: what starts the ranks, such as "torchrun"; "" where nothing does.
         launcher: arguments of what starts the ranks.
         arguments: of the program.
         overrides: words `name=value` of the program.
@@ -46,6 +55,7 @@ class Launch:
     overrides: tuple[Word, ...]
     environment: Mapping[str, Word]
     notes: tuple[Note, ...]
+    starter: str = ""
 
     def ranks(self, asked: Asked) -> int:
         """Return the ranks that are started.
@@ -55,18 +65,23 @@ class Launch:
         """
         if asked.world_size is not None:
             return asked.world_size
-        nodes = self._count("nnodes", ("NNODES",), 1)
-        return nodes * self._count("nproc_per_node", ("NPROC_PER_NODE",), asked.devices_per_node)
+        if "accelerate" in self.starter:
+            return self._count((_ALL_RANKS,), (), asked.devices_per_node)
+        nodes = self._count(_NODES, ("NNODES",), 1)
+        return nodes * self._count(_PER_NODE, ("NPROC_PER_NODE",), asked.devices_per_node)
 
-    def _count(self, name: str, variables: tuple[str, ...], all_of_them: int) -> int:
+    def _count(self, names: Collection[str], variables: tuple[str, ...], all_of_them: int) -> int:
         """Return a number of the launcher: nodes, or ranks of a node."""
         values = [(argument.values[0], f"--{argument.name}") for argument in self.launcher
-                  if argument.name.replace("-", "_") == name and argument.values]  # fmt: skip
-        is_launched = bool(self.launcher)
+                  if argument.name.replace("-", "_") in names and argument.values]  # fmt: skip
+        is_launched = bool(self.launcher) and _ALL_RANKS not in names
         if not values and not is_launched:
             values = [(self.environment[key], key) for key in variables if key in self.environment]
         if not values:
-            if is_launched or (name == "nnodes" and _SWIFT & {self.program}):
+            if self.starter == "deepspeed" and names is _PER_NODE:
+                return all_of_them
+            is_of_a_node = bool({*_SWIFT, "deepspeed"} & {self.program, self.starter})
+            if is_launched or (names is _NODES and is_of_a_node):
                 return 1
             hint = "give the ranks: --world-size N"
             raise InputError(f"line {self.line}: no launcher says how many ranks there are", hint)
@@ -116,6 +131,8 @@ def _values_wanted(missing: Iterable[str]) -> str:
 def find_launch(script: ShellScript, known: Collection[str]) -> tuple[Launch, list[Problem]]:
     """Return the command of a script that has most arguments that are known, and what breaks it.
 
+    Words behind the script that it does not pass on are further arguments of that command.
+
     Raises:
         InputError: no command has any.
     """
@@ -135,13 +152,38 @@ def find_launch(script: ShellScript, known: Collection[str]) -> tuple[Launch, li
             "no command in the file starts a training with arguments that are known",
             f"give the script whose last command starts the ranks{f' ({notes})' if notes else ''}",
         )
-    best = numbers.index(max(numbers))
-    return launches[best], cuts
+    return _with_more(launches[numbers.index(max(numbers))], script.more, known), cuts
+
+
+def _with_more(launch: Launch, more: tuple[Word, ...], known: Collection[str]) -> Launch:
+    """Return a launch with further arguments and overrides.
+
+    Raises:
+        InputError: a word is none of both, or no argument that is known.
+    """
+    arguments, overrides = tuple(arguments_of(more)), tuple(_overrides(more))
+    is_trainer = any(argument.name == PER_DEVICE for argument in launch.arguments)
+    unknown = [f"--{argument.name}" for argument in arguments
+               if not is_trainer and not _is_known(argument.name, known)]  # fmt: skip
+    if more and not arguments and len(overrides) < len(more):
+        unknown = [word.text for word in more]
+    if unknown:
+        what = f"the script does not pass on {unknown[0]} behind --, and it is no known argument"
+        raise InputError(what, "leave it out, or spell it as the runtime does")
+    return replace(
+        launch, arguments=(*launch.arguments, *arguments),
+        overrides=(*launch.overrides, *overrides),
+    )  # fmt: skip
+
+
+def _overrides(words: tuple[Word, ...]) -> Iterator[Word]:
+    return (word for word in words if re.match(r"\+{0,2}[A-Za-z_][\w.]*=", word.text))
 
 
 def _is_known(name: str, known: Collection[str]) -> bool:
-    """Return whether an argument says a training: Megatron's, or a path of torchtitan's."""
-    return name.replace("-", "_") in known or name.startswith(("parallelism.", "training."))
+    """Return whether an argument is Megatron's, Trainer's batch, or a path of torchtitan's."""
+    field = name.replace("-", "_")
+    return field in known or field == PER_DEVICE or name.startswith(("parallelism.", "training."))
 
 
 def _mended(commands: tuple[ShellCommand, ...]) -> tuple[list[ShellCommand], list[Problem]]:
@@ -173,12 +215,13 @@ def _launch(command: ShellCommand, notes: tuple[Note, ...]) -> Launch:
     at = _program_at(words)
     program = words[at].text.rpartition("/")[2] if at < len(words) else ""
     before, after = words[: min(at, len(words))], words[at + 1 :]
-    is_launched = any(word.text.rpartition("/")[2] in _LAUNCHERS for word in before)
+    names = (word.text.rpartition("/")[2] for word in before)
+    starter = next((name for name in names if name in _LAUNCHERS), "")
     return Launch(
-        program=program, line=command.line,
-        launcher=tuple(arguments_of(before)) if is_launched else (),
+        program=program, line=command.line, starter=starter,
+        launcher=tuple(arguments_of(before)) if starter else (),
         arguments=tuple(arguments_of(after)),
-        overrides=tuple(word for word in after if re.match(r"\+{0,2}[A-Za-z_][\w.]*=", word.text)),
+        overrides=tuple(_overrides(after)),
         environment=command.environment, notes=notes,
     )  # fmt: skip
 

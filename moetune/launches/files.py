@@ -12,13 +12,14 @@ from moetune.domain.site import Site
 from moetune.domain.training import FoldedLayout
 from moetune.export.keys import Value, keys_of, names_of
 from moetune.export.megatron_values import DDP, EXPERTS, LAYOUT, NARROW, OPTIMIZER, SETTINGS
-from moetune.launches.arguments import Launch, arguments_of, find_launch
+from moetune.launches.arguments import PER_DEVICE, Launch, arguments_of, find_launch
 from moetune.launches.bridge import bridge_entries, read_bridge, titan_entries, yaml_launch
 from moetune.launches.edit import edited
 from moetune.launches.entries import Entry, entries_of
 from moetune.launches.expansion import Word
 from moetune.launches.keyed import (
     DEEPSPEED,
+    REPLICATED,
     TITAN,
     TRANSFORMERS,
     Dialect,
@@ -33,6 +34,7 @@ from moetune.launches.places import Code
 from moetune.launches.programs import program_entries, ranks_of
 from moetune.launches.reading import Asked, Problem, Reading
 from moetune.launches.shell import read_script
+from moetune.launches.trainer import trainer_entries, with_named_files
 from moetune.launches.verl import is_verl, read_verl
 
 BRIDGE_GROUPS = {
@@ -133,10 +135,30 @@ def open_launch(name: str, text: str, asked: Asked) -> LaunchFile:
         ranks = launch.ranks(asked)
         reading = read_bridge(bridge, replace(asked, world_size=ranks), line=launch.line)
         return KeyedFile(reading=reading, text=text, name=name, asked=asked)
+    if entries := trainer_entries(launch, asked):
+        counted = None if any(entry.path == "num_processes" for entry in entries) else launch.ranks
+        dialect = _engine(entries, launch.starter)
+        return _keyed(dialect, entries, text, asked, name=name, ranks=counted)
     return MegatronFile(
         reading=read_megatron(launch, asked), launch=launch, text=text, asked=asked,
         cuts=tuple(cuts),
     )  # fmt: skip
+
+
+def _engine(entries: tuple[Entry, ...], starter: str = "") -> Dialect:
+    """Return the dialect of Trainer's keys, by the engine that they name.
+
+    Args:
+        starter: what starts the ranks; "" where the keys are not of a command.
+    """
+    paths = {entry.path for entry in entries}
+    has_engine = any(entry.path == "deepspeed" and entry.value for entry in entries)
+    has_stage = any(path.endswith(("zero_optimization.stage", "zero_stage")) for path in paths)
+    if has_engine or has_stage:
+        return DEEPSPEED
+    kind = next((entry.value for entry in entries if entry.path == "distributed_type"), starter)
+    has_shards = any("fsdp" in path and path != "fsdp_config" for path in paths) or kind == "FSDP"
+    return TRANSFORMERS if has_shards or not kind else REPLICATED
 
 
 def _configured(name: str, text: str, asked: Asked) -> LaunchFile:
@@ -165,12 +187,12 @@ def _configured(name: str, text: str, asked: Asked) -> LaunchFile:
         for argument in arguments_of(tuple(Word(word, 0) for word in asked.extra))
         if argument.values
     )
-    has_engine = any(entry.path == "deepspeed" and entry.value for entry in entries)
-    has_stage = any(path.endswith(("zero_optimization.stage", "zero_stage")) for path in paths)
-    if has_engine or has_stage or "train_micro_batch_size_per_gpu" in leaves:
-        return _keyed(DEEPSPEED, (*entries, *extra), text, asked, name=name)
-    if leaves & {"per_device_train_batch_size", "distributed_type", "fsdp_version"}:
-        return _keyed(TRANSFORMERS, (*entries, *extra), text, asked, name=name)
+    entries = (*with_named_files(entries, asked), *extra)
+    dialect = _engine(entries)
+    if dialect is DEEPSPEED or "train_micro_batch_size_per_gpu" in leaves:
+        return _keyed(DEEPSPEED, entries, text, asked, name=name)
+    if leaves & {PER_DEVICE, "distributed_type", "fsdp_version"}:
+        return _keyed(dialect, entries, text, asked, name=name)
     raise InputError(
         f"{name} is of no kind that is known",
         "give a shell script, a torchtitan TOML, a program of Megatron-Bridge, a DeepSpeed JSON, "

@@ -64,12 +64,14 @@ class Dialect:
         groups: settings whose keys stand together, by the name of their table.
         unknown: how grave a key is that it does not have.
         arrange: completes what its keys say to a layout's and a job's values, for so many ranks.
+        remark: what surprises whatever its keys say.
     """
 
     target: str
     groups: Mapping[str, tuple[Setting, ...]]
     arrange: Callable[[Found, Mapping[str, Any], int], None]
     unknown: Severity = "stops"
+    remark: Problem | None = None
 
     @property
     def settings(self) -> tuple[Setting, ...]:
@@ -154,6 +156,11 @@ DEEPSPEED = Dialect(
     target="deepspeed", groups={"": CONFIG, "arguments": _HUGGING_FACE}, arrange=_hugging_face,
     unknown="note",  # it ignores them
 )  # fmt: skip
+REPLICATED = replace(DEEPSPEED, remark=Problem(
+    severity="note", line=None, what="no engine shards states: every rank has all of them",
+    why="DistributedDataParallel, priced as DeepSpeed's stage 0",
+    fix="DeepSpeed's stage 3, or FSDP",
+))  # fmt: skip
 TRANSFORMERS = Dialect(
     target="transformers", arrange=_hugging_face,
     groups={"distributed": DISTRIBUTED, "": (*CONFIG[:2], *_HUGGING_FACE)},
@@ -209,7 +216,7 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
         problems=(
             *misspelt(entries, [key for setting in dialect.settings for key in setting.keys],
                       dialect.unknown, f"{target.label}: {target.source}"),
-            *_problems(values, given),
+            *_problems(values, given), *(() if dialect.remark is None else (dialect.remark,)),
         ),
     )  # fmt: skip
 

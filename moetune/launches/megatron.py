@@ -43,6 +43,8 @@ KEYS = frozenset(
 )
 """Keys that say a layout, a job or a model's sizes."""
 _MAY_BE_NONE = frozenset({"cpu_offloading_num_layers", "mtp_num_layers", "recompute_num_layers"})
+_NEEDED = (("micro_batch_size", "train", 1), ("seq_length", "model", 4096))
+"""Fields without which nothing is priced, their section in Megatron-Bridge, and a usual value."""
 _NUMBERS = frozenset(
     {key for setting in SETTINGS for key, default in setting.keys.items() if key.endswith("_size")}
     | {key for key in SIZES if key.startswith(("num_", "kv_", "q_lora")) or key.endswith("_size")}
@@ -148,10 +150,11 @@ def reading_of(
     values = arguments.values
     for key in _NUMBERS & values.keys():
         _check_number(key, values[key], arguments.given.get(key))
-    for key, wanted in (("micro_batch_size", "a micro-batch"), ("seq_length", "a length")):
+    for key, section, usual in _NEEDED:
         if not isinstance(values.get(key), int):
-            what = f"line {line}: nothing gives {flag_of_key(key)}"
-            raise InputError(what, f"give it {wanted}")
+            flag = flag_of_key(key)
+            word = f"{section}.{key}={usual}" if target.name == "bridge" else f"{flag} {usual}"
+            raise InputError(f"line {line}: nothing gives {flag}", f"give it, or add -- {word}")
     decoder, words = recognise(values, name=model, reads_files=reads_files)
     found = read_settings(SETTINGS, values)
     if found["dispatcher"] is None:

@@ -278,7 +278,7 @@ def _document(values: Values, sizes: Mapping[str, Any]) -> dict[str, Any]:
     if "kv_channels" in sizes:
         common["head_dim"] = sizes["kv_channels"]
     if "num_moe_experts" not in sizes:
-        return common | _dense(values, sizes)
+        return _dense(values, sizes, common)
     routed = sizes["first_routed"]
     dense_first = len(routed) - len(routed.lstrip("0"))
     experts = {
@@ -306,10 +306,12 @@ def _document(values: Values, sizes: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _dense(values: Values, sizes: Mapping[str, Any]) -> dict[str, Any]:
+def _dense(values: Values, sizes: Mapping[str, Any], common: dict[str, Any]) -> dict[str, Any]:
     if values.get("squared_relu"):
-        return {"model_type": "nemotron"}
-    if not values.get("swiglu"):
+        return {**common, "model_type": "nemotron"}
+    heads, width = sizes["num_attention_heads"], sizes["hidden_size"]
+    is_plain = (sizes.get("num_query_groups"), sizes.get("kv_channels")) == (heads, width // heads)
+    if not values.get("swiglu") and is_plain:
         return {
             "model_type": "gpt2", "n_embd": sizes["hidden_size"], "n_layer": sizes["num_layers"],
             "n_head": sizes["num_attention_heads"], "n_inner": sizes["ffn_hidden_size"],
@@ -317,4 +319,4 @@ def _dense(values: Values, sizes: Mapping[str, Any]) -> dict[str, Any]:
         }  # fmt: skip
     kinds = {"qk_layernorm": "qwen3", "add_qkv_bias": "qwen2"}
     kind = next((kind for key, kind in kinds.items() if values.get(key)), "llama")
-    return {"model_type": kind}
+    return {**common, "model_type": kind}

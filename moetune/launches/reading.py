@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from moetune.domain.architecture import Decoder
@@ -98,6 +99,7 @@ class Asked:
         extra: words behind the file.
         values: variables that a script takes from its environment.
         reads_files: whether a model may be a file of this machine.
+        folder: of the launch file, for files that it names; None where none is read.
     """
 
     target: str | None = None
@@ -107,6 +109,7 @@ class Asked:
     extra: tuple[str, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
     reads_files: bool = True
+    folder: Path | None = None
 
 
 def rows_of(

@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from itertools import takewhile
 from typing import NamedTuple
 
-from moetune.domain.errors import InputError
 from moetune.launches.expansion import Run, Scope, Text, Word, missing_of, plain, text_of
 from moetune.launches.tokens import Token, tokens_of
 
@@ -47,10 +46,15 @@ class ShellCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellScript:
-    """The commands of a script, and what of it is left aside."""
+    """The commands of a script, and what of it is left aside.
+
+    Args:
+        more: words behind the script that it does not pass on.
+    """
 
     commands: tuple[ShellCommand, ...]
     notes: tuple[Note, ...]
+    more: tuple[Word, ...] = ()
 
 
 def read_script(
@@ -61,9 +65,6 @@ def read_script(
     Args:
         extra: words behind the script, its `$@`.
         values: variables that the script takes from its environment.
-
-    Raises:
-        InputError: the script has no use for the words behind it.
     """
     reader = _Reader(
         tokens=[*tokens_of(text)],
@@ -78,9 +79,8 @@ def read_script(
     while reader.at < len(reader.tokens):
         reader.block(frozenset(), active=True)
         reader.at += 1
-    if extra and not reader.scope.is_passed_on:
-        raise InputError("the script does not pass on the words behind --", "leave them out")
-    return ShellScript(commands=tuple(reader.commands), notes=tuple(reader.notes))
+    more = () if reader.scope.is_passed_on else tuple(Word(word, 0) for word in extra)
+    return ShellScript(commands=tuple(reader.commands), notes=tuple(reader.notes), more=more)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Configurations of torchtitan, Bridge, DeepSpeed, accelerate and the Trainer as users write."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -294,3 +295,57 @@ def test_values_have_the_lines_of_their_keys() -> None:
     for name, text in (("a.json", DEEPSPEED), ("a.yaml", ACCELERATE), ("a.toml", TITAN)):
         for entry in entries_of(name, text):
             assert entry.path.rpartition(".")[2] in text.splitlines()[entry.line - 1]
+
+
+FACTORY_SCRIPT = """\
+export TOKENIZERS_PARALLELISM=false
+{launcher} src/train.py \\
+    --stage sft --do_train --finetuning_type full \\
+    --model_name_or_path Qwen/Qwen3-30B-A3B --cutoff_len 2048 {engine} \\
+    --per_device_train_batch_size 2 --gradient_accumulation_steps ${{STEPS:-4}} --bf16
+"""
+STAGE_2 = '{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}'
+MULTI = "distributed_type: {kind}\nmixed_precision: bf16\nnum_processes: 16\n"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "engine", "ranks", "zero", "target"),
+    [
+        ("deepspeed --num_gpus 8", "--deepspeed ds.json", 8, 2, "deepspeed"),
+        ("deepspeed", "--deepspeed ds.json", 4, 2, "deepspeed"),
+        ("deepspeed --num_nodes 2 --num_gpus 8", "--deepspeed none.json", 16, 3, "deepspeed"),
+        ("torchrun --nproc_per_node 8", "", 8, 0, "deepspeed"),
+        ("torchrun --nproc_per_node 8", '--fsdp "full_shard"', 8, 3, "transformers"),
+        ("accelerate launch --config_file fsdp.yaml", "", 16, 3, "transformers"),
+        ("accelerate launch --config_file ddp.yaml", "", 16, 0, "deepspeed"),
+        ("accelerate launch --num_processes 8 -m", "--fsdp full_shard", 8, 3, "transformers"),
+    ],
+)
+def test_a_script_of_the_trainer_is_read_with_the_files_that_it_names(
+    tmp_path: Path, launcher: str, engine: str, ranks: int, zero: int, target: str
+) -> None:
+    (tmp_path / "ds.json").write_text(STAGE_2)
+    (tmp_path / "fsdp.yaml").write_text(MULTI.format(kind="FSDP"))
+    (tmp_path / "ddp.yaml").write_text(MULTI.format(kind="MULTI_GPU"))
+    text = FACTORY_SCRIPT.format(launcher=launcher, engine=engine)
+    launch = open_launch("run.sh", text, Asked(folder=tmp_path, devices_per_node=4))
+    found = launch.reading
+    assert (found.target.name, found.layout.zero) == (target, zero)
+    assert (found.layout.dp, found.layout.micro_batch, found.job.length) == (ranks, 2, 2048)
+    assert found.job.global_batch == 2 * 4 * ranks
+    remarks = [problem.what for problem in found.problems]
+    assert any("no engine shards states" in what for what in remarks) is (zero == 0)
+    assert any("none.json is not read" in what for what in remarks) is ("none.json" in engine)
+    changed = launch.written({"train_micro_batch_size_per_gpu": 1})
+    assert changed == text.replace("batch_size 2", "batch_size 1")
+
+
+def test_words_that_a_script_does_not_pass_on_belong_to_its_command() -> None:
+    text = BRIDGE.replace("train.micro_batch_size=1 ", "")
+    with pytest.raises(InputError, match="nothing gives --micro-batch-size") as lacking:
+        open_launch("run.sh", text, Asked(model="qwen3-30b-a3b"))
+    assert lacking.value.hint == "give it, or add -- train.micro_batch_size=1"
+    words = ("train.micro_batch_size=1", "model.tensor_model_parallel_size=1")
+    found = open_launch("run.sh", text, Asked(model="qwen3-30b-a3b", extra=words)).reading
+    assert (found.layout.micro_batch, found.layout.tp) == (1, 1)
+    assert found.given["tensor_model_parallel_size"].line == 0

@@ -280,7 +280,7 @@ def test_what_a_run_of_verl_or_swift_lacks_is_named(change: tuple[str, str], mes
         (("--hidden-size 4096", "--hidden-size 4160"), {}, "does not say its vocabulary"),
         (("", ""), {"model": "none-such"}, "model 'none-such' is unknown"),
         (("", ""), {"target": "megatron@0.1"}, "version '0.1' of megatron is unknown"),
-        (("$1", "x"), {"extra": ("--tp",)}, "the script does not pass on the words behind --"),
+        (("$1", "x"), {"extra": ("--tp",)}, "does not pass on --tp behind --"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_one_message_with_its_line(
@@ -298,3 +298,15 @@ def test_the_published_memory_of_adapters_is_within_a_sixth() -> None:
     target = replace(found.target, logit_bytes=found.facts["logit_bytes"])
     model = MemoryModel(job=found.job, stages=DecoderStages(found.decoder), target=target)
     assert model.peak(found.layout).peak_bytes / 2**30 == pytest.approx(62, rel=1 / 6)
+
+
+@pytest.mark.parametrize("layers", [24, 30])
+def test_a_plain_gpt_is_a_decoder_of_its_sizes(layers: int) -> None:
+    found = read(
+        f"torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers {layers} --hidden-size 2048 "
+        "--num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
+        "--micro-batch-size 1 --global-batch-size 64 --bf16 --vocab-size 50304"
+    )
+    each = 12 * 2048**2 + 13 * 2048  # matrices; biases and two norms
+    ends = (50304 + 2048 + 2) * 2048  # embeddings of tokens and positions, the last norm
+    assert found.decoder.parameters.total == layers * each + ends
