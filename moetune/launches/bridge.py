@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import prod
 from types import MappingProxyType
 
@@ -21,6 +22,7 @@ from moetune.launches.megatron import (
     reading_of,
     resolved,
 )
+from moetune.launches.megatron_checks import UNEVEN, core_problems
 from moetune.launches.reading import Asked, Given, Problem, Reading
 from moetune.launches.tuning import bridge_adapters, bridge_frozen, names_adapters
 
@@ -48,6 +50,8 @@ _NEMO = "MegatronStrategy"
 _TRAINER = ("num_nodes", "devices")
 _SAYS = MappingProxyType({"peft_scheme": "peft", "mode": "peft", "recipe": "recipe"})
 """Arguments of its scripts that are no overrides."""
+_LAYOUT = "_pipeline_model_parallel_layout"
+"""End of the names of functions that set a layout of stages."""
 _ALL = (None, "none", "None", "", "pretrain", "sft", "finetune")
 """Schemes and modes that train all parameters."""
 _OF_RECIPE = re.compile(r"(\w+?)_(pretrain|sft|peft|finetune|lora)_\w*config")
@@ -131,9 +135,13 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
                   *(Problem(severity="note", line=line, what=_HOOKED) for line in hooks[:1])),
         adapters=bridge_adapters(entries), frozen=frozen,
     )  # fmt: skip
-    return reading_of(
+    reading = reading_of(
         arguments, target, ranks, model=name, line=line, reads_files=asked.reads_files
     )
+    refused = core_problems(reading) if base or is_nemo else ()  # else a recipe may say more
+    if any(_LAYOUT in entry.path for entry in entries):  # set by a function that is not read
+        refused = (problem for problem in refused if problem.what != UNEVEN)
+    return replace(reading, problems=(*reading.problems, *refused))
 
 
 def _check_all_trained(entries: tuple[Entry, ...]) -> None:

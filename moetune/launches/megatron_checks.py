@@ -5,8 +5,9 @@ in Megatron-LM at core_v0.16.1 to core_v0.19.0.
 """
 
 import difflib
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moetune.domain.chips import Generation
@@ -21,6 +22,7 @@ _EXPERTS = "megatron/core/transformer/moe/experts.py"
 _OWN_PROGRAMS = frozenset({"pretrain_gpt.py", "pretrain_mamba.py", "pretrain_hybrid.py"})
 """Megatron-LM's programs, which refuse arguments that are not its parser's."""
 _NEAR = 0.85
+UNEVEN = "layers that the pipeline ranks do not divide"
 _NEWEST_ASKING: tuple[Generation, ...] = ("ampere", "hopper")
 
 
@@ -29,12 +31,13 @@ class Context:
     """What a check is asked of.
 
     Args:
+        launch: None where the fields are not arguments of a command.
         generation: of the machine's chips; None where it is not known.
     """
 
     reading: Reading
-    launch: Launch
-    generation: str | None
+    launch: Launch | None = None
+    generation: str | None = None
 
     @property
     def values(self) -> Mapping[str, Any]:
@@ -78,6 +81,11 @@ class Check:
     fix: str
     breaks: Callable[[Context], object]
 
+    @property
+    def is_of_core(self) -> bool:
+        """Whether Megatron-Core refuses, whatever program configures it."""
+        return self.severity == "stops" and (self.why != _ARGUMENTS or self.breaks is _uneven)
+
 
 def _uneven(context: Context) -> bool:
     """Return whether layers do not divide among the pipeline ranks where nothing says how."""
@@ -103,7 +111,8 @@ def _needs_single(context: Context) -> bool:
     """Return whether Megatron asks for a single connection: shards of layers before Blackwell."""
     layout = context.reading.layout
     is_asked = layout.tp * layout.cp > 1 and context.generation in _NEWEST_ASKING
-    is_asked = is_asked and context.launch.program != SWIFT  # which sets it
+    is_swift = context.launch is not None and context.launch.program == SWIFT  # which sets it
+    is_asked = is_asked and not is_swift
     return is_asked and not context.is_fsdp and layout.overlap == "none"
 
 
@@ -140,7 +149,7 @@ _CHECKS = (
           _ARGUMENTS, "keep one of them",
           lambda context: sum(map(context.has, _VIRTUAL)) > 1),
     Check("stops", "pipeline_model_parallel_size num_layers",
-          "layers that the pipeline ranks do not divide", _ARGUMENTS,
+          UNEVEN, _ARGUMENTS,
           "--pipeline-model-parallel-layout, or a size that divides them", _uneven),
     Check("stops", "num_layers_per_virtual_pipeline_stage",
           "layers of a pipeline rank that --num-layers-per-virtual-pipeline-stage does not divide",
@@ -228,16 +237,32 @@ _CHECKS = (
 
 def megatron_problems(context: Context) -> Iterator[Problem]:
     """Yield what is wrong with the arguments of a launch, those that stop it first."""
-    given = context.reading.given
-    problems = [*_unknown(context.launch, context.reading)]
+    if context.launch is not None:
+        yield from _unknown(context.launch, context.reading)
     for check in _CHECKS:
         if check.breaks(context):
-            lines = [given[key].line for key in check.keys.split() if key in given]
-            why = f"{context.reading.target.label}: {check.why}"
-            line = lines[0] if lines else None
-            problems.append(Problem(severity=check.severity, line=line, what=check.what, why=why,
-                                    fix=check.fix))  # fmt: skip
-    yield from problems
+            yield _problem(check, context.reading)
+
+
+def core_problems(reading: Reading) -> Iterator[Problem]:
+    """Yield what Megatron-Core refuses of fields that another program sets, by their names."""
+    for check in _CHECKS:
+        if check.is_of_core and check.breaks(Context(reading=reading)):
+            problem = _problem(check, reading)
+            yield replace(problem, what=_as_fields(problem.what), fix=_as_fields(problem.fix))
+
+
+def _problem(check: Check, reading: Reading) -> Problem:
+    lines = [reading.given[key].line for key in check.keys.split() if key in reading.given]
+    return Problem(
+        severity=check.severity, line=lines[0] if lines else None, what=check.what,
+        why=f"{reading.target.label}: {check.why}", fix=check.fix,
+    )  # fmt: skip
+
+
+def _as_fields(text: str) -> str:
+    """Return a text with fields in place of arguments: "sequence_parallel"."""
+    return re.sub(r"--([a-z0-9-]+)", lambda match: match[1].replace("-", "_"), text)
 
 
 def _unknown(launch: Launch, reading: Reading) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ Rollouts, the reference and the critic are not priced. Defaults are those of vol
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import prod
 from types import MappingProxyType
 
@@ -15,6 +16,7 @@ from moetune.huggingface.registry import resolve_name
 from moetune.launches.arguments import Launch, check_values
 from moetune.launches.expansion import Word
 from moetune.launches.megatron import KEYS, MegatronArguments, plain_value, reading_of
+from moetune.launches.megatron_checks import core_problems
 from moetune.launches.reading import Asked, Given, Problem, Reading
 
 _ROOT = "actor_rollout_ref"
@@ -76,10 +78,11 @@ def read_verl(launch: Launch, asked: Asked) -> Reading:
     arguments = MegatronArguments(
         given=given, values=defaults | values, problems=tuple(_notes(words))
     )
-    return reading_of(
+    reading = reading_of(
         arguments, target, ranks, model=_model(words, asked), line=launch.line,
         reads_files=asked.reads_files,
     )  # fmt: skip
+    return replace(reading, problems=(*reading.problems, *core_problems(reading)))
 
 
 def _size(values: Mapping[str, Value], name: str) -> int:
