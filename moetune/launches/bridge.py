@@ -50,6 +50,8 @@ _NEMO = "MegatronStrategy"
 _TRAINER = ("num_nodes", "devices")
 _SAYS = MappingProxyType({"peft_scheme": "peft", "mode": "peft", "recipe": "recipe"})
 """Arguments of its scripts that are no overrides."""
+_OF_TOKENIZER = "tokenizer."
+"""Section with the vocabulary of a tokenizer that there is not, which pads the model's at most."""
 _LAYOUT = "_pipeline_model_parallel_layout"
 """End of the names of functions that set a layout of stages."""
 _ALL = (None, "none", "None", "", "pretrain", "sft", "finetune")
@@ -108,8 +110,10 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
     is_nemo = any(_NEMO in str(entry.value) for entry in entries)
     target = find_target(asked.target or ("megatron" if is_nemo else "bridge"))
     _check_all_trained(entries)
-    given = {_leaf(entry): Given(value=_value(entry), written=entry.path, line=entry.line)
-             for entry in entries if _leaf(entry) in KEYS}  # fmt: skip
+    given = {
+        _leaf(entry): Given(value=_value(entry), written=entry.path, line=entry.line)
+        for entry in entries if _leaf(entry) in KEYS and _OF_TOKENIZER not in entry.path
+    }  # fmt: skip
     name = asked.model or next(_recipes(entries), None)
     if name is None:
         raise InputError("the file names no recipe that is known", "name the model with --model")
@@ -127,10 +131,11 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
         if base
         else (Problem(severity="note", line=None, what=_FROM_RECIPE, why="the recipe is not run"),)
     )
+    said = {key: value for key, value in {**_USUAL, **values}.items() if value is not None}
     frozen = bridge_frozen(entries)
     hooks = [entry.line for entry in entries if _leaf(entry) == _HOOK and not frozen]
     arguments = MegatronArguments(
-        given=given, values=resolved({**_USUAL, **values}),
+        given=given, values=resolved(said),
         problems=(*misspelt(entries, KEYS, "stops", f"{target.label}: {target.source}"), *notes,
                   *(Problem(severity="note", line=line, what=_HOOKED) for line in hooks[:1])),
         adapters=bridge_adapters(entries), frozen=frozen,
