@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.golden import drawn
 from tests.golden.answers import answer, differences, frozen
 from tests.golden.cases import CASES, DOCUMENTS
 from tests.golden.facts import FILE, facts
@@ -33,4 +34,9 @@ def test_screens_hold(name: str, tmp_path: Path) -> None:
 
 def test_facts_hold() -> None:
     found = differences(json.loads(FILE.read_text(encoding="utf-8")), facts())
+    assert not found, "\n".join(found[:20])
+
+
+def test_steps_and_memory_of_drawn_layouts_hold() -> None:
+    found = differences(json.loads(drawn.FILE.read_text(encoding="utf-8")), [*drawn.steps()])
     assert not found, "\n".join(found[:20])

@@ -56,6 +56,12 @@ def tunings(target: Target) -> tuple[Tuning, ...]:
 
 def drawn(target_name: str, count: int, seed: int = 7) -> Iterator[tuple[Planned, str]]:
     """Yield plans that the runtime runs, each with its export."""
+    for planned in plans(target_name, count, seed):
+        yield planned, export_layout(planned).text
+
+
+def plans(target_name: str, count: int, seed: int) -> Iterator[Planned]:
+    """Yield plans that the runtime runs."""
     draw, target = random.Random(seed), find_target(target_name)
     able = choices(target)
     while count:
@@ -79,7 +85,7 @@ def drawn(target_name: str, count: int, seed: int = 7) -> Iterator[tuple[Planned
         config = language_model(model.config)[0]
         planned = Planned(plan_id="a" * 64, job=job, layout=layout, target=target, config=config,
                           hub_name="a/b")  # fmt: skip
-        yield planned, export_layout(planned).text
+        yield planned
         count -= 1
 
 
