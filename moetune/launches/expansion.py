@@ -172,8 +172,9 @@ class Scope:
                 yield from self._dollar(inside, line, quoted=quoted)
 
     def _dollar(self, inside: str, line: int, *, quoted: bool) -> Iterator[_Piece]:
-        if inside.startswith("$(("):
-            number = self.number(inside[3:-2])
+        if inside.startswith(("$((", "$(expr ")):
+            is_plain = inside.startswith("$((")
+            number = self.number(inside[3:-2] if is_plain else inside[7:-1].replace("\\*", "*"))
             run = Run("", line, inside) if number is None else Run(str(number), line)
             yield _Piece(run, splits=not quoted)
         elif inside.startswith("$("):

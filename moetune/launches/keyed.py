@@ -11,6 +11,7 @@ from moetune.domain.pipeline import V_SCHEDULES, StageLetters, even_stages
 from moetune.domain.targets import find_target
 from moetune.domain.torch_rules import RECIPES
 from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.tuning import Tuning
 from moetune.export.deepspeed import CONFIG
 from moetune.export.keys import Setting, Value, names_of, read_settings, size, written
 from moetune.export.planned import Planned
@@ -27,9 +28,11 @@ from moetune.launches.reading import (
     lines_of,
     rows_of,
 )
+from moetune.launches.trainer import trainer_tuning
 
 Found = dict[str, Any]
 _NEAR = 0.95
+_FULLY_SHARDED = 3
 _NUMBERS = frozenset({"dp", "tp", "cp", "pp", "ep", "local", "copies", "global_batch", "length"})
 _FILLED_IN = {"dp": None, "tp": None}
 """What the ranks say where the file does not."""
@@ -64,14 +67,14 @@ class Dialect:
         groups: settings whose keys stand together, by the name of their table.
         unknown: how grave a key is that it does not have.
         arrange: completes what its keys say to a layout's and a job's values, for so many ranks.
-        remark: what surprises whatever its keys say.
+        remarks: what surprises whatever its keys say.
     """
 
     target: str
     groups: Mapping[str, tuple[Setting, ...]]
     arrange: Callable[[Found, Mapping[str, Any], int], None]
     unknown: Severity = "stops"
-    remark: Problem | None = None
+    remarks: tuple[Problem, ...] = ()
 
     @property
     def settings(self) -> tuple[Setting, ...]:
@@ -156,11 +159,11 @@ DEEPSPEED = Dialect(
     target="deepspeed", groups={"": CONFIG, "arguments": _HUGGING_FACE}, arrange=_hugging_face,
     unknown="note",  # it ignores them
 )  # fmt: skip
-REPLICATED = replace(DEEPSPEED, remark=Problem(
+REPLICATED = replace(DEEPSPEED, remarks=(Problem(
     severity="note", line=None, what="no engine shards states: every rank has all of them",
     why="DistributedDataParallel, priced as DeepSpeed's stage 0",
     fix="DeepSpeed's stage 3, or FSDP",
-))  # fmt: skip
+),))  # fmt: skip
 TRANSFORMERS = Dialect(
     target="transformers", arrange=_hugging_face,
     groups={"distributed": DISTRIBUTED, "": (*CONFIG[:2], *_HUGGING_FACE)},
@@ -175,7 +178,6 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
     """
     given = {key: Given(value=value, written=entry.path, line=entry.line)
              for entry in entries for key, value in _keys(dialect, entry)}  # fmt: skip
-    _check_trained(given)
     given |= _in_sequences(given)
     values = {key: found.value for key, found in given.items()}
     if isinstance(values.get("deepspeed"), str):
@@ -191,18 +193,20 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
         if not isinstance(found[name], int) and found[name] != _FILLED_IN.get(name, found):
             raise InputError(f"{name} is {found[name]!r}, which is no number", "give a number")
     dialect.arrange(found, values, ranks)
-    target = find_target(asked.target or dialect.target)
     named = asked.model or _model(values)
     if named is None:
         raise InputError("the file does not name its model", "name it with --model")
     model = find_decoder_model(named, world_size=ranks, reads_files=asked.reads_files)
     if model.decoder is None:
         raise InputError(f"{named} is a single layer, not a model", "name a whole model")
+    tuning, remarks = trainer_tuning(given, model.decoder)
+    target = find_target(asked.target or _runtime(dialect, tuning, found))
     facts = {"hides_gradients": found.pop("hides_gradients", target.hides_gradients)}
     job = TrainingJob(
         decoder=model.decoder, world_size=ranks, global_batch=found.pop("global_batch"),
         length=found.pop("length"), dtype=found.pop("dtype", "bfloat16"),
         leaves_room=model.decoder.num_moe_layers > 0, optimizer=target.optimizers[0],
+        tuning=tuning,
     )  # fmt: skip
     if found.get("pp", 1) > 1:
         found["stages"] = _stages(found.get("stages"), found, model.decoder)
@@ -216,9 +220,20 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
         problems=(
             *misspelt(entries, [key for setting in dialect.settings for key in setting.keys],
                       dialect.unknown, f"{target.label}: {target.source}"),
-            *_problems(values, given), *(() if dialect.remark is None else (dialect.remark,)),
+            *_problems(values, given), *remarks, *dialect.remarks,
         ),
     )  # fmt: skip
+
+
+def _runtime(dialect: Dialect, tuning: Tuning, found: Found) -> str:
+    """Return the runtime that is asked: transformers for adapters, whose states are small.
+
+    Of these a stage below 3 shares nothing else, so that the ranks are replicas.
+    """
+    if tuning.adapters is None:
+        return dialect.target
+    found["zero"] = found["zero"] if found["zero"] == _FULLY_SHARDED else 0
+    return TRANSFORMERS.target
 
 
 def _in_sequences(given: Mapping[str, Given]) -> dict[str, Given]:
@@ -305,26 +320,6 @@ def misspelt(
         if near and leaf not in leaves and leaf not in _ALIASES:
             yield Problem(severity=severity, line=entry.line, what=f"{entry.path} is unknown",
                           why=why, fix=near[0])  # fmt: skip
-
-
-_TRAINED: Mapping[str, tuple[object, ...]] = {
-    "finetuning_type": ("full",), "use_peft": (False, None), "adapter": (None, ""),
-    "tuner_type": ("full",), "train_type": ("full",), "load_in_4bit": (False, None),
-    "load_in_8bit": (False, None),
-}  # fmt: skip
-"""Keys of LLaMA-Factory, TRL, axolotl and ms-swift, with the values that train all parameters."""
-
-
-def _check_trained(given: Mapping[str, Given]) -> None:
-    """Raise InputError where adapters are trained, which are read of Megatron's runtimes alone."""
-    for key, method in given.items():
-        plain = _TRAINED.get(key.rpartition(".")[2], (method.value,))
-        if method.value not in plain or str(method.value).endswith("LoraConfig"):
-            raise InputError(
-                f"line {method.line}: {method.written} {method.value} trains adapters or some "
-                "layers, which are not read here",
-                "plan it:  moetune plan --train lora:rank=8 --target transformers",
-            )
 
 
 def _problems(values: Mapping[str, Any], given: Mapping[str, Given]) -> Iterator[Problem]:

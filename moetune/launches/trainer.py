@@ -4,18 +4,28 @@ LLaMA-Factory, TRL and ms-swift pass such arguments. A DeepSpeed JSON, an accele
 FSDP configuration is read where it lies next to the launch, or under the current folder.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InputError
+from moetune.domain.tuning import TRAINS_ALL, AdaptedParts, Adapters, Tuning
+from moetune.export.keys import Value
 from moetune.launches.arguments import PER_DEVICE, Argument, Launch, check_values
 from moetune.launches.entries import Entry, entries_of
 from moetune.launches.megatron import plain_value
-from moetune.launches.reading import Asked
+from moetune.launches.reading import Asked, Given, Problem
 
 _NAMING = ("config_file", "deepspeed", "deepspeed_config_file", "fsdp_config")
 """Keys whose value is a file of an engine, or of accelerate."""
-_KINDS = (".json", ".yaml", ".yml")
+_ENDINGS = (".json", ".yaml", ".yml")
+_KINDS = ("finetuning_type", "tuner_type", "train_type", "use_peft", "adapter")
+_RANKS = ("lora_rank", "lora_r", "rank")
+_MODULES = ("lora_target", "target_modules", "lora_target_modules")
+_BITS = ("quantization_bit", "quant_bits", "load_in_4bit")
+_USUAL_RANK = 8
+"""Of LLaMA-Factory, ms-swift and PEFT."""
+_ATTENTION, _FFNS = {f"{name}_proj" for name in "qkvo"}, {"gate_proj", "up_proj", "down_proj"}
 
 
 def trainer_entries(launch: Launch, asked: Asked) -> tuple[Entry, ...]:
@@ -28,11 +38,9 @@ def trainer_entries(launch: Launch, asked: Asked) -> tuple[Entry, ...]:
     if all(_field(argument) != PER_DEVICE for argument in launch.arguments):
         return ()
     check_values((f"--{one.name}", one.values[0]) for one in launch.arguments if one.values)
-    given = tuple(
-        Entry(_field(one), plain_value(one.values[0].text) if one.values else True, one.line)
-        for one in arguments
-    )
-    return with_named_files(given, asked)
+    given = tuple(Entry(_field(one), _value(one), one.line) for one in arguments)
+    usual = (Entry("tuner_type", "lora", 0),) if launch.program == "swift" else ()
+    return with_named_files((*usual, *given), asked)
 
 
 def with_named_files(entries: tuple[Entry, ...], asked: Asked) -> tuple[Entry, ...]:
@@ -42,13 +50,78 @@ def with_named_files(entries: tuple[Entry, ...], asked: Asked) -> tuple[Entry, .
     """
     named: list[Entry] = []
     kept: list[Entry] = []
-    for entry in entries:
+    for entry in _with_model(entries):
         file = _file(entry, asked)
         if file is None:
             kept.append(entry)
         else:
             named += _of_file(file, asked)
     return (*named, *kept)
+
+
+def _with_model(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    """Return entries with the model under Trainer's key; ms-swift's `model_name` is no model."""
+    names = {entry.path: entry for entry in entries if isinstance(entry.value, str)}
+    if "model" not in names:
+        return entries
+    model = names["model"]._replace(path="model_name_or_path")
+    return (model, *(entry for entry in entries if entry.path not in ("model", "model_name")))
+
+
+def trainer_tuning(given: Mapping[str, Given], decoder: Decoder) -> tuple[Tuning, list[Problem]]:
+    """Return what trains of a model, and what of that surprises.
+
+    Raises:
+        InputError: it is neither all parameters nor LoRA.
+    """
+    kind = next((given[key] for key in _KINDS if key in given), None)
+    is_of_factory = "cutoff_len" in given or "stage" in given
+    name = ("lora" if is_of_factory else None) if kind is None else kind.value
+    if name in (None, False, "", "full"):
+        return TRAINS_ALL, []
+    if name not in ("lora", True):
+        what = f"line {kind.line if kind else 0}: {kind.written if kind else ''} {name}"
+        raise InputError(
+            f"{what} trains in a way that is not read here",
+            "plan it:  moetune plan --train lora:rank=8 --target transformers",
+        )
+    rank = next((given[key].value for key in _RANKS if key in given), _USUAL_RANK)
+    if not isinstance(rank, int) or rank < 1:
+        raise InputError(f"the rank of the adapters is {rank!r}", "give a number from 1 on")
+    bits = next((given[key].value for key in _BITS if key in given), None)
+    targets, remark = _adapted(given, decoder)
+    line = next((given[key].line for key in _MODULES if key in given), None)
+    problems = [Problem(severity="note", line=line, what=remark)] if remark else []
+    tuning = Tuning(
+        adapters=Adapters(rank=rank, targets=targets),
+        base="nf4" if bits in (True, 4) else "bfloat16",
+    )
+    return tuning, problems
+
+
+def _adapted(given: Mapping[str, Given], decoder: Decoder) -> tuple[AdaptedParts, str]:
+    """Return the matrices with adapters that are priced, and where others have some.
+
+    Experts of transformers are parameters, which "all" and "all-linear" do not name.
+    """
+    named = next((given[key].value for key in _MODULES if key in given), "all")
+    words = named if isinstance(named, tuple) else str(named).split(",")
+    modules = {str(word).strip() for word in words} - {"all", "all-linear"}
+    has_ffns = not modules or modules & _FFNS
+    targets: AdaptedParts = "all" if has_ffns and not decoder.num_moe_layers else "attention"
+    if modules and not modules >= _ATTENTION:
+        return targets, f"adapters on {', '.join(sorted(modules))} are priced as on all {targets}"
+    if has_ffns and decoder.num_moe_layers:
+        return targets, "experts have no adapters: transformers keeps them as parameters"
+    return targets, ""
+
+
+def _value(argument: Argument) -> Value:
+    """Return the value of an argument, a list where it has several words."""
+    words = tuple(word.text for word in argument.values)
+    if len(words) > 1:
+        return words
+    return plain_value(words[0]) if words else True
 
 
 def _field(argument: Argument) -> str:
@@ -58,7 +131,7 @@ def _field(argument: Argument) -> str:
 def _file(entry: Entry, asked: Asked) -> Path | None:
     """Return the file that an entry names, where it can be read."""
     value, key = entry.value, entry.path.rpartition(".")[2]
-    if asked.folder is None or key not in _NAMING or not str(value).endswith(_KINDS):
+    if asked.folder is None or key not in _NAMING or not str(value).endswith(_ENDINGS):
         return None
     places = (asked.folder / str(value), Path(str(value)))
     return next((place for place in places if place.is_file()), None)

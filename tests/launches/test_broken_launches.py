@@ -118,6 +118,11 @@ CASES = (
     ),
     Broken(report="hiyouga/LLaMA-Factory#2518", what=MEMORY, line=None, text=TRAINER),
     Broken(
+        report="hiyouga/LLaMA-Factory#2379", what=MEMORY, line=None,
+        text="accelerate launch --num_processes 8 " + TRAINER.partition("8 ")[2]
+        .replace("--deepspeed ds.json", "").replace("full", "lora --lora_target q_proj,v_proj"),
+    ),
+    Broken(
         report="huggingface/trl#1268", what=MEMORY, line=None, text=OFFLOAD, name="accelerate.yaml",
         model="mixtral-8x7b",
         extra=("--max_seq_length", "2048", "--per_device_train_batch_size", "1"),

@@ -259,7 +259,12 @@ def test_a_written_change_touches_its_line_alone(
         ("r.py", REGISTRY, {"extra": ("moe_3b",)}, "r.py has no function 'moe_3b'"),
         ("q.py", RECIPES, {"extra": ("qwen3_30b_a3b_peft_8gpu_config",)}, "trains adapters"),
         ("run.sh", BRIDGE.replace("pretrain_c", "peft_c"), {}, "trains adapters"),
-        ("f.yaml", FACTORY.replace(": full", ": lora"), {"world_size": 8}, "trains adapters"),
+        (
+            "f.yaml",
+            FACTORY.replace(": full", ": freeze"),
+            {"world_size": 8},
+            "finetuning_type freeze trains in a way that is not read here",
+        ),
     ],
 )
 def test_wrong_input_is_a_message(
@@ -349,3 +354,34 @@ def test_words_that_a_script_does_not_pass_on_belong_to_its_command() -> None:
     found = open_launch("run.sh", text, Asked(model="qwen3-30b-a3b", extra=words)).reading
     assert (found.layout.micro_batch, found.layout.tp) == (1, 1)
     assert found.given["tensor_model_parallel_size"].line == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "engine", "tuning", "zero", "remark"),
+    [
+        ("Qwen/Qwen3-8B", "--finetuning_type lora", "ds3.json", "lora:rank=8,targets=all", 3, ""),
+        ("Qwen/Qwen3-8B", "--finetuning_type lora", "ds2.json", "lora:rank=8,targets=all", 0, ""),
+        ("Qwen/Qwen3-30B-A3B", "--stage sft --lora_rank 16", "ds3.json",
+         "lora:rank=16,targets=attention", 3, "experts have no adapters"),
+        ("Qwen/Qwen3-30B-A3B", ("--finetuning_type lora --quantization_bit 4 --lora_target "
+         "q_proj,k_proj,v_proj,o_proj"), "ds2.json", "qlora:rank=8,targets=attention", 0, ""),
+        ("mistralai/Mixtral-8x7B-v0.1", "--use_peft --lora_r 4 --lora_target_modules q_proj v_proj",
+         "ds2.json", "lora:rank=4,targets=attention", 0, "adapters on q_proj, v_proj are priced"),
+    ],
+)  # fmt: skip
+def test_adapters_of_the_trainers_commands_are_read(
+    tmp_path: Path, model: str, words: str, engine: str, tuning: str, zero: int, remark: str
+) -> None:
+    for stage in (2, 3):
+        (tmp_path / f"ds{stage}.json").write_text(STAGE_2.replace("2}", f"{stage}}}"))
+    text = (
+        f"torchrun --nproc_per_node 8 sft.py --model {model} {words} --max_length 2048 "
+        f"--deepspeed {engine} --per_device_train_batch_size 1 "
+        "--gradient_accumulation_steps $(expr 32 / 8)"
+    )
+    found = open_launch("run.sh", text, Asked(folder=tmp_path)).reading
+    assert found.target.name == "transformers"
+    assert found.job.tuning.words.partition(",experts")[0] == tuning
+    assert (found.layout.zero, found.layout.dp, found.job.global_batch) == (zero, 8, 32)
+    remarks = [problem.what for problem in found.problems]
+    assert [what.startswith(remark) for what in remarks].count(True) == bool(remark) or not remark
