@@ -131,7 +131,9 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
         if base
         else (Problem(severity="note", line=None, what=_FROM_RECIPE, why="the recipe is not run"),)
     )
-    said = {key: value for key, value in {**_USUAL, **values}.items() if value is not None}
+    said: dict[str, Value] = {
+        key: value for key, value in {**_USUAL, **values}.items() if value is not None
+    }
     frozen = bridge_frozen(entries)
     hooks = [entry.line for entry in entries if _leaf(entry) == _HOOK and not frozen]
     arguments = MegatronArguments(

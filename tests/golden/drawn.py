@@ -30,7 +30,11 @@ def steps() -> Iterator[dict[str, Any]]:
     for name in TARGETS:
         pairs = zip(itertools.cycle(MACHINES), plans(name, COUNT, SEED), strict=False)
         for machine, planned in pairs:
-            row = {"target": name, "machine": machine, "model": planned.job.decoder.name}
+            row: dict[str, Any] = {
+                "target": name,
+                "machine": machine,
+                "model": planned.job.decoder.name,
+            }
             costs = costs_of(profiles[machine], allow_modelled=True)
             prices = step_prices(planned.job, planned.target, profiles[machine], costs)
             memory = MemoryModel(job=planned.job, stages=prices.stages, target=planned.target)
