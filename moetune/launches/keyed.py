@@ -42,7 +42,7 @@ _POLICIES = {"full": ("full",), "selective": ("selective",), "none": ()}
 _ALIASES = {
     "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
     "max_seq_length": "seq_len", "max_length": "seq_len", "model_max_length": "seq_len",
-    "cutoff_len": "seq_len",
+    "cutoff_len": "seq_len", "max_seq_len": "seq_len",
     "model_name_or_path": "model_name", "zero_stage": "zero_optimization.stage",
     "MODEL": "model_name", "parallelism_config_tp_size": "tp_size",
 }  # fmt: skip

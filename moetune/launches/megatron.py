@@ -22,7 +22,7 @@ from moetune.export.keys import Value, read_settings
 from moetune.export.megatron import FLAGS, NEGATIVES
 from moetune.export.megatron_values import SETTINGS
 from moetune.launches.arguments import Argument, Launch, check_values
-from moetune.launches.megatron_sizes import SIZES, recognise
+from moetune.launches.megatron_sizes import SIZES, TOKENIZER, recognise
 from moetune.launches.reading import Asked, Given, Problem, Reading, Row, lines_of, rows_of
 from moetune.launches.tuning import GivenAdapters, given_tuning, swift_adapters
 
@@ -60,7 +60,7 @@ _SWITCHES = frozenset(
        "tp_comm_overlap", "cross_entropy_loss_fusion"}
 )  # fmt: skip
 """Keys without a value."""
-_VALUED = KEYS - _SWITCHES - {"tokenizer_model"}
+_VALUED = KEYS - _SWITCHES - TOKENIZER
 """Keys that need a value."""
 _FIELDS = MappingProxyType({flag.removeprefix("--"): field for field, flag in FLAGS.items()})
 _FALSE = MappingProxyType({flag.removeprefix("--"): field for field, flag in NEGATIVES.items()})
@@ -235,8 +235,9 @@ def _fields_of(launch: Launch, target: Target) -> MegatronArguments:
 
 def _unset(argument: Argument) -> Iterator[Problem]:
     """Yield variables among an argument's words that have no value, and are read as empty."""
+    is_of_tokenizer = argument.name.replace("-", "_") in TOKENIZER
     for word in argument.values:
-        if word.missing.startswith("$") and not word.text and argument.name != "tokenizer-model":
+        if word.missing.startswith("$") and not word.text and not is_of_tokenizer:
             what = f"{word.missing} has no value here, and is read as empty"
             yield Problem(severity="note", line=word.line, what=what, fix="--set NAME=VALUE")
 

@@ -36,15 +36,18 @@ _LINEAR = (
     "linear_num_key_heads", "linear_num_value_heads",
 )  # fmt: skip
 _PATTERNS = ("hybrid_layer_pattern", "hybrid_override_pattern")
+TOKENIZER = frozenset({"tokenizer_model", "tokenizer_type", "vocab_file", "merge_file"})
+"""Fields that say a vocabulary; a path in them may have variables without a value."""
 SIZES = frozenset({
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups",
     "group_query_attention", "kv_channels", "moe_ffn_hidden_size", "moe_layer_freq",
     "mtp_num_layers", "multi_latent_attention", "qk_layernorm", "add_qkv_bias", "swiglu",
-    "vocab_size", "padded_vocab_size", "tokenizer_model", "squared_relu",
+    "vocab_size", "padded_vocab_size", *TOKENIZER, "squared_relu",
     "untie_embeddings_and_output_weights", *_LATENT, *_ROUTED, *_LINEAR, *_PATTERNS,
 })  # fmt: skip
 """Fields that say a model's sizes."""
 _DEFAULT_TOP_K = 2
+_GPT2, _GPT2_TOKENS = "GPT2BPETokenizer", 50257
 _SWIGLU_MULTIPLE = 64
 _LARGEST_LIST = 10_000
 
@@ -88,7 +91,11 @@ def recognise(values: Values, *, name: str | None = None, reads_files: bool) -> 
         if decoder.num_layers != model.decoder.num_layers:
             words = f"{model.title} with {decoder.num_layers} blocks, by its other sizes"
         return Recognised(decoder, words)
-    return Recognised(_of_sizes(values, sizes, hint), "a decoder of the script's sizes")
+    vocabulary, whose = _vocabulary(values), ""
+    if vocabulary is None:
+        vocabulary, whose = _assumed_vocabulary(values, sizes, hint)
+    words = f"a decoder of the script's sizes{whose}"
+    return Recognised(_of_sizes(values, sizes, vocabulary), words)
 
 
 def effective(values: Values) -> dict[str, Any]:
@@ -235,21 +242,32 @@ def _vocabulary(values: Values) -> int | None:
     return None
 
 
-def _of_sizes(values: Values, sizes: Mapping[str, Any], hint: str | None) -> Decoder:
-    """Return a decoder of a family that has such parts.
+def _assumed_vocabulary(
+    values: Values, sizes: Mapping[str, Any], hint: str | None
+) -> tuple[int, str]:
+    """Return a vocabulary that arguments do not say, and words on whose it is.
 
     Raises:
-        InputError: the vocabulary is missing, or the sizes are of none.
+        InputError: no tokenizer and no model of that shape is known.
     """
-    vocabulary = _vocabulary(values)
+    usual = _GPT2 if values.get("merge_file") else None  # as files of merges are
+    if values.get("tokenizer_type", usual) == _GPT2:
+        return _GPT2_TOKENS, ", with GPT-2's vocabulary"
     hint = hint or _near(sizes)
-    if vocabulary is None and hint is not None:
-        vocabulary = named_model(hint).decoder.vocab_size
-    if vocabulary is None:
+    if hint is None:
         raise InputError(
             "no model is known by the script's sizes, and it does not say its vocabulary",
             "name the model, or its config.json, with --model",
         )
+    return named_model(hint).decoder.vocab_size, f", with the vocabulary of {hint}"
+
+
+def _of_sizes(values: Values, sizes: Mapping[str, Any], vocabulary: int) -> Decoder:
+    """Return a decoder of a family that has such parts.
+
+    Raises:
+        InputError: the sizes are of none.
+    """
     if "pattern" in sizes or "experimental_attention_variant" in sizes:
         raise InputError("no model is known by the script's sizes", "name it with --model")
     document = {**_document(values, sizes), "vocab_size": vocabulary}

@@ -51,11 +51,19 @@ def program_entries(name: str, text: str, function: str = "") -> tuple[Entry, ..
         )
     reader = _Reader(functions, dict(_constants(tree)))
     if not function:
-        return tuple(reader.of_body(tree.body, reader.constants))
+        return tuple(_with_referred(reader.of_body(tree.body, reader.constants)))
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
-    return (
-        *reader.of_body(imports, reader.constants), *reader.of_function(functions[function], {})
-    )  # fmt: skip
+    made = reader.of_function(functions[function], {})
+    return (*reader.of_body(imports, reader.constants), *_with_referred(made))
+
+
+def _with_referred(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Yield entries, with the value of an earlier path where one refers to it."""
+    values: dict[str, Any] = {}
+    for entry in entries:
+        referred = entry.value.partition(".")[2] if isinstance(entry.value, str) else ""
+        values[entry.path] = values.get(referred, entry.value) if referred else entry.value
+        yield entry._replace(value=values[entry.path])
 
 
 def ranks_of(function: str) -> int | None:
@@ -67,8 +75,13 @@ def ranks_of(function: str) -> int | None:
 def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
     """Yield the names of the module with a plain value."""
     for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            yield from ((ast.unparse(target), node.value.value) for target in node.targets)
+        match node:
+            case ast.Assign(targets=targets, value=ast.Constant(value=value)):
+                yield from ((ast.unparse(target), value) for target in targets)
+            case ast.AnnAssign(target=target, value=ast.Constant(value=value)):
+                yield ast.unparse(target), value
+            case _:
+                pass
 
 
 class _Reader(NamedTuple):

@@ -335,16 +335,17 @@ class _Reader:
 
     def _compared(self, texts: list[Text]) -> bool | None:
         words = [*map(text_of, texts)]
+        is_known = not any(map(missing_of, texts))
         is_run = any(missing_of(text).startswith(("$(", "`")) for text in texts)
         match words:
             case ["-z" | "-n", value] if not is_run:
                 return bool(value) is (words[0] == "-n")
-            case _ if any(map(missing_of, texts)):
+            case [left, "=" | "==" | "!=", right] if is_known or (not is_run and "" in words):
+                return fnmatchcase(left, right) is (words[1] != "!=")
+            case _ if not is_known:
                 return None
             case [value]:
                 return bool(value)
-            case [left, "=" | "==" | "!=", right]:
-                return fnmatchcase(left, right) is (words[1] != "!=")
             case [left, sign, right] if sign in _NUMBERS:
                 number = self.scope.number(f"({left}) {_NUMBERS[sign]} ({right})")
                 return None if number is None else bool(number)

@@ -29,6 +29,8 @@ _BRIDGE: Mapping[str, Any] = {
     "dim": 32, "target_modules": (*ATTENTION, *FFNS), "share_expert_adapters": True,
 }  # fmt: skip
 """Defaults of `megatron/bridge/peft/lora.py`."""
+_USUAL_LORA = ("default_peft_config", "lora")
+"""Function of recipes that makes `LoRA`, and its argument."""
 _OTHERS = ("normalize_moe_lora", "experts_shared_outer_loras", "exclude_modules")
 _FROZEN = ("freeze_parameters", "freeze_parameters_regex", "freeze_parameters_ratio",
            "trainable_parameters", "trainable_parameters_regex", "freeze_llm")  # fmt: skip
@@ -110,7 +112,8 @@ def names_adapters(entries: Collection[Entry]) -> bool:
     """Return whether keys of Megatron-Bridge say the class of adapters, or rank and modules."""
     paths = {f".{entry.path}".partition(".peft")[2]: str(entry.value) for entry in entries
              if ".peft" in f".{entry.path}"}  # fmt: skip
-    return paths.get("", "").endswith("LoRA") or paths.keys() >= {".dim", ".target_modules"}
+    is_lora = paths.get("", "").endswith("LoRA") or (paths.get(""), paths.get(".0")) == _USUAL_LORA
+    return is_lora or paths.keys() >= {".dim", ".target_modules"}
 
 
 def bridge_adapters(entries: Collection[Entry]) -> GivenAdapters | None:
@@ -132,7 +135,7 @@ def bridge_adapters(entries: Collection[Entry]) -> GivenAdapters | None:
             kind = str(entry.value).rpartition(".")[2]
         named[rest.lstrip(".")] = entry.value
     other = next((name for name in _OTHERS if named.get(name)), "")
-    if kind not in ("", "LoRA", "lora") or other:
+    if kind not in ("", "LoRA", "lora", _USUAL_LORA[0]) or other:
         what = f"line {line}: {other or f'peft {kind}'} is not planned"
         raise InputError(what, "use LoRA with target_modules, dim and share_expert_adapters")
     values = {name: named.get(name, default) for name, default in _BRIDGE.items()}

@@ -90,7 +90,16 @@ def qwen3_30b_a3b_pretrain_32gpu_config():
 
 def qwen3_30b_a3b_peft_8gpu_config():
     cfg = qwen3_30b_a3b_pretrain_16gpu_config()
-    cfg.peft = default_peft_config("lora")
+    cfg.peft = default_peft_config("dora")
+    return cfg
+
+LENGTH: int = 16384
+def qwen3_30b_a3b_lora_8gpu_config(peft_scheme: str | PEFT = "lora"):
+    cfg = qwen3_30b_a3b_pretrain_16gpu_config()
+    cfg.peft = default_peft_config(peft_scheme)
+    cfg.model.seq_length = LENGTH
+    cfg.dataset.seq_length = cfg.model.seq_length
+    cfg.recompute_modules = None
     return cfg
 """
 NEMO = """\
@@ -343,6 +352,13 @@ def test_a_script_of_the_trainer_is_read_with_the_files_that_it_names(
     assert any("none.json is not read" in what for what in remarks) is ("none.json" in engine)
     changed = launch.written({"train_micro_batch_size_per_gpu": 1})
     assert changed == text.replace("batch_size 2", "batch_size 1")
+
+
+def test_adapters_and_lengths_of_a_recipe_are_its_defaults() -> None:
+    asked = Asked(extra=("qwen3_30b_a3b_lora_8gpu_config",))
+    found = open_launch("q.py", RECIPES, asked).reading
+    assert found.job.tuning.words == "lora:rank=32,targets=all,experts=shared"
+    assert (found.job.length, found.job.world_size) == (16384, 8)
 
 
 def test_words_that_a_script_does_not_pass_on_belong_to_its_command() -> None:

@@ -305,8 +305,16 @@ def test_a_plain_gpt_is_a_decoder_of_its_sizes(layers: int) -> None:
     found = read(
         f"torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers {layers} --hidden-size 2048 "
         "--num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
-        "--micro-batch-size 1 --global-batch-size 64 --bf16 --vocab-size 50304"
+        "--micro-batch-size 1 --global-batch-size 64 --bf16 --vocab-file $A/v.json "
+        "--merge-file $A/merges.txt"
     )
     each = 12 * 2048**2 + 13 * 2048  # matrices; biases and two norms
-    ends = (50304 + 2048 + 2) * 2048  # embeddings of tokens and positions, the last norm
+    assert found.model_words == "a decoder of the script's sizes, with GPT-2's vocabulary"
+    ends = (50257 + 2048 + 2) * 2048  # embeddings of tokens and positions, the last norm
     assert found.decoder.parameters.total == layers * each + ends
+
+
+@pytest.mark.parametrize(("extra", "tensor"), [((), 2), (("4",), 4)])
+def test_a_word_that_is_not_given_is_empty(extra: tuple[str, ...], tensor: int) -> None:
+    lines = 'TP=$1\nif [ "$TP" == "" ]; then\n    TP=2\nfi\n' + ARRAYS.replace("${TP:-2}", "$TP")
+    assert read(lines, extra=extra).layout.tp == tensor
