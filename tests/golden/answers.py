@@ -103,13 +103,19 @@ def freeze(name: str) -> None:
 
 
 def _document(store: str, *arguments: str) -> dict[str, Any]:
+    code, found = document(store, *arguments)
+    assert code == 0, (arguments, code, found)
+    return found
+
+
+def document(store: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Return the exit code and the document of a command, or of its error."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = app.main(("--no-config", "--db", store, *arguments, "--json"))
-    assert code == 0, (arguments, code, out.getvalue(), err.getvalue())
     found = json.loads(out.getvalue())
-    assert isinstance(found, dict)
-    return found
+    assert isinstance(found, dict), err.getvalue()
+    return code, found
 
 
 if __name__ == "__main__":

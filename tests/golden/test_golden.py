@@ -40,3 +40,10 @@ def test_facts_hold() -> None:
 def test_steps_and_memory_of_drawn_layouts_hold() -> None:
     found = differences(json.loads(drawn.FILE.read_text(encoding="utf-8")), [*drawn.steps()])
     assert not found, "\n".join(found[:20])
+
+
+def test_plans_of_drawn_layers_hold() -> None:
+    found = differences(
+        json.loads(drawn.LAYERS_FILE.read_text(encoding="utf-8")), [*drawn.layers()]
+    )
+    assert not found, "\n".join(found[:20])
