@@ -69,7 +69,7 @@ def train(arguments: argparse.Namespace, device: torch.device) -> bool:
     """Train, and return whether the last step was reached."""
     book = None
     if arguments.plan is not None:
-        book = moetune.open_planbook(arguments.plan, renew=True, observe_every=5)
+        book = moetune.open_planbook(arguments.plan, renew=True)
     model = moetune.adapt(loaded(arguments, device), book)
     # Without buffers to send, the first exchange of a step is a layer's, whose errors have names.
     replica = DistributedDataParallel(moetune.prepare_ddp(model), broadcast_buffers=False)
@@ -91,8 +91,6 @@ def train(arguments: argparse.Namespace, device: torch.device) -> bool:
             say(f"saved {checkpoints.save(folder, step, model, optimizer)}")
     if arguments.save is not None:
         model.save_pretrained(arguments.save)  # on every rank: experts are gathered
-    if book is not None:
-        book.close()
     say(summary(times, model, book, step))
     return not is_stopped or step == arguments.steps
 

@@ -37,7 +37,7 @@ THOROUGH = (
     "measure/test_measuring_ranks.py", "measure/test_profile_command.py",
     "runtime/test_gpu_streams.py",
     "runtime/test_layer_memory.py", "runtime/test_layer_under_faults.py",
-    "runtime/test_random_layouts.py", "runtime/test_watching.py", "service/hostile",
+    "runtime/test_random_layouts.py", "service/hostile",
     "service/test_service_fuzz.py", "service/test_training_with_the_service.py",
     "store/test_store_availability.py", "store/test_store_pages.py",
     "store/test_store_postgresql.py", "store/test_store_processes.py", "test_make_gpu.py",

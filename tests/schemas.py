@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from moetune.app.doctor import Diagnosis
-from moetune.app.drift import OperationDrift
 from moetune.app.export import ExportDocument
 from moetune.app.observe import ObservedPart
 from moetune.app.plan import PlanRequest
@@ -175,13 +174,11 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
         "models": tuple[Model, ...], "whole": tuple[WholeModel, ...],
         "huggingface": tuple[RegisteredModel, ...], **_SECTIONS,
     }),
-    "drift/1": Keys({"items": list_of(Keys({"words": str}, of=OperationDrift))}),
     "explanation/1": Keys({
         "plan": Plan, "forward": PhaseTerms | None, "backward": PhaseTerms | None,
         "strategies": tuple[StrategyTerms, ...], "note": str,
     }),
     "inputs/1": Keys(of=PlanRequest),
-    "observations/1": Keys({"observations": tuple[Observation, ...]}),
     "observations.list/1": Keys({
         "observations": list_of(_OBSERVATION),
         "runs": list_of(Keys({"id": int, "created_at": str}, of=ObservedRun)), **_SECTIONS,

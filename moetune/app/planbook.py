@@ -24,7 +24,6 @@ from moetune.domain.records import Settled
 from moetune.domain.request import PlanInputs
 from moetune.domain.spelling import nearest_or
 from moetune.runtime.plans.book import PlanBook, read_plans, share_plans
-from moetune.runtime.plans.reports import ObservationSender, StepReporter, post_observations
 from moetune.runtime.plans.tuner import BUDGET_SECONDS
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ def open_planbook(
     db: str | None = None,
     online: bool = False,
     service: str | None = None,
-    observe_every: int = 50,
     search_budget_seconds: float = BUDGET_SECONDS,
     renew: bool = False,
 ) -> PlanBook:
@@ -66,8 +64,7 @@ def open_planbook(
 
     With a plan service (`moetune serve`) the first rank asks it for the plans of inputs. Where the
     service gives none, its last answer to the same inputs is taken from the user's cache, else the
-    layer runs without a plan: there is one warning, and the training goes on. Step times are sent
-    to the service in the background; `book.close()` at the end of the job sends the rest.
+    layer runs without a plan: there is one warning, and the training goes on.
 
     Args:
         source: plan files, folders of them, ids or their beginnings in the store, or plans;
@@ -80,8 +77,6 @@ def open_planbook(
         online: search while training.
         service: the service's url; default, MOETUNE_URL or the setting `url`. Its token is
             taken from MOETUNE_TOKEN.
-        observe_every: calls of a layer per call whose time is sent to the service; 0 sends
-            none. With `online` what searches settle is sent instead.
         search_budget_seconds: time that searches of this job may lose; default, a hundredth of an
             hour. The first rank's counts.
         renew: instead of plans of layers for another number of ranks take those for the group's,
@@ -92,9 +87,7 @@ def open_planbook(
             given without a source; on every rank.
         MoetuneError: the store cannot be read, or `online` lacks Optuna; on every rank.
     """
-    request = _BookRequest(
-        source=source, db=db, service=service, observe_every=observe_every, renew=renew
-    )
+    request = _BookRequest(source=source, db=db, service=service, renew=renew)
     if online:
         return share_plans(
             lambda: _find_all(request, group), find_settled=partial(_find_settled, request),
@@ -111,7 +104,6 @@ class _BookRequest:
     source: _Source | Sequence[_Source] | None
     db: str | None
     service: str | None
-    observe_every: int
     renew: bool
 
     @property
@@ -178,7 +170,8 @@ def _find_named(request: _BookRequest, url: str | None, num_ranks: int) -> PlanB
     plans = tuple(plan for source in local for plan in _find(source, request.settings))
     if not served:
         return PlanBook(plans)
-    return _ask_service(request, url, served, local=plans, num_ranks=num_ranks)
+    served_plans = _ask_service(url, served, num_ranks=num_ranks)
+    return PlanBook((*plans, *served_plans), is_complete=len(served_plans) == len(served))
 
 
 def _renew(book: PlanBook, request: _BookRequest, *, url: str | None, num_ranks: int) -> PlanBook:
@@ -193,14 +186,11 @@ def _renew(book: PlanBook, request: _BookRequest, *, url: str | None, num_ranks:
     current = [plan for plan in book.plans if plan not in old]
     questions = [plan.inputs.question_for(num_ranks) for plan in old]
     if url is None:
-        made = _make_plans(questions, request.settings)
-        is_complete = book.is_complete and len(made) == len(questions)
-        return PlanBook((*current, *made), is_complete=is_complete, reporter=book.reporter)
-    reported = frozenset() if book.reporter is None else book.reporter.plan_ids
-    return _ask_service(
-        request, url, [*(plan.id for plan in current if plan.id in reported), *questions],
-        local=[plan for plan in current if plan.id not in reported], num_ranks=num_ranks,
-    )  # fmt: skip
+        renewed = _make_plans(questions, request.settings)
+    else:
+        renewed = _ask_service(url, questions, num_ranks=num_ranks)
+    is_complete = book.is_complete and len(renewed) == len(questions)
+    return PlanBook((*current, *renewed), is_complete=is_complete)
 
 
 def _make_plans(questions: Sequence[Mapping[str, object]], settings: Settings) -> list[Plan]:
@@ -290,11 +280,8 @@ def _is_served(source: object, url: str | None) -> bool:
     return url is not None and isinstance(source, str) and _ID.fullmatch(source) is not None
 
 
-def _ask_service(
-    request: _BookRequest, url: str | None, sources: Sequence[object], *, local: Sequence[Plan],
-    num_ranks: int,
-) -> PlanBook:  # fmt: skip
-    """Return local plans followed by the service's, and the reporter of the latter's steps.
+def _ask_service(url: str | None, sources: Sequence[object], *, num_ranks: int) -> list[Plan]:
+    """Return the service's plans, without those that it did not give.
 
     Args:
         sources: plans' inputs, and full ids.
@@ -308,22 +295,9 @@ def _ask_service(
             "there is no plan service to ask for these inputs",
             "name one with service=…, MOETUNE_URL or the setting `url`",
         )
-    if request.observe_every < 0:
-        raise InputError(f"observe_every must be at least 0, got {request.observe_every}")
     questions = [
         _checked_inputs(source, num_ranks=num_ranks) if isinstance(source, Mapping) else str(source)
         for source in sources
     ]
-    client = wiring.service_client(url)
-    answers = client.ask(questions)
-    served = [plan for plan in answers if plan is not None]
-    reporter = None
-    if served and request.observe_every:
-        reporter = StepReporter(
-            ObservationSender(
-                partial(post_observations, client.connection), is_quiet=client.was_refused
-            ),
-            plan_ids=frozenset(plan.id for plan in served), every=request.observe_every,
-            device_id=wiring.detect_cluster().fingerprint.device_id,
-        )  # fmt: skip
-    return PlanBook((*local, *served), is_complete=len(served) == len(answers), reporter=reporter)
+    answers = wiring.service_client(url).ask(questions)
+    return [plan for plan in answers if plan is not None]

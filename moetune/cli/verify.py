@@ -29,7 +29,7 @@ def verify(
     the step is outside of its range, or one chunk is faster.
     """
     from moetune.app.profile_quality import stale_note
-    from moetune.app.verify import verify_plan
+    from moetune.app.verify import observations_of, verify_plan
     from moetune.app.views.observed import verification_sections
 
     environ = config.environment()
@@ -42,11 +42,12 @@ def verify(
     )  # fmt: skip
     if verification is None:
         return 0
-    stale = "" if machine is None else stale_note(machine)
-    notes = (*_store(session, made, verification), *filter(None, (stale,)))
+    with session.open_store() as store:
+        store.save_plan(made)
+        store.add_observations(observations_of(made, verification))
     session.screen.answer(verification_sections(made, verification), verification.document)
-    for note in notes:
-        session.screen.note(note)
+    if machine is not None and (stale := stale_note(machine)):
+        session.screen.note(stale)
     return _judge(session, made, verification)
 
 
@@ -68,16 +69,3 @@ def _judge(session: Session, made: "Plan", verification: "Verification") -> int:
         raise QualityError(words, hint)
     session.screen.line(words)
     return 0
-
-
-def _store(session: Session, made: "Plan", verification: "Verification") -> tuple[str, ...]:
-    """Store what was observed, and return the newest change among all observations."""
-    from moetune.app.drift import observed_drifts
-    from moetune.app.verify import observations_of
-
-    observations = observations_of(made, verification)
-    with session.open_store() as store:
-        store.save_plan(made)
-        store.add_observations(observations)
-        changes = observed_drifts(store.observation_page(made.id, limit=1000))
-    return tuple(change.words for change in changes[:1])

@@ -49,9 +49,6 @@ class RunInfo:
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 1e7
 """Least and most seconds of a step: beyond them its ratios cannot be drawn, or not be computed."""
-OBSERVATIONS_SCHEMA = "moetune.observations/1"
-MAX_OBSERVATIONS = 1000
-"""Most observations that a service stores, and so a job sends, in one request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +58,7 @@ class Observation:
     Args:
         seconds: raw times of single steps, in order.
         predicted_seconds: 0 where nothing was predicted.
-        source: who measured ("verify", "quickstart", "training", "search").
+        source: who measured: "verify", or of before "training" and "search".
         operations: times of the steps' operations; empty where they were not observed.
         device_id: of the machine, see `Fingerprint`; "" where the sender does not know it.
 

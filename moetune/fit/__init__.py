@@ -15,5 +15,4 @@ variants      a Profile to many Costs within its noise
 based         a machine with a reference machine for the rest, measured or described
 speeds        profiles of faster parts, and costs of which one part takes longer
 step_errors   errors of predicted steps, from measured ones
-drift         the alarm for an operation whose time has changed
 """

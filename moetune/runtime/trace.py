@@ -22,9 +22,6 @@ from moetune.domain.operations import Operation, transfer_seconds
 class Stamp(Protocol):
     """A point in time."""
 
-    def is_over(self) -> bool:
-        """Return whether it has passed."""
-
     def since(self, earlier: Self) -> float:
         """Return the seconds from an earlier stamp of the same device, once this one has passed."""
 
@@ -36,10 +33,6 @@ class HostStamp:
 
     def __init__(self) -> None:
         self.seconds = time.perf_counter()
-
-    def is_over(self) -> bool:
-        """Return True."""
-        return True
 
     def since(self, earlier: Self) -> float:
         """Return the seconds from an earlier stamp."""
@@ -54,10 +47,6 @@ class CudaStamp:
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.event = torch.cuda.Event(enable_timing=True)
         self.event.record(stream)
-
-    def is_over(self) -> bool:
-        """Return whether the stream has got here."""
-        return bool(self.event.query())
 
     def since(self, earlier: Self) -> float:
         """Return the seconds from an earlier stamp; wait until the stream gets here."""
@@ -236,10 +225,6 @@ class TimelineRecorder(SpanRecorder):
                 future.wait()
         step.set_end()
         self._steps.append(step)
-
-    def is_over(self) -> bool:
-        """Return whether every step has ended, without waiting."""
-        return all(step.end is not None and step.end.is_over() for step in self._steps)
 
     def spans(self) -> tuple[RecordedSpan, ...]:
         """Return all spans in the order of their starts, once the last step has ended."""

@@ -83,12 +83,7 @@ _ADDRESSES = (
         "POST", "/v1/profiles", measurements.add_profile, "Store a profile", None, Profile,
         HTTPStatus.CREATED,
     ),
-    Address(
-        "POST", "/v1/observations", measurements.add_observations, "Store measured steps", None,
-        measurements.Observations, HTTPStatus.CREATED,
-    ),
     Address("GET", "/v1/observations", measurements.observations, "Measured steps", PageDocument),
-    Address("GET", "/v1/drift", measurements.drift, "Operations whose time changed"),
     Address("GET", "/healthz", health, "Is the process alive"),
     Address("GET", "/readyz", readiness, "Can the database be used"),
     Address("GET", "/metrics", metrics, "Metrics for Prometheus"),

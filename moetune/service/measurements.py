@@ -1,20 +1,17 @@
 """Answers of the addresses of measurements: profiles, and observed steps."""
 
-from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moetune.app.drift import DRIFT_SCHEMA, observed_drifts
 from moetune.app.files import parse_toml, profile_in_toml, profile_to_toml
 from moetune.app.profiles import is_path, list_profiles, named_profile
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
 from moetune.domain.profile import Profile, profile_from_document
-from moetune.domain.records import MAX_OBSERVATIONS, Observation
 from moetune.service.bodies import (
     JSON,
     TOML,
@@ -26,7 +23,6 @@ from moetune.service.bodies import (
     page,
     parse_json,
     read_body,
-    read_document,
 )
 from moetune.service.problems import UnreadableBodyError
 from moetune.service.workers import WorkerPools
@@ -34,35 +30,7 @@ from moetune.service.workers import WorkerPools
 if TYPE_CHECKING:
     from moetune.store import SqlStore
 
-_MOST_OBSERVATIONS = 2000
-"""Newest observations in which changes are looked for."""
 _MAX_NAME_CHARACTERS = 200
-_MAX_SECONDS = 10_000
-_MAX_SOURCE_CHARACTERS = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observations:
-    """1 to 1,000 measured steps, all stored or none.
-
-    Raises:
-        InputError: none or too many of them, or of one too many times or a strange source.
-    """
-
-    schema: Literal["moetune.observations/1"] = "moetune.observations/1"
-    observations: tuple[Observation, ...]
-
-    def __post_init__(self) -> None:
-        if not 0 < len(self.observations) <= MAX_OBSERVATIONS:
-            raise InputError(f"observations must be a list of 1 to {MAX_OBSERVATIONS:,} entries")
-        for index, row in enumerate(self.observations):
-            where, source = f"observations[{index}]", row.source
-            if len(row.seconds) > _MAX_SECONDS:
-                raise InputError(f"{where}.seconds has more than {_MAX_SECONDS:,} entries")
-            if not 0 < len(source) <= _MAX_SOURCE_CHARACTERS or not source.isprintable():
-                raise InputError(
-                    f"{where}.source must have 1 to {_MAX_SOURCE_CHARACTERS} printable characters"
-                )
 
 
 async def profiles(pools: WorkerPools) -> Response:
@@ -139,15 +107,6 @@ def store_profile(store: "SqlStore", profile: Profile) -> bool:
     return True
 
 
-async def add_observations(pools: WorkerPools, request: Request) -> Response:
-    """Store 1 to 1,000 observations of stored plans, all or none."""
-    sent = (await read_document(request, pools, Observations)).observations
-    await pools.write(pools.planner.store.add_observations, sent)
-    pools.metrics.observed(sent)
-    answer = {"schema": "moetune.observations.kept/1", "num_observations": len(sent)}
-    return document(answer, status=HTTPStatus.CREATED)
-
-
 async def observations(
     pools: WorkerPools, plan: PlanCursor = "", after: RowCursor = 0, limit: Limit = 200
 ) -> Response:
@@ -156,12 +115,3 @@ async def observations(
     rows = await pools.read(read, plan or None, after=after, limit=limit + 1)
     items = [{"id": row.id, "created_at": row.created_at, **encode(row.value)} for row in rows]
     return page("moetune.observations.page/1", items, limit=limit, cursor=lambda item: item["id"])
-
-
-async def drift(pools: WorkerPools, plan: PlanCursor = "") -> Response:
-    """List the changes among the newest observations of all plans, or of one."""
-    read = pools.planner.reading.observation_page
-    rows = await pools.read(read, plan or None, limit=_MOST_OBSERVATIONS)
-    drifts = await pools.read(observed_drifts, rows)
-    items = [{**encode(change), "words": change.words} for change in drifts]
-    return document({"schema": DRIFT_SCHEMA, "items": items})

@@ -1,18 +1,13 @@
-"""Prometheus metrics: requests, errors of predictions, and readiness of the store."""
-
-from collections.abc import Sequence
+"""Prometheus metrics: requests, and readiness of the store."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from moetune.app.planner import ServicePlanner
-from moetune.domain.records import Observation
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-_RELATIVE_ERRORS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_SOURCES = frozenset({"training", "verify", "quickstart", "search"})
 
 
 class Metrics:
@@ -33,13 +28,6 @@ class Metrics:
             buckets=_REQUEST_SECONDS,
             registry=self._registry,
         )
-        self._errors = Histogram(
-            "moetune_prediction_error_ratio",
-            "Relative difference of the median observed step from the predicted one.",
-            ("source",),
-            buckets=_RELATIVE_ERRORS,
-            registry=self._registry,
-        )
         ProcessCollector(registry=self._registry)
         ready = Gauge("moetune_ready", "Whether the database can be used.", registry=self._registry)
         ready.set_function(lambda: not planner.problems())
@@ -54,13 +42,6 @@ class Metrics:
             method if method in _METHODS else "other", route or "none", status
         ).inc()
         self._seconds.labels(route or "none").observe(seconds)
-
-    def observed(self, observations: Sequence[Observation]) -> None:
-        """Count the errors of the predictions of stored observations."""
-        for step in observations:
-            if step.error is not None:
-                source = step.source if step.source in _SOURCES else "other"
-                self._errors.labels(source).observe(abs(step.error))
 
     def text(self) -> bytes:
         """Return the exposition; it reads the store."""

@@ -1,10 +1,6 @@
 """What ranks do in the tests of the plan service: jobs that go on whatever happens to it."""
 
-import json
 import os
-import time
-from collections.abc import Callable
-from urllib.request import Request, urlopen
 
 import pytest
 import torch
@@ -25,7 +21,6 @@ INPUTS: dict[str, object] = {
 }
 PLANNED = Decision(forward_degree=4, backward_degree=4)
 SAFE = Decision(forward_degree=1, backward_degree=1)
-LATEST_SECONDS = 120
 
 
 def step(layer: MoELayer, reference: MoELayer, decision: Decision) -> None:
@@ -36,27 +31,11 @@ def step(layer: MoELayer, reference: MoELayer, decision: Decision) -> None:
     assert relative_error(y, train(reference, 40)) <= 1e-12
 
 
-def outlives_the_service() -> None:
-    """Train with the service's plan; the service dies when it has heard of the first steps."""
+def asks_together() -> None:
+    """Train with the service's plan, without a word of the log."""
     heard = Heard()
-    book = moetune.open_planbook(INPUTS, observe_every=1)
-    layer = make(pipeline=True, planbook=book, dtype=torch.float64)
-    reference = make(pipeline=False, dtype=torch.float64)
-    for _ in range(3):
-        step(layer, reference, PLANNED)
-    if dist.get_rank() == 0:
-        until(lambda: bool(json.loads(call("heard"))))
-        call("die")
-    dist.barrier()
-    for _ in range(5):
-        step(layer, reference, PLANNED)
-        book.step()
-    book.close()
-    if dist.get_rank():
-        assert heard.lines == []
-    else:
-        (line,) = heard.lines
-        assert "observations do not reach" in line
+    start_job(INPUTS, PLANNED)
+    assert heard.lines == []
 
 
 def does_without(gone: str) -> None:
@@ -70,12 +49,12 @@ def does_without(gone: str) -> None:
         for name in ("MOETUNE_URL", "MOETUNE_TOKEN", "XDG_CACHE_HOME"):
             del os.environ[name]
     heard = Heard()
-    start_without({**INPUTS, "tokens_per_rank": 80}, SAFE)
+    start_job({**INPUTS, "tokens_per_rank": 80}, SAFE)
     assert ["no answer" in line for line in heard.lines] == [True] * is_first
     heard.lines.clear()
     if is_first:
         os.environ["MOETUNE_URL"] = gone
-    start_without(INPUTS, PLANNED)
+    start_job(INPUTS, PLANNED)
     assert [line.count("refused, 3 tries") for line in heard.lines] == [1] * is_first
     if is_first:
         os.environ["MOETUNE_URL"] = "ftp://planner"
@@ -83,25 +62,9 @@ def does_without(gone: str) -> None:
         moetune.open_planbook(INPUTS)
 
 
-def start_without(inputs: dict[str, object], decision: Decision) -> None:
+def start_job(inputs: dict[str, object], decision: Decision) -> None:
     """Begin a job of two layers."""
     book = moetune.open_planbook(inputs)
     reference = make(pipeline=False, dtype=torch.float64)
     for _ in range(2):
         step(make(pipeline=True, planbook=book, dtype=torch.float64), reference, decision)
-    book.close()
-
-
-def call(path: str) -> bytes:
-    """Ask the stub something that only tests ask."""
-    url = f"{os.environ['MOETUNE_URL']}/{path}"
-    with urlopen(Request(url), timeout=10) as response:  # noqa: S310 - loopback
-        body: bytes = response.read()
-    return body
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + LATEST_SECONDS
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.02)

@@ -50,7 +50,7 @@ def test_the_newest_plans_are_reported_with_the_newest_profile(
     assert "2026-03-04 05:06" in file.read_text(encoding="utf-8")
 
 
-def test_observed_steps_are_drawn_for_their_plan(stores: StoreFinder, tmp_path: Path) -> None:
+def test_observed_steps_are_listed_for_their_plan(stores: StoreFinder, tmp_path: Path) -> None:
     plan, other = lab_plan(64), lab_plan(128)
     with stores() as store:
         assert store is not None
@@ -62,7 +62,7 @@ def test_observed_steps_are_drawn_for_their_plan(stores: StoreFinder, tmp_path: 
         report(stores, tmp_path / "one.html", plans=(one.id,))
         text = (tmp_path / "one.html").read_text(encoding="utf-8")
         assert 'data-figure="timeline"' in text
-        assert ('data-figure="drift"' in text) is is_observed
+        assert ('data-table="observations"' in text) is is_observed
 
 
 def test_a_plan_of_a_file_is_reported_with_its_profile(stores: StoreFinder, tmp_path: Path) -> None:

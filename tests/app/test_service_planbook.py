@@ -1,7 +1,5 @@
 """`open_planbook` with a plan service: from the user's call to the ranks and back."""
 
-import json
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +8,8 @@ import pytest
 import torch
 
 import moetune
-from moetune.domain.document import canonical_json, decode
+from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError
-from moetune.domain.records import Observation
 from moetune.store import open_store
 from tests.app import service_workers
 from tests.app.service_workers import INPUTS
@@ -40,8 +37,6 @@ def plans(exchange: Exchange, seen: Seen) -> None:
         exchange.problem(401, "no token")
     elif seen.path == "/v1/plans:resolve":
         exchange.plan(ALONE if seen.document["world_size"] == 1 else TOGETHER)
-    elif seen.path == "/v1/observations":
-        exchange.reply(202)
     elif seen.path == f"/v1/plans/{ALONE.id}":
         exchange.plan(ALONE)
     else:
@@ -58,30 +53,16 @@ def layer_of(book: moetune.PlanBook) -> moetune.MoELayer:
     return moetune.MoELayer(8, 16, 4, 2, planbook=book, dtype=torch.float64)
 
 
-def observations(stub: Stub) -> list[Observation]:
-    documents = stub.documents("/v1/observations")
-    return [
-        decode(Observation, row, "observation")
-        for document in documents
-        for row in document["observations"]
-    ]
-
-
-def test_a_job_asks_for_its_inputs_runs_the_plan_and_reports(service: Stub) -> None:
+def test_a_job_asks_for_its_inputs_once_and_runs_the_plan(service: Stub) -> None:
     inputs = {**INPUTS, "layer": SHAPE, "profile": None}
-    book = moetune.open_planbook(inputs, service=service.url + "/", observe_every=2)
+    book = moetune.open_planbook(inputs, service=service.url + "/")
     layer = layer_of(book)
     for _ in range(6):
         train(layer, 40)
-    book.close()
+    assert layer.decision == ALONE.decide(40)
     (asked,) = service.documents("/v1/plans:resolve")
     assert asked == {**INPUTS, "layer": {**INPUTS["layer"], "activation": "gelu"}, "world_size": 1}  # type: ignore[dict-item]
-    found = observations(service)
-    assert {one.plan_id for one in found} == {ALONE.id}
-    assert {one.source for one in found} == {"training"}
-    times = [seconds for one in found for seconds in one.seconds]
-    assert len(times) == 3  # of six calls every second
-    assert min(times) > 0
+    assert len(service.seen) == 1
 
 
 @pytest.mark.parametrize("how", ["variable", "file"])
@@ -112,14 +93,6 @@ def test_all_plans_are_those_of_the_store_whatever_the_setting(
     assert service.seen == []
 
 
-def test_what_is_not_the_services_or_not_wanted_is_not_reported(service: Stub) -> None:
-    for source, every in (([ALONE, ALONE.id], 1), (ALONE, 1), (INPUTS, 0)):
-        book = moetune.open_planbook(source, service=service.url, observe_every=every)  # type: ignore[arg-type]
-        train(layer_of(book), 40)
-        book.close()
-    assert len(observations(service)) == 1
-
-
 def test_the_search_in_training_takes_the_services_plan(service: Stub, home: Path) -> None:
     book = moetune.open_planbook(INPUTS, service=service.url, online=True, db=str(home / "it.db"))
     assert book.plans == (ALONE,)
@@ -129,17 +102,10 @@ def test_the_search_in_training_takes_the_services_plan(service: Stub, home: Pat
         book.step()
         if (home / "it.db").exists():
             break
-    book.close()
     with open_store(str(home / "it.db")) as store:
         (settled,) = store.settled(ALONE.id)
-    (found,) = observations(service)
-    assert (found.source, found.seconds) == ("search", settled.seconds)
-    assert (found.forward_degree, found.backward_degree) == (
-        settled.decision.forward_degree, settled.decision.backward_degree,
-    )  # fmt: skip
-    own = ALONE.decide(40)
-    assert found.predicted_seconds == (2.0 if settled.decision == own else 0.0)
-    assert (found.strategy, found.tokens_per_rank) == (None, 40)
+    assert settled.tokens_per_rank == 40
+    assert len(service.seen) == 1
 
 
 def test_disabled_asks_nobody(service: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,30 +132,15 @@ def test_inputs_without_a_service_are_a_mistake(service: Stub) -> None:
     with pytest.raises(InputError, match="no plan service") as caught:
         moetune.open_planbook(INPUTS)
     assert "MOETUNE_URL" in caught.value.hint
-    with pytest.raises(InputError, match="observe_every"):
-        moetune.open_planbook(INPUTS, service=service.url, observe_every=-1)
+    assert service.seen == []
 
 
-def test_two_ranks_report_and_outlive_a_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The service dies in mid-run: steps go on with the same plan and numbers on both ranks."""
-
-    def answer(exchange: Exchange, seen: Seen) -> None:
-        if seen.path == "/heard":
-            exchange.reply(200, json.dumps(bool(observations(stub))).encode())
-        elif seen.path == "/die":
-            exchange.reply(200)
-            threading.Thread(target=stub.stop).start()
-        else:
-            plans(exchange, seen)
-
-    with serving(answer) as stub:
-        monkeypatch.setenv("MOETUNE_URL", stub.url)
-        assert run_ranks(service_workers.outlives_the_service, 2) == ["", ""]
-    asked = stub.documents("/v1/plans:resolve")
-    assert [one["world_size"] for one in asked] == [2]
-    found = observations(stub)
-    assert {one.plan_id for one in found} == {TOGETHER.id}
-    assert 1 <= sum(len(one.seconds) for one in found) <= 3
+def test_two_ranks_ask_once_together(
+    service: Stub, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOETUNE_URL", service.url)
+    assert run_ranks(service_workers.asks_together, 2) == ["", ""]
+    assert [one["world_size"] for one in service.documents("/v1/plans:resolve")] == [2]
     assert len(list((home / "cache" / "moetune" / "plans").iterdir())) == 1
 
 

@@ -34,7 +34,8 @@ def test_a_report_holds_the_profile_the_plans_and_what_was_observed(
     )
     page.goto(file.as_uri())
     plots = page.locator(".plot")
-    assert plots.count() == 3, "two timelines, and what was observed"
+    assert plots.count() == 2, "two timelines"
+    assert page.locator("[data-table=observations]").count() == 1
     assert page.locator(".plot .area").count() == plots.count()
     page.close()
     assert file.stat().st_size < 2 * 10**6

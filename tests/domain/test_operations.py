@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.app.plan import make_plan
 from moetune.domain.interference import Interference
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.operations import Operation, operations_of, predicted_seconds, transfer_seconds
 from moetune.domain.plan import SAFE_DECISION
 from moetune.solve.layer.timeline import pipeline_tasks, simulate, tensor_parallel_tasks
-from tests.app.observed import PLAN, PROFILE, REQUEST
+from tests.report.lab import lab_plan
 
 LAYER = LayerShape(d_model=8, d_hidden=16, num_experts=4, top_k=2)
 DECISION = SAFE_DECISION.with_degree(4)
@@ -68,11 +67,11 @@ def test_the_transfer_is_that_of_the_simulated_phase(
 
 
 def test_a_plan_predicts_the_operations_of_its_own_degree_alone() -> None:
-    assert PLAN.terms is not None
-    own = PLAN.decide(PLAN.tokens_per_rank)
-    transfer, experts, *_ = operations_of(PLAN.workload, own)
-    assert predicted_seconds(PLAN, transfer) == PLAN.terms.forward.transfer_seconds
-    assert predicted_seconds(PLAN, experts) == PLAN.terms.forward.compute_seconds
+    plan = lab_plan()
+    assert plan.terms is not None
+    own = plan.decide(plan.tokens_per_rank)
+    transfer, experts, *_ = operations_of(plan.workload, own)
+    assert predicted_seconds(plan, transfer) == plan.terms.forward.transfer_seconds
+    assert predicted_seconds(plan, experts) == plan.terms.forward.compute_seconds
     other = own.with_degree(own.degree + 1)
-    assert predicted_seconds(PLAN, operations_of(PLAN.workload, other)[0]) is None
-    assert make_plan(REQUEST, profile=PROFILE).terms == PLAN.terms
+    assert predicted_seconds(plan, operations_of(plan.workload, other)[0]) is None

@@ -22,11 +22,7 @@ from moetune.app.subjects import LayerSubject, Subject, subject_of
 from moetune.app.verify import Verification, VerifiedStep
 from moetune.app.views.comparison import comparison_sections, whatif_sections
 from moetune.app.views.models import model_section, models_section
-from moetune.app.views.observed import (
-    observations_section,
-    observed_steps,
-    verification_sections,
-)
+from moetune.app.views.observed import observations_section, verification_sections
 from moetune.app.views.plan import explanation_sections, plan_sections
 from moetune.app.views.profile import profile_sections
 from moetune.app.views.stored_plans import stored_plans_table
@@ -120,12 +116,12 @@ def verified() -> tuple[Section, ...]:
 
 
 def watched() -> tuple[Section, ...]:
-    """Return thirty observed steps, of which the list shows the newest six."""
+    """Return the newest six of thirty observed steps."""
     stored = [
         Stored(id=number, created_at=f"2026-03-{1 + number:02}T04:05:06.789", value=observation)
         for number, observation in enumerate(observations(lab_plan(), 30))
     ]
-    return *observed_steps(stored), observations_section(stored[:-7:-1])
+    return (observations_section(stored[:-7:-1]),)
 
 
 def stored() -> tuple[Section, ...]:

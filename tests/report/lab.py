@@ -1,8 +1,6 @@
 """A measured machine, plans for it, and steps that were observed, all made up but of one piece."""
 
-import sqlite3
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 
@@ -78,7 +76,7 @@ def observations(plan: Plan, count: int, *, seed: int = 0) -> list[Observation]:
 
 
 def fill(file: Path, *, num_observations: int = 300) -> tuple[Plan, Plan]:
-    """Make a database with two profiles, two plans, and observations over ten days."""
+    """Make a database with two profiles, two plans, and observations."""
     plans = lab_plan(), lab_plan(memory_limit_bytes=120 * 2**20)
     with open_store(str(file)) as store:
         store.save_profile(lab_profile())
@@ -86,24 +84,7 @@ def fill(file: Path, *, num_observations: int = 300) -> tuple[Plan, Plan]:
         for plan in plans:
             store.save_plan(plan)
         store.add_observations(observations(plans[0], num_observations))
-    _spread_over_days(file)
     return plans
-
-
-def _spread_over_days(file: Path) -> None:
-    connection = sqlite3.connect(file)
-    with connection:
-        ids = [row[0] for row in connection.execute("SELECT id FROM observations ORDER BY id")]
-        start = datetime.now(UTC) - timedelta(days=10)
-        step = timedelta(days=10) / max(1, len(ids))
-        connection.executemany(
-            "UPDATE observations SET created_at = ? WHERE id = ?",
-            [
-                ((start + at * step).isoformat(timespec="microseconds"), one)
-                for at, one in enumerate(ids)
-            ],
-        )
-    connection.close()
 
 
 def _samples(slower: float) -> Iterator[Sample]:

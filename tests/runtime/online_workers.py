@@ -40,9 +40,6 @@ class MadeUp:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
-    def is_over(self) -> bool:
-        return True
-
     def since(self, _: object) -> float:
         return self._seconds
 

@@ -4,10 +4,14 @@ import copy
 import pickle
 
 import pytest
+import torch
 
+from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerKey, LayerShape
 from moetune.domain.plan import SAFE_DECISION
-from moetune.runtime.plans.book import PlanBook
+from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.plans.book import PlanBook, share_plans
+from tests.runtime.online_workers import train
 from tests.runtime.plans import small_plan
 
 SHAPE = LayerShape(d_model=8, d_hidden=16, num_experts=4, top_k=2)
@@ -44,3 +48,32 @@ def test_a_copied_book_is_itself_and_a_pickled_one_has_its_plans() -> None:
     assert copy.deepcopy(book) is book
     saved = pickle.loads(pickle.dumps(book))  # noqa: S301 - our own
     assert (saved.plans, saved.version) == (book.plans, book.version)
+
+
+def test_a_copied_and_a_saved_layer_run_the_plan() -> None:
+    plan = small_plan(layer=SHAPE, world_size=1, dtype="float64")
+    layer = MoELayer(8, 16, 4, 2, planbook=PlanBook([plan]), dtype=torch.float64)
+    train(layer, 40)
+    saved = pickle.loads(pickle.dumps(layer))  # noqa: S301 - our own
+    for one in (layer, copy.deepcopy(layer), saved):
+        train(one, 40)
+        assert one.decision == plan.decide(40)
+
+
+def test_layers_whose_plan_could_not_be_had_run_one_chunk_without_another_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for is_complete in (False, True):
+        book = PlanBook((), is_complete=is_complete)
+        layer = MoELayer(8, 16, 4, 2, planbook=book, dtype=torch.float64)
+        train(layer, 40)
+        assert layer.decision == SAFE_DECISION
+        assert ("no plan for" in caplog.text) is is_complete
+
+
+def test_whatever_stops_the_first_rank_is_an_error_that_travels() -> None:
+    def find() -> PlanBook:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.raises(MoetuneError, match="new thread"):
+        share_plans(find)

@@ -29,14 +29,6 @@ SMALL = {"model": "gpt-s", "profile": "rtx2080ti-x64"}
 READY = re.compile(r"moetune serves (https?://\S+) \(database (.+)\)")
 
 
-def batch(plan_id: str, *changes: dict[str, Any]) -> dict[str, Any]:
-    """A body of observations of a plan, each with these keys changed."""
-    row = {"plan_id": plan_id, "forward_degree": 1, "backward_degree": 1, "tokens_per_rank": 8,
-           "predicted_seconds": 1.0, "seconds": [1.0], "source": "training"}  # fmt: skip
-    rows = [{**row, **one} for one in changes or ({},)]
-    return {"schema": "moetune.observations/1", "observations": rows}
-
-
 Ask = Callable[[httpx.AsyncClient], Any]
 
 

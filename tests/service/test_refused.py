@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from moetune.service.problems import MEDIA_TYPE
-from tests.service.asking import SMALL, Client, batch
+from tests.service.asking import SMALL, Client
 
-POSTS = ("/v1/plans:resolve", "/v1/whatif", "/v1/check", "/v1/observations", "/v1/profiles")
+POSTS = ("/v1/plans:resolve", "/v1/whatif", "/v1/check", "/v1/profiles")
 LISTS = ("plans", "observations")
 CODES = {409: 3, 422: 2, 424: 5}
 """The command line's exit codes by status."""
@@ -25,8 +25,6 @@ CHANGES: list[tuple[dict[str, Any], int, str]] = [
     ({}, 422, "not named"),
     ({"plan_id": "ab" * 32, "inputs": SMALL}, 422, "not named"),
 ]
-BATCHES: list[dict[str, Any]] = [{"observations": []}, {"observations": {}}, {"observations": None},
-                                 {"schema": "moetune.observations/2"}, {"more": 1}]  # fmt: skip
 NO_DOCUMENTS = [
     (b"", 400, "JSON"), (b'{"model": "gpt-s", "profi', 400, "JSON"), (b"\xff\xfe\x00", 400, "JSON"),
     (b"[" * 10_000 + b"]" * 10_000, 400, "deep"), (b'{"a":' * 40 + b"1" + b"}" * 40, 400, "deep"),
@@ -75,7 +73,6 @@ REFUSED = [
         post(POSTS[0], {**SMALL, **change}, status, said) for change, status, said in QUESTIONS
     ),
     *(post(POSTS[1], body, status, said) for body, status, said in CHANGES),
-    *(post(POSTS[2], {**batch("ab"), **change}, 422, "") for change in BATCHES),
     *(
         ("POST", path, typed("application/json", content), status, said)
         for path in POSTS for content, status, said in NO_DOCUMENTS

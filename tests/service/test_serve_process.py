@@ -9,14 +9,17 @@ import subprocess
 import sys
 import threading
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
+from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.cli import app as program
+from moetune.domain.document import encode
 from tests.documents import read_document
-from tests.service.asking import SMALL, Served, batch, command, environment, served
+from tests.service.asking import SMALL, Served, command, environment, served
 
 TOKEN = "write-token-0123456789"  # noqa: S105 - of a service that lives for a second
 
@@ -31,11 +34,6 @@ def _token_file(home: Path) -> Path:
     path.write_text(TOKEN)
     path.chmod(0o600)
     return path
-
-
-def _observe(client: httpx.Client, plan_id: str, *numbers: int) -> httpx.Response:
-    body = batch(plan_id, *({"tokens_per_rank": number} for number in numbers))
-    return client.post("/v1/observations", json=body)
 
 
 def test_a_service_makes_its_database_serves_and_stops_when_told(tmp_path: Path) -> None:
@@ -169,13 +167,10 @@ def test_without_fastapi_the_command_says_what_to_install(
 
 def test_what_was_acknowledged_outlives_a_kill_under_load(tmp_path: Path) -> None:
     db = tmp_path / "moetune.db"
-    kept: list[int] = []
+    kept: list[str] = []
     with served(tmp_path, db=db) as service:
-        with httpx.Client(base_url=service.url, timeout=120) as client:
-            plan_id = client.post("/v1/plans:resolve", json=SMALL).json()["id"]
         threads = [
-            threading.Thread(target=_write_until_gone, args=(service, plan_id, first, kept))
-            for first in (1, 100_001, 200_001)
+            threading.Thread(target=_write_until_gone, args=(service, name, kept)) for name in "abc"
         ]
         for thread in threads:
             thread.start()
@@ -188,29 +183,25 @@ def test_what_was_acknowledged_outlives_a_kill_under_load(tmp_path: Path) -> Non
         served(tmp_path, db=db) as service,
         httpx.Client(base_url=service.url, timeout=120) as client,
     ):
-        stored: list[int] = []
-        after = "0"
-        while after:
-            found = client.get(f"/v1/observations?limit=500&after={after}").json()
-            stored += [one["tokens_per_rank"] for one in found["items"]]
-            after = found["next"]
+        stored = [row["name"] for row in client.get("/v1/profiles").json()["items"]]
         assert client.get("/readyz").status_code == 200
     assert len(kept) >= 60
     assert set(kept) <= set(stored)
     assert len(stored) == len(set(stored))
-    assert all(number + 1 in stored for number in stored if number % 2)
 
 
-def _write_until_gone(service: Served, plan_id: str, first: int, kept: list[int]) -> None:
-    """Send pairs of observations, and note those that the service has acknowledged."""
+def _write_until_gone(service: Served, name: str, kept: list[str]) -> None:
+    """Send profiles, and note those that the service has acknowledged."""
+    profile = load_profile_file(bundled_profiles()["rtx2080ti-x64"])
     with httpx.Client(base_url=service.url, timeout=120) as client:
-        for number in range(first, first + 10_000, 2):
+        for number in range(10_000):
+            sent = replace(profile, name=f"{name}{number}")
             try:
-                answer = _observe(client, plan_id, number, number + 1)
+                answer = client.post("/v1/profiles", json=encode(sent))
             except httpx.TransportError:
                 return
             assert answer.status_code == 201
-            kept += [number, number + 1]
+            kept.append(sent.name)
 
 
 @pytest.mark.parametrize("flags", [("--tls-key",), ("--tls-cert", "--tls-key")])

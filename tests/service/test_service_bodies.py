@@ -12,7 +12,7 @@ from moetune.service.app import create_app
 from tests.service.asking import Client, client_of
 
 JSON = {"Content-Type": "application/json"}
-POSTS = ("/v1/plans:resolve", "/v1/whatif", "/v1/check", "/v1/observations", "/v1/profiles")
+POSTS = ("/v1/plans:resolve", "/v1/whatif", "/v1/check", "/v1/profiles")
 
 
 @pytest.fixture(scope="module")

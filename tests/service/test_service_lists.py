@@ -1,4 +1,4 @@
-"""Lists come in pages, newest first; profiles and observations come in whole or not at all."""
+"""Lists come in pages, newest first; profiles come in whole or not at all."""
 
 import json
 from collections.abc import Sequence
@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file, parse_toml, profile_to_toml
-from moetune.domain.document import decode, encode
-from moetune.domain.errors import InputError
-from moetune.domain.records import MAX_OBSERVATIONS
-from moetune.service.measurements import Observations
-from tests.service.asking import SMALL, Client, batch
+from moetune.app.planner import ServicePlanner
+from moetune.domain.document import encode
+from tests.service.asking import SMALL, Client
+from tests.store.values import observation
 
 TOML = {"Content-Type": "application/toml"}
 
@@ -33,10 +32,6 @@ def _all(client: Client, path: str, *, limit: int) -> list[dict[str, Any]]:
             return items
         after = found["next"]
     raise AssertionError("the list has no end")
-
-
-def _observations(plan_id: str, count: int) -> dict[str, Any]:
-    return batch(plan_id, *({"seconds": [0.1 + index / 1000, 1 / 3]} for index in range(count)))
 
 
 def _plans(client: Client, tokens: Sequence[int]) -> list[str]:
@@ -119,38 +114,20 @@ def test_a_wrong_profile_is_refused_and_not_kept(steady: Client, spoil: Any, nam
     assert {row["source"] for row in listed} == {"bundled"}
 
 
-def test_observations_are_kept_in_order_and_paged(client: Client) -> None:
+def test_observations_come_in_pages_newest_first(client: Client, planner: ServicePlanner) -> None:
     first, second = _plans(client, (1024, 2048))
-    assert client.post("/v1/observations", _observations(first, 5)).status_code == 201
-    assert client.post("/v1/observations", _observations(second, 3)).status_code == 201
+    steps = [observation(first, 0.1 + index / 1000) for index in range(5)]
+    planner.store.add_observations(steps)
+    planner.store.add_observations([observation(second, 1 / 3)] * 3)
     mine = _all(client, f"/v1/observations?plan={first}", limit=2)
-    assert [one["seconds"][0] for one in mine] == [0.1 + index / 1000 for index in (4, 3, 2, 1, 0)]
+    assert [one["seconds"] for one in mine] == [[*step.seconds] for step in reversed(steps)]
     everything = _all(client, "/v1/observations", limit=3)
     assert [one["plan_id"] for one in everything] == [second] * 3 + [first] * 5
-    assert everything[0]["seconds"][1] == 1 / 3
+    assert everything[0]["seconds"] == [1 / 3]
 
 
-@pytest.mark.parametrize(("spoil", "names"), [
-    ({"plan_id": "ab" * 32}, "abab"),
-    ({"seconds": []}, "observations[1]"),
-    ({"seconds": [0.1, "0.2"]}, "observations[1].seconds[1]"),
-    ({"seconds": [-1.0]}, "observations[1]"),
-    ({"tokens_per_rank": 1.5}, "observations[1].tokens_per_rank"),
-    ({"surprise": 1}, "surprise"),
+@pytest.mark.parametrize(("method", "path", "status"), [
+    ("POST", "/v1/observations", 405), ("GET", "/v1/drift", 404),
 ])  # fmt: skip
-def test_one_wrong_observation_keeps_all_of_them_out(
-    client: Client, spoil: dict[str, Any], names: str
-) -> None:
-    (plan_id,) = _plans(client, (1024,))
-    body = _observations(plan_id, 3)
-    body["observations"][1] |= spoil
-    answer = client.post("/v1/observations", body)
-    assert answer.status_code == 422
-    assert names in answer.json()["detail"]
-    assert client.get("/v1/observations").json()["items"] == []
-
-
-def test_more_observations_than_a_batch_takes_are_refused() -> None:
-    body = _observations("ab" * 32, MAX_OBSERVATIONS + 1)
-    with pytest.raises(InputError, match="1 to 1,000"):
-        decode(Observations, body, "the body")
+def test_jobs_no_longer_send_steps(steady: Client, method: str, path: str, status: int) -> None:
+    assert steady.ask(method, path).status_code == status

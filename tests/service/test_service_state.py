@@ -14,7 +14,7 @@ from moetune.app.planner import ServicePlanner, open_planner
 from moetune.config import Settings
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from tests.service.asking import Client, batch, client_of
+from tests.service.asking import Client, client_of
 
 TOML = {"Content-Type": "application/toml"}
 
@@ -90,17 +90,16 @@ def test_a_locked_database_answers_503_to_writers_and_is_read_meanwhile(
 
 def _lock_and_release(client: Client, inputs: dict[str, Any], database: Path) -> None:
     plan = client.post("/v1/plans:resolve", inputs)
-    body = batch(plan.json()["id"])
+    profile = {"content": bundled_profiles()["rtx2080ti-x64"].read_bytes(), "headers": TOML}
     with closing(sqlite3.connect(database, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        refused = client.post("/v1/observations", body)
+        refused = client.post("/v1/profiles", **profile)
         assert refused.status_code == 503
         assert "locked" in refused.json()["detail"]
         assert client.get(plan.headers["content-location"]).status_code == 200
         assert client.get("/readyz").status_code == 503
     assert client.get("/readyz").status_code == 200
-    assert client.post("/v1/observations", body).status_code == 201
-    assert len(client.get("/v1/observations").json()["items"]) == 1
+    assert client.post("/v1/profiles", **profile).status_code == 201
 
 
 def test_metrics_count_requests_by_route_and_not_by_address(client: Client) -> None:
@@ -114,21 +113,6 @@ def test_metrics_count_requests_by_route_and_not_by_address(client: Client) -> N
     assert _count(found, "/v1/plans", 200) == 1
     assert found["moetune_request_seconds_count", (("route", "/v1/plans"),)] == 1
     assert found["moetune_ready", ()] == 1
-
-
-def test_metrics_tell_how_well_steps_were_predicted_and_when_profiles_were_fitted(
-    client: Client, inputs: dict[str, Any]
-) -> None:
-    text = bundled_profiles()["rtx2080ti-x64"].read_bytes()
-    client.post("/v1/profiles", content=text, headers=TOML)
-    plan_id = client.post("/v1/plans:resolve", inputs).json()["id"]
-    body = batch(plan_id, {}, {"predicted_seconds": 0.8})
-    assert client.post("/v1/observations", body).status_code == 201
-    found = _metrics(client)
-    by = ("source", "training")
-    assert found["moetune_prediction_error_ratio_count", (by,)] == 2
-    assert found["moetune_prediction_error_ratio_sum", (by,)] == pytest.approx(0.2)
-    assert found["moetune_prediction_error_ratio_bucket", (("le", "0.01"), by)] == 1
 
 
 def test_two_services_in_one_process_count_apart(planner: ServicePlanner) -> None:

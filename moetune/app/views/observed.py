@@ -1,32 +1,18 @@
-"""Measured steps of plans as sections: a verification, and steps observed over time."""
+"""Measured steps of plans as sections: a verification, and the steps that are stored."""
 
-import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from moetune.app.drift import observed_drifts
 from moetune.app.verify import Verification, VerifiedStep
 from moetune.app.views.words import speed_cell, speed_words
 from moetune.domain.layer import Throughput
 from moetune.domain.plan import Plan
 from moetune.domain.records import Observation, Stored
 from moetune.domain.units import format_chunks, format_degree, format_seconds, format_share
-from moetune.report.axes import Axis
-from moetune.report.marks import Line, Panel, Points
-from moetune.report.section import (
-    EMPTY,
-    Cell,
-    Figure,
-    Section,
-    Table,
-    percent,
-    plural,
-)
+from moetune.report.section import EMPTY, Cell, Section, Table, percent
 
-WINDOW = 21
-"""Observations in the rolling median: enough that a few slow steps do not move it."""
-MOST_DRAWN = 500
-"""Newest observations in a figure."""
-MOST_CHANGES = 5
+MOST_SHOWN = 50
+"""Newest observations of a plan on its page."""
 
 
 def verification_sections(plan: Plan, verification: Verification) -> tuple[Section, ...]:
@@ -96,6 +82,11 @@ def verdict(plan: Plan, verification: Verification) -> str:
     )
 
 
+def observed_steps(rows: Sequence[Stored[Observation]]) -> tuple[Section, ...]:
+    """Return the steps that were observed under a plan; nothing without any."""
+    return (replace(observations_section(rows), title="Observed steps"),) if rows else ()
+
+
 def observations_section(rows: Sequence[Stored[Observation]]) -> Section:
     """Return the table of observations, predicted against measured."""
     table = Table(
@@ -157,81 +148,4 @@ def _row(row: Stored[Observation]) -> tuple[Cell, ...]:
         Cell.seconds(step.predicted_seconds or None),
         Cell.seconds(step.median_seconds),
         Cell.share(step.error, sign=True),
-    )
-
-
-def observed_steps(rows: Iterable[Stored[Observation]]) -> tuple[Section, ...]:
-    """Return the steps that were observed under a plan: what changed, and the errors over time."""
-    drawn = sound_rows(rows)
-    figures = (drift_figure(drawn),) if drawn else ()
-    observed = Section(name="observed", title="Observed steps", figures=figures)
-    return (*changes_sections(drawn), *((observed,) if drawn else ()))
-
-
-def changes_sections(rows: Iterable[Stored[Observation]]) -> tuple[Section, ...]:
-    """Return the operations whose time changed, the newest first; nothing where none did."""
-    changes = observed_drifts(rows)[:MOST_CHANGES]
-    changed = Section(
-        name="changes",
-        title="What changed",
-        paragraphs=tuple(f"{change.words}." for change in changes),
-        notes=("Measure the machine again, and make the plan again with that profile.",),
-    )
-    return (changed,) if changes else ()
-
-
-def sound_rows(rows: Iterable[Stored[Observation]]) -> tuple[Stored[Observation], ...]:
-    """Return the observations that can be drawn, oldest first; of others errors may overflow."""
-    return tuple(sorted((row for row in rows if row.value.is_sound), key=lambda row: row.id))
-
-
-def errors_of(rows: Sequence[Stored[Observation]]) -> list[float]:
-    """Return the errors of the rows' predictions; 0 where nothing was predicted."""
-    return [row.value.error or 0.0 for row in rows]
-
-
-def drift_figure(rows: Sequence[Stored[Observation]]) -> Figure:
-    """Return errors of predictions, of one plan or many, with their rolling median.
-
-    Args:
-        rows: of `sound_rows`, at least one.
-    """
-    errors = errors_of(rows)
-    drift = rolling_median(errors, WINDOW)
-    times = tuple(row.created_at[:23] for row in rows)
-    latest = rows[-1].value
-    single = Points(
-        name="single", color="second/0.55", size=5, x=times,
-        y=tuple(errors), hover=tuple(map(_hover, rows)),
-    )  # fmt: skip
-    median = Line(name=f"median of {WINDOW}", x=times, y=tuple(drift))
-    axes = Axis(title="time, UTC", kind="date"), Axis(title="relative error", is_share=True)
-    return Figure(
-        name="drift",
-        title="Drift",
-        words=(
-            f"{plural(len(rows), 'observation')}; the latest step took "
-            f"{format_seconds(latest.median_seconds)}, predicted were "
-            f"{format_seconds(latest.predicted_seconds)}. "
-            "Predicted over observed, minus 1: below 0 for slower steps. The line is the median "
-            f"of the last {WINDOW} observations and ends at {percent(drift[-1], sign=True)}. If it "
-            "stays away from 0, the machine's speed is no longer that of the profile."
-        ),
-        panels=(Panel(x=axes[0], y=axes[1], marks=(single, median)),),
-    )
-
-
-def rolling_median(values: Sequence[float], window: int) -> list[float]:
-    """Return for each value the median of it and up to `window` - 1 values before it."""
-    return [
-        statistics.median(values[max(0, index + 1 - window) : index + 1])
-        for index in range(len(values))
-    ]
-
-
-def _hover(row: Stored[Observation]) -> str:
-    step = row.value
-    return (
-        f"{row.created_at[:23]}\n{format_seconds(step.median_seconds)}, predicted "
-        f"{format_seconds(step.predicted_seconds)}\nplan {step.plan_id[:6]}, {step.source}"
     )

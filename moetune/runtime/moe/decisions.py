@@ -21,7 +21,7 @@ from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.domain.withdrawn import common_degree
 from moetune.runtime.moe.expert_kernels import check_kernel, kernel_problem
 from moetune.runtime.plans.book import PlanBook, plans_of, warn_on_first
-from moetune.runtime.plans.monitor import LayerPlans
+from moetune.runtime.plans.layer_plans import LayerPlans
 from moetune.runtime.plans.timers import Watch
 
 _SHOWN_EXPERTS = 8
@@ -161,7 +161,7 @@ class LayerDecisions:
         return self._book
 
     def watch(self, num_tokens: int, dtype: torch.dtype, device: torch.device) -> Watch:
-        """Return the timer of a call, for searches and reports that need measured steps."""
+        """Return the timer of a call, for a search that needs measured steps."""
         plans = self._plans.get(dtype)
         if self._pinned is not None or plans is None or not torch.is_grad_enabled():
             return Watch()
@@ -172,7 +172,7 @@ class LayerDecisions:
             key = replace(self._key, dtype=dtype_name(dtype))
             for plan in self._book.plans_for(key):
                 _check_degrees(plan)
-            plans = self._book.layer_plans(key, memory_reuse=self._strategy, rank=self._rank)
+            plans = self._book.layer_plans(key, memory_reuse=self._strategy)
             if plans is None:
                 warn_on_first(
                     f"no plan for {key.layer} in {key.dtype} on {key.num_ranks} ranks: "

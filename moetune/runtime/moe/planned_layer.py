@@ -213,7 +213,7 @@ class PlannedLayer(nn.Module):
             planned, routing, permutation, counts = self._prepare(x, opening, dtype, route)
             x_TD = routing.x_TD.to(dtype)
             watch = self._decisions.watch(planned, dtype, x.device)
-            policy = self._policy(permutation, counts, x_TD, self._context(watch.recorder))
+            policy = self._policy(permutation, counts, x_TD, self._context)
         return StartedStep(x_TD, routing.weights_TK, policy, watch)
 
     def agree_on_plans(self) -> None:
@@ -369,13 +369,11 @@ class PlannedLayer(nn.Module):
             self._expected.clear()
         self._expected[num_tokens] = self._degree
 
-    def _context(self, recorder: SpanRecorder | None) -> PipelineContext:
-        """Return the step's context, with the layer's own recorder if the user set one."""
-        if recorder is None or type(self.recorder) is not SpanRecorder:
-            recorder = self.recorder
+    @property
+    def _context(self) -> PipelineContext:
         return PipelineContext(
-            communicator=self.communicator, activation=self.shape.activation, recorder=recorder,
-            workspace=self._workspace, gradients=self.experts.gradients,
+            communicator=self.communicator, activation=self.shape.activation,
+            recorder=self.recorder, workspace=self._workspace, gradients=self.experts.gradients,
             form=self.experts.form, weight_gradients=self.weight_gradients,
         )  # fmt: skip
 

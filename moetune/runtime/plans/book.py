@@ -21,10 +21,8 @@ from moetune.domain.layer import LayerKey
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.domain.records import Settled
 from moetune.domain.units import format_chunks
-from moetune.runtime.plans.monitor import CallObserver, DriftAlarm, LayerMonitor, LayerPlans
+from moetune.runtime.plans.layer_plans import LayerPlans
 from moetune.runtime.plans.online import OnlineSearch
-from moetune.runtime.plans.reports import StepReporter
-from moetune.runtime.plans.timers import Clock, device_clock
 from moetune.runtime.plans.tuner import BUDGET_SECONDS, Tuner
 
 _LOGGER = logging.getLogger("moetune")
@@ -40,14 +38,12 @@ class PlanBook:
     Args:
         plans: of any layers.
         search: finds better decisions while the job trains.
-        reporter: sends measured steps to a plan service.
         is_complete: False if a requested plan is missing and the log has said so: layers without
             a plan then do not warn again.
-        clock: of the calls that are watched.
 
     Attributes:
         digest: of all that the plans say, and of the results of earlier searches.
-        plans, reporter, is_complete: as given.
+        plans, is_complete: as given.
     """
 
     def __init__(
@@ -55,18 +51,13 @@ class PlanBook:
         plans: Iterable[Plan] = (),
         *,
         search: OnlineSearch | None = None,
-        reporter: StepReporter | None = None,
         is_complete: bool = True,
-        clock: Clock = device_clock,
     ) -> None:
         self.plans = tuple(plans)
         self._by_layer: dict[LayerKey, list[Plan]] = {}
         for plan in self.plans:
             self._by_layer.setdefault(plan.workload.key, []).append(plan)
-        self._search, self.reporter, self.is_complete = search, reporter, is_complete
-        self._clock = clock
-        self._alarms: dict[LayerKey, DriftAlarm] = {}
-        self._monitors: list[LayerMonitor] = []
+        self._search, self.is_complete = search, is_complete
         self.digest = digest(list(self.plans))
         if search is not None:
             self.digest = digest([self.digest, list(search.known)])
@@ -95,13 +86,12 @@ class PlanBook:
         return self._by_layer.get(key, ())
 
     def layer_plans(
-        self, key: LayerKey, *, memory_reuse: Strategy | None = None, rank: int = 0
+        self, key: LayerKey, *, memory_reuse: Strategy | None = None
     ) -> LayerPlans | None:
         """Return the plans for a layer, None if it has none and no warning was logged.
 
         Args:
             memory_reuse: the strategy that the layer's arguments set, None if they set none.
-            rank: of the layer's group; only the first one watches calls.
 
         Raises:
             InputError: the book searches, and its group has another number of ranks.
@@ -111,24 +101,7 @@ class PlanBook:
             return None if self.is_complete else LayerPlans()
         if self._search is not None:
             return self._search.layer(key, plans, memory_reuse)
-        return LayerPlans(plans) if rank else self._monitor(key, plans, memory_reuse)
-
-    def _monitor(
-        self, key: LayerKey, plans: Sequence[Plan], memory_reuse: Strategy | None
-    ) -> LayerMonitor:
-        """Return the monitor of one more layer; of equal ones only the first has the alarm."""
-        observers: list[CallObserver] = []
-        if key in self._alarms:
-            self._alarms[key].num_layers += 1
-        else:
-            observers.append(self._alarms.setdefault(key, DriftAlarm()))
-        if self.reporter is not None:
-            observers.append(self.reporter)
-        monitor = LayerMonitor(
-            plans, memory_reuse=memory_reuse, observers=observers, clock=self._clock
-        )
-        self._monitors.append(monitor)
-        return monitor
+        return LayerPlans(plans)
 
     def decide(self, key: LayerKey, *, tokens_per_rank: int) -> Decision:
         """Return a layer's decision, the safe one if the book has no plan."""
@@ -142,13 +115,6 @@ class PlanBook:
         """
         if self._search is not None:
             self._search.step()
-
-    def close(self) -> None:
-        """Send the last observations, for 2 s at most; call it at the end of the job."""
-        if self.reporter is not None:
-            for monitor in self._monitors:
-                monitor.collect()
-            self.reporter.close()
 
 
 def warn_on_first(message: str, *, rank: int) -> None:
@@ -220,7 +186,7 @@ def share_plans(
     """Return the same book on every rank: the group's first rank finds the plans and sends them.
 
     Args:
-        find: called on the group's first rank only; only that one reports measured steps.
+        find: called on the group's first rank only.
         find_settled: decisions of earlier searches for plans, oldest first; as `find`.
         make_tuner: for a book that searches online, see `OnlineSearch`; None for one that does not.
         budget_seconds: that its searches may lose.
@@ -230,12 +196,10 @@ def share_plans(
         CollectiveError: the exchange failed.
     """
     communicator = communicator_of(group)
-    found_here: list[PlanBook] = []
 
     def find_safely() -> tuple[Sequence[Plan], Sequence[Settled], bool]:
         try:
-            found_here.append(find())
-            (book,) = found_here
+            book = find()
             return book.plans, tuple(find_settled(book.plans)), book.is_complete
         except MoetuneError:
             raise
@@ -244,10 +208,9 @@ def share_plans(
             raise MoetuneError(f"plans cannot be loaded: {error!r}") from error
 
     plans, known, is_complete = decide_on_first(communicator, find_safely, "the sharing of plans")
-    search, reporter = None, found_here[0].reporter if found_here else None
+    search = None
     if make_tuner is not None:
         search = OnlineSearch(
-            make_tuner=make_tuner, known=known, group=group, budget_seconds=budget_seconds,
-            report=None if reporter is None else reporter.settled,
-        )  # fmt: skip
-    return PlanBook(plans, search=search, reporter=reporter, is_complete=is_complete)
+            make_tuner=make_tuner, known=known, group=group, budget_seconds=budget_seconds
+        )
+    return PlanBook(plans, search=search, is_complete=is_complete)

@@ -21,7 +21,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import Decision, Plan, nearest_plan
 from moetune.domain.records import Settled
-from moetune.runtime.plans.monitor import LayerPlans
+from moetune.runtime.plans.layer_plans import LayerPlans
 from moetune.runtime.plans.timers import CallWatch, Clock, Watch, device_clock
 from moetune.runtime.plans.tuner import BUDGET_SECONDS, LostTime, Tuner, TuningTask, outcome
 from moetune.solve.layer.online import AdaptiveRanges, search_space
@@ -157,7 +157,6 @@ class OnlineSearch:
         clock: of the timers.
         budget_seconds: time that all searches together may lose, see `LostTime`; the step that
             goes beyond it ends them. The first rank's counts.
-        report: called on the first rank with what was settled for a plan.
 
     Attributes:
         trial: the search under way.
@@ -175,7 +174,6 @@ class OnlineSearch:
         group: dist.ProcessGroup | None = None,
         clock: Clock = device_clock,
         budget_seconds: float = BUDGET_SECONDS,
-        report: Callable[[Plan, Settled], None] | None = None,
     ) -> None:
         self.known, self.clock = tuple(known), clock
         self.trial: Trial | None = None
@@ -183,7 +181,7 @@ class OnlineSearch:
         self.num_changes = 0
         self.has_ended, self.lost = False, LostTime(budget_seconds=budget_seconds)
         self._communicator = communicator_of(group)
-        self._make_tuner, self._report = make_tuner, report
+        self._make_tuner = make_tuner
         self._tuner: Tuner | None = None
         self._layers: dict[tuple[LayerKey, Strategy | None], LayerSearch] = {}
 
@@ -315,7 +313,7 @@ class OnlineSearch:
             trial.layer.decisions.clear()
 
     def _settle(self, trial: Trial, settled: Settled, *, is_cut: bool) -> None:
-        """Settle the trial's size; the first rank logs and reports it."""
+        """Settle the trial's size; the first rank logs it."""
         layer, plan = trial.layer, trial.task.plan
         layer.settle(plan, trial.task.tokens_per_rank, settled.decision)
         if self._communicator.rank == 0:
@@ -325,9 +323,6 @@ class OnlineSearch:
                 violations=layer.ranges[plan.id].violations,
             )  # fmt: skip
             _LOGGER.info("%s", words)
-            is_planned = trial.task.memory_reuse in {None, plan.memory.strategy}
-            if self._report is not None and is_planned:
-                self._report(plan, settled)
         self._end(trial)
 
     def _end(self, trial: Trial) -> None:

@@ -1,8 +1,8 @@
 """A plan service as training jobs use it: its plans when a job starts, or its last good ones.
 
-`moetune.open_planbook` asks on the group's first rank, once for every question; `reports` posts
-what the job measures. A request is bounded in time and size, and goes to one host alone: urllib's
-handlers of redirections and proxies, which would get the token, are left out.
+`moetune.open_planbook` asks on the group's first rank, once for every question. A request is
+bounded in time and size, and goes to one host alone: urllib's handlers of redirections and proxies,
+which would get the token, are left out.
 """
 
 import http.client
@@ -183,10 +183,6 @@ class ServiceClient:
         url, token, timeout_seconds: as of `ServiceConnection`, of one try.
         cache: folder for the last good plan of every question.
         pause_seconds: between the first try and the second; the next pause is twice as long.
-
-    Attributes:
-        connection: to the service.
-        was_refused: a question had no good answer, and the log has warned.
     """
 
     def __init__(
@@ -198,8 +194,7 @@ class ServiceClient:
         timeout_seconds: float = TIMEOUT_SECONDS,
         pause_seconds: float = 0.25,
     ) -> None:
-        self.connection = ServiceConnection(url, token, timeout_seconds=timeout_seconds)
-        self.was_refused = False
+        self._connection = ServiceConnection(url, token, timeout_seconds=timeout_seconds)
         self._cache, self._pause_seconds = cache, pause_seconds
         self._away: ServiceError | None = None
 
@@ -211,7 +206,7 @@ class ServiceClient:
         answers = [self._answer(question) for question in questions]
         reasons = list(dict.fromkeys(reason for _, reason, _ in answers if reason))
         if reasons:
-            lines = [f"plan service {self.connection.url}: {'; '.join(reasons)}"]
+            lines = [f"plan service {self._connection.url}: {'; '.join(reasons)}"]
             lines += [
                 _outcome(question, plan)
                 for question, (plan, reason, _) in zip(questions, answers, strict=True)
@@ -227,7 +222,6 @@ class ServiceClient:
         try:
             plan = _checked(self._retried(question), question, "its answer")
         except ServiceError as error:
-            self.was_refused = True
             plan_before, trouble = _remembered(file, question)
             return plan_before, f"{error}{trouble}", _hint(error)
         try:
@@ -253,7 +247,7 @@ class ServiceClient:
         for attempt in range(NUM_TRIES):
             time.sleep(self._pause_seconds * attempt)
             try:
-                return self.connection.request(path, document)
+                return self._connection.request(path, document)
             except ServiceError as error:
                 if error.is_final:
                     raise

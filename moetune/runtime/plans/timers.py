@@ -1,4 +1,4 @@
-"""Time calls of a layer while it trains, for the online `search` and the `monitor`.
+"""Time calls of a layer while it trains, for the trials of the `online` search.
 
 `ExpertLayer.forward` starts and ends a timer around its pipelined part; a hook of autograd times
 the backward pass. On a GPU events are recorded in the stream and read between two steps, so that
@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from moetune.domain.layer import Phase
-from moetune.runtime.trace import Stamp, TimelineRecorder, stamp_now
+from moetune.runtime.trace import Stamp, stamp_now
 
 Clock = Callable[[Phase, torch.device], Stamp]
 """Stamps the beginning or the end of a phase."""
@@ -22,13 +22,7 @@ def device_clock(phase: Phase, device: torch.device) -> Stamp:  # noqa: ARG001 -
 
 
 class Watch:
-    """The timer of a call that is not timed.
-
-    Attributes:
-        recorder: of the call's operations; None where they are not recorded.
-    """
-
-    recorder: TimelineRecorder | None = None
+    """The timer of a call that is not timed."""
 
     def begin(self) -> None:
         """Begin the forward pass of the pipelined part."""
@@ -52,10 +46,6 @@ class CallWatch(Watch):
     Args:
         tokens_per_rank: the group's agreed number.
         note: called with this timer when the forward pass ends, if a backward pass can follow.
-        recorder: of the call's operations.
-
-    Attributes:
-        is_complete: the host has run the backward pass; on a GPU it may not have ended.
     """
 
     def __init__(
@@ -65,9 +55,8 @@ class CallWatch(Watch):
         *,
         tokens_per_rank: int,
         note: Callable[["CallWatch"], None],
-        recorder: TimelineRecorder | None = None,
     ) -> None:
-        self.tokens_per_rank, self.recorder, self.is_complete = tokens_per_rank, recorder, False
+        self.tokens_per_rank, self._is_complete = tokens_per_rank, False
         self._clock, self._device, self._note = clock, device, note
         self._forward: list[Stamp] = []
         self._backward: list[Stamp] = []
@@ -90,15 +79,9 @@ class CallWatch(Watch):
         self._forward.append(self._clock("forward", self._device))
         self._note(self)
 
-    def is_over(self) -> bool:
-        """Return whether the backward pass has ended, on a GPU as well."""
-        if not self.is_complete or not self._backward[-1].is_over():
-            return False
-        return self.recorder is None or self.recorder.is_over()
-
     def seconds(self) -> tuple[float, float] | None:
         """Return the forward and backward times, None while the backward pass has not ended."""
-        if not self.is_complete:
+        if not self._is_complete:
             return None
         (begin, end), (begin_back, end_back) = self._forward, self._backward
         return end.since(begin), end_back.since(begin_back)
@@ -107,11 +90,11 @@ class CallWatch(Watch):
 
     def begin_backward(self) -> None:
         """Begin the backward pass, the first time."""
-        if not self.is_complete:
+        if not self._is_complete:
             self._backward = [self._clock("backward", self._device)]
 
     def end_backward(self) -> None:
         """End the backward pass, the first time."""
-        if self._backward and not self.is_complete:
+        if self._backward and not self._is_complete:
             self._backward.append(self._clock("backward", self._device))
-            self.is_complete = True
+            self._is_complete = True

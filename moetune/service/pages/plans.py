@@ -6,7 +6,7 @@ from contextlib import suppress
 from moetune.app.library import read_plans
 from moetune.app.planner import ServicePlanner
 from moetune.app.subjects import Subject
-from moetune.app.views.observed import MOST_DRAWN, changes_sections, observed_steps
+from moetune.app.views.observed import MOST_SHOWN, observed_steps
 from moetune.app.views.plan import plan_sections
 from moetune.app.views.stored_plans import stored_plans_table
 from moetune.app.whatif import arguments_of
@@ -46,10 +46,7 @@ def plans_page(
         title="Plans",
         here="plans",
         forms=(Form(action="/", button="Filter", fields=_filter_fields(planner), values=query),),
-        sections=(
-            *changes_sections(store.observation_page(None, limit=MOST_DRAWN)),
-            Section(name="plans", tables=(table,)),
-        ),
+        sections=(Section(name="plans", tables=(table,)),),
         newer=address("", **query) if after else "",
         older=address("", after=older, **query) if older else "",
     )  # fmt: skip
@@ -75,7 +72,7 @@ def plan_page(planner: ServicePlanner, plan_id: str) -> Page:
     plan = planner.sources.plan(plan_id)
     subject = planner.explain(plan)
     sections = plan_sections(subject, is_page=True)
-    observed = observed_steps(planner.reading.observation_page(plan.id, limit=MOST_DRAWN))
+    observed = observed_steps(planner.reading.observation_page(plan.id, limit=MOST_SHOWN))
     model = model_name(plan)
     commands = {
         words: f"moetune {command} {plan.id[:12]}{more}"
