@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
 from moetune.domain.constraints import Strategy
-from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.operations import OperationTimes
 from moetune.domain.plan import Decision
@@ -75,7 +74,6 @@ class Observation:
     source: str
     operations: tuple[OperationTimes, ...] = ()
     device_id: str = ""
-    strategy: Strategy | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         check_positive(self, "forward_degree", "backward_degree", "tokens_per_rank")

@@ -32,7 +32,6 @@ class Withdrawn(NamedTuple):
 _AGAIN = "plan again: `moetune plan` makes a plan that runs"
 _HIERARCHICAL = "the hierarchical exchange, across the nodes and then inside them,"
 _NARROW = "experts in 8 bits in a layer of moetune"
-_TURNS = "two batches in turns (moetune.BatchOverlap)"
 _WHOLE = "the planner of the papers' whole models as layers"
 _REPLICAS = "replicas of hot experts"
 _CORRECTED = "delete its [[corrections]], or measure the machine again"
@@ -51,12 +50,10 @@ _ROWS = tuple(
     for places, key, what, instead in (
         ("PlanInputs Workload", "quantization", _NARROW, _AGAIN),
         ("Pipeline Choice Alternative", "dispatcher", _HIERARCHICAL, _AGAIN),
-        ("Observation", "dispatcher", _HIERARCHICAL, "leave it out"),
         ("Plan", "transformer", _WHOLE, _AGAIN),
         ("Plan", "chunks", _WHOLE, _AGAIN),
         ("Alternative", "layout", _WHOLE, _AGAIN),
         ("Alternative", "memory_bytes", _WHOLE, _AGAIN),
-        ("Observation", "overlap", _TURNS, "leave it out"),
         ("TrainingInputs", "search_trials", "the search by trials", _AGAIN),
         ("LayoutRequest FoldedLayout", "dispatcher_sms", "the choice of DeepEP's SMs", _AGAIN),
         ("Profile", "corrections", "correction by observed steps", _CORRECTED),

@@ -5,19 +5,21 @@ lost long before it is used.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Engine, Select, Table
+from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, delete, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from moetune.domain.errors import StoreUnavailableError
+from moetune.domain.errors import NotFoundError, StoreUnavailableError
 from moetune.store import faults
 from moetune.store.address import Address
 from moetune.store.engine import Opening, make_engine, reading, without_transaction
 
+NOTHING_REMOVED = "nothing was removed"
 T = TypeVar("T")
+K = TypeVar("K")
 P = ParamSpec("P")
 S = TypeVar("S", bound="Database")
 _OPENING = Opening()
@@ -147,6 +149,26 @@ def page(query: Select[Any], number: ColumnElement[int], *, after: int, limit: i
     if after:
         query = query.where(number < min(after, _LARGEST_ID))
     return query.order_by(number.desc()).limit(limit)
+
+
+def first_missing(connection: Connection, key: ColumnElement[Any], wanted: Sequence[K]) -> K | None:
+    """Return the first of the keys that no row has; None where all rows are there."""
+    stored = set(connection.scalars(select(key).where(key.in_(set(wanted)))))
+    return next((value for value in wanted if value not in stored), None)
+
+
+def remove_numbered(connection: Connection, table: Table, numbers: Sequence[int], what: str) -> int:
+    """Delete the rows of these ids and return how many there were.
+
+    Args:
+        what: a row and the beginning of its id, in an error.
+
+    Raises:
+        NotFoundError: a row is not stored; then none is deleted.
+    """
+    if (number := first_missing(connection, table.c.id, numbers)) is not None:
+        raise NotFoundError(f"there is no {what}{number}", NOTHING_REMOVED)
+    return connection.execute(delete(table).where(table.c.id.in_(numbers))).rowcount
 
 
 def insert_missing(connection: Connection, table: Table, values: dict[str, Any]) -> None:

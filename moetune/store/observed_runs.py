@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, insert, select
 
-from moetune.domain.document import decode, encode
-from moetune.domain.errors import NotFoundError
 from moetune.domain.records import ObservedRun, Stored
 from moetune.store import rows
-from moetune.store.database import Database, reads, writes
+from moetune.store.database import Database, reads, remove_numbered, writes
 from moetune.store.schema import observed_runs
 
 
@@ -18,11 +16,8 @@ class ObservedRunStore(Database):
     @writes
     def add_observed_run(self, connection: Connection, run: ObservedRun) -> int:
         """Append a run and return its id."""
-        values = {**encode(run), "created_at": rows.utc_now()}
-        added = connection.execute(
-            insert(observed_runs).values(values).returning(observed_runs.c.id)
-        )
-        return int(added.scalar_one())
+        query = insert(observed_runs).values(rows.columns(run)).returning(observed_runs.c.id)
+        return int(connection.execute(query).scalar_one())
 
     @reads
     def observed_runs(
@@ -44,24 +39,10 @@ class ObservedRunStore(Database):
         for name, value in wanted.items():
             if value is not None:
                 query = query.where(observed_runs.c[name] == value)
-        stored = []
-        for row in connection.execute(query).mappings():
-            values = dict(row)
-            number, created_at = values.pop("id"), values.pop("created_at")
-            run = decode(ObservedRun, values, f"{self.location}: run {number}")
-            stored.append(Stored(id=number, created_at=created_at, value=run))
-        return tuple(stored)
+        stored = connection.execute(query).mappings()
+        return tuple(rows.stored(ObservedRun, row, f"{self.location}: run") for row in stored)
 
     @writes
     def remove_observed_runs(self, connection: Connection, numbers: Sequence[int]) -> int:
-        """Delete the runs of these ids and return how many there were.
-
-        Raises:
-            NotFoundError: a run is not stored; then none is deleted.
-        """
-        mine = observed_runs.c.id.in_(numbers)
-        stored = {*connection.scalars(select(observed_runs.c.id).where(mine))}
-        for number in numbers:
-            if number not in stored:
-                raise NotFoundError(f"there is no observed run r{number}", "nothing was removed")
-        return connection.execute(delete(observed_runs).where(mine)).rowcount
+        """Delete the runs of these ids and return how many there were, see `remove_numbered`."""
+        return remove_numbered(connection, observed_runs, numbers, "observed run r")

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import (
     Column,
@@ -29,15 +29,22 @@ from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.records import Observation, PlanInfo, Removed, Settled, Stored
 from moetune.store import rows, storable
-from moetune.store.database import Database, insert_missing, page, reads, writes
+from moetune.store.database import (
+    NOTHING_REMOVED,
+    Database,
+    first_missing,
+    insert_missing,
+    page,
+    reads,
+    remove_numbered,
+    writes,
+)
 from moetune.store.schema import observations, plans, settled_sizes
 
-K = TypeVar("K")
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
 _DOCUMENTS = select(plans.c.id, cast(plans.c.document, Text)).where(
     plans.c.id.in_(bindparam("plan_ids", expanding=True))
 )
-_NOTHING_REMOVED = "nothing was removed"
 
 
 class PlanStore(Database):
@@ -135,9 +142,8 @@ class PlanStore(Database):
         for value in values:
             storable.check(value)
         _require_plans(connection, [value.plan_id for value in values], self.location)
-        # The strategy also where it is None, which documents leave out.
-        if added := [rows.columns(value, strategy=value.strategy) for value in values]:
-            connection.execute(insert(observations), added)
+        if values:
+            connection.execute(insert(observations), [*map(rows.columns, values)])
 
     @reads
     def observation_page(
@@ -148,7 +154,7 @@ class PlanStore(Database):
         if plan_id is not None:
             query = query.where(observations.c.plan_id == plan_id)
         stored = connection.execute(page(query, observations.c.id, after=after, limit=limit))
-        return tuple(map(rows.stored_observation, stored.mappings()))
+        return tuple(rows.stored(Observation, row, "observation") for row in stored.mappings())
 
     @writes
     def add_settled(self, connection: Connection, settled: Settled) -> None:
@@ -171,8 +177,8 @@ class PlanStore(Database):
         Raises:
             NotFoundError: a plan is not stored; then none is deleted.
         """
-        if (plan_id := _first_missing(connection, plans.c.id, plan_ids)) is not None:
-            raise NotFoundError(f"there is no plan {plan_id[:12]!r}", _NOTHING_REMOVED)
+        if (plan_id := first_missing(connection, plans.c.id, plan_ids)) is not None:
+            raise NotFoundError(f"there is no plan {plan_id[:12]!r}", NOTHING_REMOVED)
         return _remove(
             connection,
             observations.c.plan_id.in_(plan_ids),
@@ -182,15 +188,8 @@ class PlanStore(Database):
 
     @writes
     def remove_observations(self, connection: Connection, numbers: Sequence[int]) -> int:
-        """Delete the observations of these ids and return how many there were.
-
-        Raises:
-            NotFoundError: an observation is not stored; then none is deleted.
-        """
-        if (number := _first_missing(connection, observations.c.id, numbers)) is not None:
-            raise NotFoundError(f"there is no observation {number}", _NOTHING_REMOVED)
-        mine = observations.c.id.in_(numbers)
-        return connection.execute(delete(observations).where(mine)).rowcount
+        """Delete the observations of these ids and return how many, see `remove_numbered`."""
+        return remove_numbered(connection, observations, numbers, "observation ")
 
     def prune(self, before: str, *, dry_run: bool = False) -> Removed:
         """Delete what is older, and plans that nothing newer was observed or settled under.
@@ -208,9 +207,8 @@ class PlanStore(Database):
             *(child.c.created_at < before for child in children),
             (plans.c.created_at < before) & ~or_(*later),
         )
-        if dry_run:
-            return self.read(lambda connection: _remove(connection, *old, dry_run=True))
-        return self.write(lambda connection: _remove(connection, *old))
+        run = self.read if dry_run else self.write
+        return run(lambda connection: _remove(connection, *old, dry_run=dry_run))
 
     def compact(self) -> None:
         """Give the space of deleted rows back."""
@@ -244,15 +242,9 @@ def _beginning_with(
     return matches[0] if matches else None
 
 
-def _first_missing(connection: Connection, key: Column[Any], wanted: Sequence[K]) -> K | None:
-    """Return the first of the keys that no row has; None where all rows are there."""
-    stored = set(connection.scalars(select(key).where(key.in_(set(wanted)))))
-    return next((value for value in wanted if value not in stored), None)
-
-
 def _require_plans(connection: Connection, plan_ids: Sequence[str], where: str) -> None:
     """Raise InputError, which names the first one, unless all of the plans are stored."""
-    if (plan_id := _first_missing(connection, plans.c.id, plan_ids)) is not None:
+    if (plan_id := first_missing(connection, plans.c.id, plan_ids)) is not None:
         raise InputError(f"there is no plan {plan_id[:12]!r} in {where}", "store the plan first")
 
 
@@ -268,9 +260,7 @@ def _remove(
 
     def number(table: Table, mine: ColumnElement[bool]) -> int:
         if dry_run:
-            return connection.execute(
-                select(func.count()).select_from(table).where(mine)
-            ).scalar_one()
+            return connection.scalar(select(func.count()).select_from(table).where(mine)) or 0
         return connection.execute(delete(table).where(mine)).rowcount
 
     return Removed(

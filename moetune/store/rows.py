@@ -8,8 +8,7 @@ from sqlalchemy import CursorResult, RowMapping
 
 from moetune.domain.document import decode, encode
 from moetune.domain.errors import BadStoreError, InputError
-from moetune.domain.operations import Operation, OperationTimes
-from moetune.domain.records import Observation, Settled, Stored
+from moetune.domain.records import Settled, Stored
 from moetune.domain.samples import Sample
 
 T = TypeVar("T")
@@ -54,28 +53,16 @@ def sample_from_row(row: RowMapping, where: str) -> Sample:
     return decode(Sample, values, f"{where}: sample {row['id']}")
 
 
-def stored_observation(row: RowMapping) -> Stored[Observation]:
-    """Return an observation with its number and its time.
-
-    Without `decode`, which would take a page's whole time for ten thousand of them.
+def stored(kind: type[T], row: RowMapping, where: str) -> Stored[T]:
+    """Return the value in a row with its number and its time.
 
     Raises:
         InputError: the row was changed by another program.
     """
     values = dict(row)
     number, created_at = values.pop("id"), values.pop("created_at")
-    try:
-        operations = tuple(map(_operation_times, values["operations"]))
-        tuples = {"seconds": tuple(values["seconds"]), "operations": operations}
-        value = Observation(**{**values, **tuples})
-    except (TypeError, InputError):
-        value = decode(Observation, values, f"observation {number}")
+    value = decode(kind, values, f"{where} {number}")
     return Stored(id=number, created_at=created_at, value=value)
-
-
-def _operation_times(values: Values) -> OperationTimes:
-    operation = Operation(**values["operation"])
-    return OperationTimes(**{**values, "operation": operation, "seconds": tuple(values["seconds"])})
 
 
 def settled_values(settled: Settled) -> Values:

@@ -115,7 +115,6 @@ observations = Table(
     *_columns(Text, "source", "created_at"),
     Column("operations", JSON, nullable=False, server_default="[]"),
     Column("device_id", Text, nullable=False, server_default=""),
-    Column("strategy", Text, nullable=True),
     sqlite_autoincrement=True,
 )
 

@@ -28,11 +28,11 @@ from moetune.domain.errors import (
 )
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
-from moetune.domain.records import Observation
 from moetune.domain.request import PlanInputs
 from moetune.domain.spelling import AS_FIELDS
 from moetune.store import storable
 from tests.fit.measured import measured_profile
+from tests.store.values import observation
 
 PUBLISHED = "rtx2080ti-x64"
 ASKED = {"model": "gpt-s", "profile": PUBLISHED}
@@ -151,12 +151,7 @@ def test_reading_cannot_write(planner: ServicePlanner) -> None:
     with pytest.raises(MoetuneError, match="read-only"):
         planner.reading.save_plan(plan)
     with pytest.raises(MoetuneError, match="read-only"):
-        planner.reading.add_observations(
-            [
-                Observation(plan_id=plan.id, forward_degree=1, backward_degree=1, tokens_per_rank=1,
-                            predicted_seconds=1.0, seconds=(1.0,), source="training")
-            ]
-        )  # fmt: skip
+        planner.reading.add_observations([observation(plan.id)])
 
 
 def test_the_planner_is_ready_until_its_database_is_gone_and_again_when_it_is_back(

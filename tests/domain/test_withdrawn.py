@@ -12,7 +12,6 @@ from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.placement import ModelPlacement, PlacementChoice
 from moetune.domain.plan import Alternative, Plan
 from moetune.domain.profile import CollectiveLine, Profile, profile_from_document
-from moetune.domain.records import Observation
 from moetune.domain.samples import CollectivePoint, GemmPoint, RowsPoint, Sample, StepPoint
 from moetune.domain.training import FoldedLayout, LayoutRequest
 from moetune.domain.training_document import TrainingInputs
@@ -78,8 +77,6 @@ def test_a_profile_is_read_without_what_only_withdrawn_things_asked_for() -> Non
 @pytest.mark.parametrize(("cls", "key", "value", "what"), [
     (Alternative, "layout", {"dp": 8}, "the planner of the papers' whole models"),
     (Plan, "chunks", {"offload": True}, "the planner of the papers' whole models"),
-    (Observation, "overlap", "both", "two batches in turns"),
-    (Observation, "dispatcher", "hierarchical", "the hierarchical exchange"),
     (TrainingInputs, "search_trials", 64, "the search by trials"),
     (LayoutRequest, "dispatcher_sms", 20, "the choice of DeepEP's SMs"),
     (FoldedLayout, "dispatcher_sms", 20, "the choice of DeepEP's SMs"),

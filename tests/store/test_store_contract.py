@@ -190,7 +190,7 @@ def test_operations_of_observed_steps_come_back_exactly(store: SqlStore) -> None
     times = OperationTimes(operation=operation, predicted_seconds=None, seconds=(1 / 3, 1e-9))
     others = replace(times, operation=replace(operation, name="experts"), predicted_seconds=0.1)
     made = replace(observation(plan.id, 1.0, 2.0), operations=(times, others),
-                   device_id="0123456789abcdef", strategy="S2")  # fmt: skip
+                   device_id="0123456789abcdef")  # fmt: skip
     store.add_observations([made, observation(plan.id)])
     newest, oldest = store.observation_page(plan.id)
     assert (newest.value, oldest.value) == (observation(plan.id), made)

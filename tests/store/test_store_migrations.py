@@ -223,6 +223,22 @@ def test_observations_of_steps_alone_are_kept_when_those_of_operations_come(url:
     assert (kept.seconds, kept.operations, kept.device_id) == ((0.5,), (), "")
 
 
+def test_observed_steps_of_other_strategies_than_the_plans_go(url: str) -> None:
+    def as_0009(connection: Connection) -> None:
+        upgrade_to(connection, "0009")
+        insert(connection, "plans", **PLAN)
+        for tokens, strategy in enumerate((None, "S2", None), start=40):
+            insert(
+                connection, "observations", **OBSERVED, tokens_per_rank=tokens, strategy=strategy
+            )
+
+    run(url, as_0009)
+    assert upgrade(url) == ("0009", HEAD)
+    with open_store(url) as store:
+        observed = [row.value.tokens_per_rank for row in store.observation_page(None)]
+    assert observed == [42, 40]
+
+
 def test_corrected_profiles_are_as_measured_after_the_upgrade(url: str) -> None:
     profile = make_profile()
     with open_store(url) as store:
@@ -235,6 +251,7 @@ def test_corrected_profiles_are_as_measured_after_the_upgrade(url: str) -> None:
         for table in ("observations", "settled"):
             for column in ("dispatcher", "overlap"):
                 connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {column} TEXT"))
+        connection.execute(text("ALTER TABLE observations ADD COLUMN strategy TEXT"))
         connection.execute(text("UPDATE moetune_revision SET version_num = '0007'"))
         connection.execute(text("DROP TABLE observed_runs"))
 
