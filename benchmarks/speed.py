@@ -103,7 +103,6 @@ def _book() -> PlanBook:
 
 def _hit_seconds() -> float:
     plans = _book().layer_plans(LayerKey(layer=_LAYER, num_ranks=2, dtype="float32"))
-    assert plans is not None  # noqa: S101 - the book has this plan
     plans.decide(8192)
     return _median(lambda: plans.decide(8192), repeat=201, inner=1000)
 

@@ -39,7 +39,7 @@ def test_the_plan_nearest_by_the_ratio_of_tokens_decides(tokens: int, degree: in
 
 def test_a_layer_without_a_plan_runs_the_safe_one() -> None:
     book = PlanBook([small_plan(layer=SHAPE, world_size=4)])
-    assert book.layer_plans(KEY) is None
+    assert book.layer_plans(KEY).plans == ()
     assert book.decide(KEY, tokens_per_rank=40) == SAFE_DECISION
 
 

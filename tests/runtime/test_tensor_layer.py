@@ -266,7 +266,7 @@ def test_a_layer_runs_only_plans_for_its_way_to_share_experts(wanted: ExpertPara
     layer(torch.randn(40, 4))
     assert layer.decision == fitting.decide(40)
     key = LayerKey(layer=LAYER, expert_parallel=wanted, num_ranks=1, dtype="float32")
-    assert PlanBook([foreign]).layer_plans(key) is None
+    assert PlanBook([foreign]).plans_for(key) == ()
     assert PlanBook([foreign, fitting]).plans_for(key) == [fitting]
 
 
@@ -298,8 +298,8 @@ def test_a_plan_of_a_whole_model_is_found_by_the_ranks_that_share_the_experts() 
     whole = replace(plan, id=inputs.plan_id, inputs=inputs, layout=layout)
     book = PlanBook([whole])
     key = partial(LayerKey, layer=LAYER, expert_parallel="tensor", dtype="float32")
-    assert book.layer_plans(key(num_ranks=2)) is not None
-    assert book.layer_plans(key(num_ranks=8)) is None
+    assert book.plans_for(key(num_ranks=2)) == [whole]
+    assert book.plans_for(key(num_ranks=8)) == ()
 
 
 def test_sums_of_many_choices_are_rounded_once_as_behind_a_dispatch() -> None:

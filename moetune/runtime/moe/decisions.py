@@ -17,7 +17,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.kernels import ExpertKernel
 from moetune.domain.layer import LayerKey
 from moetune.domain.placement import check_order
-from moetune.domain.plan import SAFE_DECISION, Decision, Plan
+from moetune.domain.plan import Decision, Plan
 from moetune.domain.withdrawn import common_degree
 from moetune.runtime.moe.expert_kernels import check_kernel, kernel_problem
 from moetune.runtime.plans.book import PlanBook, plans_of, warn_on_first
@@ -77,7 +77,7 @@ class LayerDecisions:
                 )
         except InputError as error:
             self._problem = error
-        self._plans: dict[torch.dtype, LayerPlans | None] = {}
+        self._plans: dict[torch.dtype, LayerPlans] = {}
         self._kernel_problems: dict[tuple[object, ...], str] = {}
 
     @property
@@ -132,8 +132,7 @@ class LayerDecisions:
         """Return the decision for the group's agreed number of tokens."""
         decision = self._pinned
         if decision is None:
-            plans = self._plans_for(dtype)
-            decision = SAFE_DECISION if plans is None else plans.decide(num_tokens)
+            decision = self._plans_for(dtype).decide(num_tokens)
         if self._strategy is not None:
             decision = replace(decision, strategy=self._strategy)
         if self._kernel is not None:
@@ -167,13 +166,13 @@ class LayerDecisions:
             return Watch()
         return plans.watch(num_tokens, device)
 
-    def _plans_for(self, dtype: torch.dtype) -> LayerPlans | None:
+    def _plans_for(self, dtype: torch.dtype) -> LayerPlans:
         if dtype not in self._plans:
             key = replace(self._key, dtype=dtype_name(dtype))
             for plan in self._book.plans_for(key):
                 _check_degrees(plan)
             plans = self._book.layer_plans(key, memory_reuse=self._strategy)
-            if plans is None:
+            if not plans.plans and self._book.is_complete:
                 warn_on_first(
                     f"no plan for {key.layer} in {key.dtype} on {key.num_ranks} ranks: "
                     f"running one chunk. Make one with `moetune plan`.",

@@ -18,7 +18,7 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.document import digest
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import LayerKey
-from moetune.domain.plan import SAFE_DECISION, Decision, Plan
+from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Settled
 from moetune.domain.units import format_chunks
 from moetune.runtime.plans.layer_plans import LayerPlans
@@ -79,16 +79,21 @@ class PlanBook:
     @property
     def described(self) -> str:
         """The book in a few words, which are equal only for equal books."""
-        return described(self.plans, self.digest)
+        listed = ", ".join(
+            f"plan {plan.id[:6]} with "
+            f"{format_chunks(plan.pipeline.forward_degree, plan.pipeline.backward_degree)}"
+            for plan in self.plans[:_MAX_SHOWN]
+        )
+        num_more = len(self.plans) - _MAX_SHOWN
+        more = f" and {num_more} more" if num_more > 0 else ""
+        return f"{listed or 'no plan'}{more} (digest {self.digest[:12]})"
 
     def plans_for(self, key: LayerKey) -> Sequence[Plan]:
         """Return the plans for a layer, in the order in which the book was given them."""
         return self._by_layer.get(key, ())
 
-    def layer_plans(
-        self, key: LayerKey, *, memory_reuse: Strategy | None = None
-    ) -> LayerPlans | None:
-        """Return the plans for a layer, None if it has none and no warning was logged.
+    def layer_plans(self, key: LayerKey, *, memory_reuse: Strategy | None = None) -> LayerPlans:
+        """Return the plans for a layer, which may be none.
 
         Args:
             memory_reuse: the strategy that the layer's arguments set, None if they set none.
@@ -97,16 +102,13 @@ class PlanBook:
             InputError: the book searches, and its group has another number of ranks.
         """
         plans = self.plans_for(key)
-        if not plans:
-            return None if self.is_complete else LayerPlans()
-        if self._search is not None:
+        if plans and self._search is not None:
             return self._search.layer(key, plans, memory_reuse)
         return LayerPlans(plans)
 
     def decide(self, key: LayerKey, *, tokens_per_rank: int) -> Decision:
         """Return a layer's decision, the safe one if the book has no plan."""
-        plans = self.layer_plans(key)
-        return SAFE_DECISION if plans is None else plans.decide(tokens_per_rank)
+        return self.layer_plans(key).decide(tokens_per_rank)
 
     def step(self) -> None:
         """Agree on the next decision to try, in an online book; others do nothing.
@@ -121,17 +123,6 @@ def warn_on_first(message: str, *, rank: int) -> None:
     """Log a warning on the first rank alone."""
     if rank == 0:
         _LOGGER.warning(message)
-
-
-def described(plans: Sequence[Plan], content: str) -> str:
-    """Return plans in a few words, which are equal only for equal plans."""
-    listed = ", ".join(
-        f"plan {plan.id[:6]} with "
-        f"{format_chunks(plan.pipeline.forward_degree, plan.pipeline.backward_degree)}"
-        for plan in plans[:_MAX_SHOWN]
-    )
-    more = f" and {len(plans) - _MAX_SHOWN} more" if len(plans) > _MAX_SHOWN else ""
-    return f"{listed or 'no plan'}{more} (digest {content[:12]})"
 
 
 def read_plans(paths: Iterable[Path]) -> tuple[Plan, ...]:
