@@ -89,10 +89,11 @@ def service_client(url: str) -> "ServiceClient":
     Raises:
         InputError: MOETUNE_TOKEN does not hold a token, or there is no home for the cache.
     """
-    from moetune.runtime.plans.service import ServiceClient
+    from moetune.runtime.plans.service import ServiceClient, ServiceConnection
 
     environ = config.environment()
-    return ServiceClient(url, config.service_token(environ), config.cache_folder(environ) / "plans")
+    connection = ServiceConnection(url, config.service_token(environ))
+    return ServiceClient(connection, config.cache_folder(environ) / "plans")
 
 
 def searches_folder(settings: Settings) -> Path:

@@ -17,7 +17,7 @@ import pytest
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.layer import LayerShape
 from moetune.runtime.plans import service
-from moetune.runtime.plans.service import ServiceClient
+from moetune.runtime.plans.service import ServiceClient, ServiceConnection
 from tests.runtime.plans import small_plan
 from tests.runtime.stub_service import Exchange, Seen, serving
 
@@ -40,7 +40,8 @@ SOON_SECONDS = 0.2
 def client_of(
     url: str, cache: Path, token: str | None = TOKEN, *, timeout_seconds: float = 20.0
 ) -> ServiceClient:
-    return ServiceClient(url, token, cache, timeout_seconds=timeout_seconds, pause_seconds=0.01)
+    connection = ServiceConnection(url, token, timeout_seconds=timeout_seconds)
+    return ServiceClient(connection, cache, pause_seconds=0.01)
 
 
 def good(exchange: Exchange, _: Seen) -> None:
@@ -358,7 +359,8 @@ def test_each_try_waits_longer_than_the_one_before_and_the_first_not_at_all(
             pauses.append(seconds)
 
     with serving(close) as stub:
-        client = ServiceClient(stub.url, TOKEN, tmp_path, timeout_seconds=20.0, pause_seconds=0.25)
+        connection = ServiceConnection(stub.url, TOKEN, timeout_seconds=20.0)
+        client = ServiceClient(connection, tmp_path, pause_seconds=0.25)
         monkeypatch.setattr(time, "sleep", sleep)
         assert client.ask([ASKED])[0] is None
         assert len(stub.seen) == 3

@@ -126,15 +126,11 @@ def _fastest_words(verification: Verification) -> str:
     )
 
 
-def _minute(row: Stored[Observation]) -> str:
-    return row.created_at[:16].replace("T", " ")
-
-
 def _row(row: Stored[Observation]) -> tuple[Cell, ...]:
     step = row.value
     head = (
         Cell.count(row.id),
-        Cell.words(_minute(row)),
+        Cell.words(row.created_at[:16].replace("T", " ")),
         Cell(text=step.plan_id[:12], value=step.plan_id, mark="code"),
         Cell.words(step.source),
         Cell.count(step.tokens_per_rank),

@@ -180,22 +180,19 @@ class ServiceClient:
     warning in the log (`moetune`).
 
     Args:
-        url, token, timeout_seconds: as of `ServiceConnection`, of one try.
+        connection: to the service; its time is that of one try.
         cache: folder for the last good plan of every question.
         pause_seconds: between the first try and the second; the next pause is twice as long.
     """
 
     def __init__(
         self,
-        url: str,
-        token: str | None,
+        connection: ServiceConnection,
         cache: Path,
         *,
-        timeout_seconds: float = TIMEOUT_SECONDS,
         pause_seconds: float = 0.25,
     ) -> None:
-        self._connection = ServiceConnection(url, token, timeout_seconds=timeout_seconds)
-        self._cache, self._pause_seconds = cache, pause_seconds
+        self._connection, self._cache, self._pause_seconds = connection, cache, pause_seconds
         self._away: ServiceError | None = None
 
     def ask(self, questions: Sequence[Question]) -> tuple[Plan | None, ...]:
