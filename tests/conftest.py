@@ -79,6 +79,14 @@ def browser() -> Iterator["Browser"]:
         opened.close()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _the_store_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the store of the person who runs the tests, which may have another schema."""
+    folder = str(tmp_path_factory.mktemp("data"))
+    with mock.patch.dict(os.environ, {"XDG_DATA_HOME": folder}):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _equal_questions_are_searched_once(request: pytest.FixtureRequest) -> Iterator[None]:
     """Keep the last searches of layouts, which are values, for tests that patch nothing."""
