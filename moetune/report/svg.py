@@ -138,11 +138,10 @@ def _grid(place: _Place) -> Iterator[str]:
         yield _text(place.panel.title, 0, place.top - 6, look="head", anchor="start")
     if not place.y.categories:
         for tick in place.y.ticks():
-            yield _level(place.bottom - place.height * tick.share, "grid")
+            down = _px(place.bottom - place.height * tick.share)
+            yield f'<line x1="0" x2="100%" y1="{down}" y2="{down}" class="grid"/>'
     for tick in place.x.ticks():
         yield _vertical(tick.share, place, 'class="grid"')
-    if place.panel.y.is_share and 0 <= place.y.share(0.0) <= 1:
-        yield _level(place.down(0.0), "zero")
 
 
 def _marks(place: _Place, height: float) -> Iterator[str]:
@@ -287,10 +286,6 @@ def _text(
         f'<text x="{_percent(x)}" y="{_px(y)}" text-anchor="{anchor}" class="{look}"{more}>'
         f"{escape(words)}</text>"
     )
-
-
-def _level(down: float, kind: str) -> str:
-    return f'<line x1="0" x2="100%" y1="{_px(down)}" y2="{_px(down)}" class="{kind}"/>'
 
 
 def _vertical(share: float, place: _Place, look: str) -> str:

@@ -15,7 +15,6 @@ text { font: 12px sans-serif }
 .head { fill: var(--ink); font-weight: 600 }
 .name { fill: var(--ink) }
 .grid { stroke: var(--grid) }
-.zero { stroke: var(--muted) }
 .lines { overflow: visible }
 .line { fill: none; stroke-linejoin: round; vector-effect: non-scaling-stroke }
 .mark { font-size: 11px }
