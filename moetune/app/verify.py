@@ -12,7 +12,6 @@ from moetune.domain.document import UNLESS_DEFAULT, encode
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.kernels import KernelName
 from moetune.domain.layer import Workload
-from moetune.domain.operations import OperationTimes, predicted_seconds
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation, prediction_error
@@ -38,7 +37,6 @@ class VerifiedStep:
     Args:
         predicted_seconds: None without a profile to predict from, and with another kernel.
         deviation: largest relative difference of output and gradients from one chunk.
-        operations: of its chunks, on the first rank; predicted with nothing beside them.
         kernel: of the experts; "" for what the layer takes by itself.
     """
 
@@ -52,7 +50,6 @@ class VerifiedStep:
     step_seconds: float
     raw_step_seconds: tuple[float, ...]
     deviation: float
-    operations: tuple[OperationTimes, ...] = ()
     kernel: KernelName = field(default="", metadata=UNLESS_DEFAULT)
 
     @property
@@ -207,7 +204,6 @@ def observations_of(plan: Plan, verification: Verification) -> tuple[Observation
             predicted_seconds=step.predicted_seconds,
             seconds=step.raw_step_seconds,
             source="verify",
-            operations=step.operations,
             device_id=verification.device_id,
         )
         for step in verification.steps
@@ -252,14 +248,6 @@ def _verified(plan: Plan, costs: Costs | None, measured: "MeasuredSteps") -> Ver
         step_seconds=statistics.median(measured.step_seconds),
         raw_step_seconds=measured.step_seconds,
         deviation=measured.deviation,
-        operations=tuple(
-            OperationTimes(
-                operation=operation,
-                predicted_seconds=predicted_seconds(plan, operation),
-                seconds=seconds,
-            )
-            for operation, seconds in measured.operations.items()
-        ),
         kernel=decision.kernel or "",
     )
 

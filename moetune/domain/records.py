@@ -8,7 +8,6 @@ from typing import Generic, Literal, TypeVar
 
 from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InputError, check_positive
-from moetune.domain.operations import OperationTimes
 from moetune.domain.plan import Decision
 from moetune.domain.profile import Provenance
 
@@ -58,7 +57,6 @@ class Observation:
         seconds: raw times of single steps, in order.
         predicted_seconds: 0 where nothing was predicted.
         source: who measured: "verify", or of before "training" and "search".
-        operations: times of the steps' operations; empty where they were not observed.
         device_id: of the machine, see `Fingerprint`; "" where the sender does not know it.
 
     Raises:
@@ -72,7 +70,6 @@ class Observation:
     predicted_seconds: float
     seconds: tuple[float, ...]
     source: str
-    operations: tuple[OperationTimes, ...] = ()
     device_id: str = ""
 
     def __post_init__(self) -> None:
@@ -90,8 +87,7 @@ class Observation:
     @property
     def is_sound(self) -> bool:
         """Whether a step can take its times; older versions stored any."""
-        operations = (seconds for times in self.operations for seconds in times.seconds)
-        times = (self.predicted_seconds, *self.seconds, *operations)
+        times = (self.predicted_seconds, *self.seconds)
         return all(SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS for seconds in times)
 
     @property

@@ -6,8 +6,8 @@ T tokens, K choices, E experts, D model width.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -15,14 +15,12 @@ import torch.distributed as dist
 
 from moetune.comm.group import Communicator
 from moetune.domain.layer import Workload
-from moetune.domain.operations import Operation, operations_of
 from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.measure.sizes import expert_shares
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
 from moetune.runtime.trace import RecordedSpan, SpanRecorder, TimelineRecorder
 
 _WARM_UP_ROUNDS = 2
-_RECORDED_ROUNDS = 5
 _SEED = 20240229
 _MARGIN = 16.0
 """By which the logits of a token's experts are above all others: far more than random ones vary."""
@@ -36,7 +34,6 @@ class MeasuredSteps:
         forward_seconds, backward_seconds, step_seconds: by round, of the slowest rank.
         deviation: largest relative difference (2-norm) of output and gradients from one chunk's.
         imbalance: rows of the busiest rank over the mean.
-        operations: seconds of each operation on this rank, in other rounds than those timed.
     """
 
     decision: Decision
@@ -45,7 +42,6 @@ class MeasuredSteps:
     step_seconds: tuple[float, ...]
     deviation: float
     imbalance: float
-    operations: Mapping[Operation, tuple[float, ...]] = field(default_factory=dict)
 
 
 class LayerSteps:
@@ -91,19 +87,6 @@ class LayerSteps:
         finally:
             self.layer.recorder = SpanRecorder()
         return recorder.spans()
-
-    def operation_seconds(self, decision: Decision) -> dict[Operation, float]:
-        """Run one step and return how long its operations took on this rank."""
-        self.layer.recorder = recorder = TimelineRecorder(self.x_TD.device, follows_transfers=False)
-        try:
-            self.run(decision)
-        finally:
-            self.layer.recorder = SpanRecorder()
-        times = (
-            (one, recorder.seconds(self.workload, one))
-            for one in operations_of(self.workload, decision)
-        )
-        return {operation: seconds for operation, seconds in times if seconds is not None}
 
     def results(self) -> list[torch.Tensor]:
         """Return the last step's output and gradients."""
@@ -214,8 +197,7 @@ def measure_steps(
 ) -> tuple[MeasuredSteps, ...]:
     """Time every decision once per round, each round beginning with the next one.
 
-    Their operations are recorded in rounds of their own, because stamps take time. All ranks call
-    this together and return the same, but for the operations.
+    All ranks call this together and return the same.
 
     Raises:
         CollectiveError: an exchange failed.
@@ -230,10 +212,6 @@ def measure_steps(
             index = (number + place) % len(decisions)
             _barrier()
             seconds[number, index] = torch.tensor(steps.run(decisions[index]), device="cpu")
-    recorded = [
-        [steps.operation_seconds(decision) for _ in range(_RECORDED_ROUNDS)]
-        for decision in decisions
-    ]
     seconds = _maximum(seconds)
     deviation = _maximum(torch.tensor(deviations, device="cpu"))
     imbalance = _imbalance(steps)
@@ -245,21 +223,9 @@ def measure_steps(
             step_seconds=tuple(seconds[:, index, 2].tolist()),
             deviation=float(deviation[index]),
             imbalance=imbalance,
-            operations=_by_operation(recorded[index]),
         )
         for index, decision in enumerate(decisions)
     )
-
-
-def _by_operation(
-    rounds: Sequence[Mapping[Operation, float]],
-) -> dict[Operation, tuple[float, ...]]:
-    """Return the rounds' times by operation, without one that a round did not show."""
-    return {
-        operation: tuple(one[operation] for one in rounds)
-        for operation in rounds[0]
-        if all(operation in one for one in rounds)
-    }
 
 
 def _deviation(steps: LayerSteps, decision: Decision) -> float:

@@ -9,14 +9,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean
 from typing import Literal, Protocol, Self
 
 import torch
 
 from moetune.comm.transfer import Transfer
-from moetune.domain.layer import Phase, Workload
-from moetune.domain.operations import Operation, transfer_seconds
+from moetune.domain.layer import Phase
 
 
 class Stamp(Protocol):
@@ -159,19 +157,15 @@ class TimelineRecorder(SpanRecorder):
     A body's stamps are in the current stream. A transfer starts when it is issued or when the one
     before it ends: the wire serves exchanges in order. It ends when it has completed, which takes a
     thread or a stream that nothing else uses, or at the latest when it was waited for.
-
-    Args:
-        follows_transfers: False records a transfer's end only where it is waited for: cheaper, and
-            right for the end of a phase, which waits for its last transfer at once.
     """
 
-    def __init__(self, device: torch.device, *, follows_transfers: bool = True) -> None:
-        self._device, self._follows = device, follows_transfers
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._clock = HostStamp if device.type != "cuda" else partial(stamp_now, device)
         self._zero = self._clock()
         self._steps: list[_Step] = []
         self._behind_transfers: torch.cuda.Stream | None = None
-        if follows_transfers and device.type == "cuda":
+        if device.type == "cuda":
             self._behind_transfers = torch.cuda.Stream(device)
 
     def compute(self, phase: Phase, name: str, chunk: int) -> AbstractContextManager[None]:
@@ -181,9 +175,7 @@ class TimelineRecorder(SpanRecorder):
     def exchange(
         self, phase: Phase, name: str, chunk: int, num_bytes: int
     ) -> AbstractContextManager[None]:
-        """Time the body; without following transfers nothing, as it is no part of the pipeline."""
-        if not self._follows:
-            return nullcontext()
+        """Time the body."""
         return self._added(_Step(phase, name, chunk, self._clock, num_bytes=num_bytes))
 
     def _added(self, step: _Step) -> _Step:
@@ -199,12 +191,11 @@ class TimelineRecorder(SpanRecorder):
             return transfer
         step = _Step(phase, name, chunk, self._clock, num_bytes=num_bytes, transfer=transfer)
         self._steps.append(step)
-        if self._follows:
-            step.has_ended, future = threading.Event(), transfer.future()
-            if future is None:
-                step.set_end()
-            else:
-                future.add_done_callback(step.set_end)
+        step.has_ended, future = threading.Event(), transfer.future()
+        if future is None:
+            step.set_end()
+        else:
+            future.add_done_callback(step.set_end)
         return step
 
     def _follow(
@@ -243,19 +234,3 @@ class TimelineRecorder(SpanRecorder):
                 )
             )  # fmt: skip
         return tuple(sorted(spans, key=lambda span: span.start_seconds))
-
-    def seconds(self, workload: Workload, operation: Operation) -> float | None:
-        """Return the time of one of the call's operations; None where it had none to wait for."""
-        steps = [span for span in self.spans() if span.phase == operation.phase]
-        experts = [one for one in steps if one.resource == "comp"]
-        if not experts:
-            return None
-        compute_seconds = fmean(one.end_seconds - one.start_seconds for one in experts)
-        if operation.name == "experts":
-            return compute_seconds
-        phase_seconds = max(one.end_seconds for one in steps) - steps[0].start_seconds
-        seconds = transfer_seconds(
-            workload, degree=operation.degree, phase_seconds=phase_seconds,
-            compute_seconds=compute_seconds,
-        )  # fmt: skip
-        return seconds if seconds > 0 else None

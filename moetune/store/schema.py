@@ -113,7 +113,6 @@ observations = Table(
     *_columns(Double, "predicted_seconds"),
     *_columns(JSON, "seconds"),
     *_columns(Text, "source", "created_at"),
-    Column("operations", JSON, nullable=False, server_default="[]"),
     Column("device_id", Text, nullable=False, server_default=""),
     sqlite_autoincrement=True,
 )

@@ -44,8 +44,6 @@ def _times(value: AnyPlan | Observation | Profile | Sample | Settled) -> _Times:
         case Observation():
             yield "step", "predicted_seconds", (value.predicted_seconds,)
             yield "step", "seconds", value.seconds
-            for of_operation in value.operations:
-                yield "step", of_operation.operation.name, of_operation.seconds
         case Settled():
             yield "step", "planned_seconds", (value.planned_seconds,)
             yield "step", "seconds", value.seconds

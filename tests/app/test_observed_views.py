@@ -1,4 +1,4 @@
-"""A verification ends in a sentence, and is observed with its operations."""
+"""A verification ends in a sentence, and its steps are observed."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,12 +7,9 @@ import pytest
 
 from moetune.app.verify import Verification, VerifiedStep, observations_of
 from moetune.app.views.observed import verdict, verification_sections
-from moetune.domain.operations import Operation, OperationTimes
 from tests.report.lab import lab_plan
 
 PLAN = lab_plan()
-TRANSFER = Operation(name="all_to_all", phase="forward", size=2**21, degree=2)
-EXPERTS = Operation(name="experts", phase="backward", size=2**30, degree=2)
 PLANNED = VerifiedStep(forward_degree=2, backward_degree=2, strategy="none", is_planned=True,
                        predicted_seconds=1.0, forward_seconds=0.5, backward_seconds=0.6,
                        step_seconds=1.25, raw_step_seconds=(1.25,), deviation=2e-7)  # fmt: skip
@@ -43,15 +40,10 @@ def test_a_verification_ends_in_a_sentence(
     assert found.document["has_lost"] is ("lost" in says)
 
 
-def test_a_verification_is_observed_with_its_operations_and_machine() -> None:
-    timed = tuple(
-        OperationTimes(operation=operation, predicted_seconds=0.01, seconds=(0.02,))
-        for operation in (TRANSFER, EXPERTS)
-    )
-    steps = verification(ALONE, replace(PLANNED, operations=timed))
-    one, planned = observations_of(PLAN, steps)
-    assert (one.operations, one.device_id, planned.device_id) == ((), "ab", "ab")
-    assert planned.operations == timed
+def test_a_verification_is_observed_with_its_machine() -> None:
+    one, planned = observations_of(PLAN, verification(ALONE, PLANNED))
+    assert (one.device_id, planned.device_id) == ("ab", "ab")
+    assert planned.seconds == PLANNED.raw_step_seconds
 
 
 def test_steps_by_another_kernel_are_listed_and_count_for_equal_numbers_alone() -> None:

@@ -14,7 +14,6 @@ from moetune.domain.errors import InputError
 from moetune.domain.interference import CompSpeed
 from moetune.domain.layer import Activation, LayerShape, Workload
 from moetune.domain.model import Transformer, read_shape
-from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine
 from moetune.domain.question import Question
 from moetune.domain.records import Observation, prediction_error
@@ -72,11 +71,6 @@ def step(*, degree: int = 1, seconds: float = 1.0) -> StepRecord:
     )  # fmt: skip
 
 
-def operation_times(seconds: float) -> OperationTimes:
-    operation = Operation(name="experts", phase="forward", size=1, degree=1)
-    return OperationTimes(operation=operation, predicted_seconds=None, seconds=(seconds,))
-
-
 def sample(*seconds: float, error: str = "", marks: tuple[str, ...] = ()) -> Sample:
     point = CopyPoint(direction="h2d", pinned=True, num_bytes=1)
     return Sample(point=point, seconds=seconds, error=error, marks=marks)
@@ -114,7 +108,6 @@ def sample(*seconds: float, error: str = "", marks: tuple[str, ...] = ()) -> Sam
     (lambda: Network(source="x", nic_bytes_per_second=1.0, startup_seconds=-1.0), "a loss, a"),
     (lambda: step(degree=0), "degree must be at least 1, got 0"),
     (lambda: step(seconds=math.inf), "the times of a step must be positive and finite"),
-    (lambda: operation_times(0.0), "experts: seconds must be positive and finite"),
     (lambda: LayerShape(d_model=8, d_hidden=True, num_experts=2), "d_hidden must be a whole"),
     (lambda: Degrees(forward=1, backward=0), "backward must be at least 1, got 0"),
     (lambda: FoldedLayout(ep=0), "ep must be at least 1, got 0"),

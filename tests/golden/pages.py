@@ -30,7 +30,6 @@ from moetune.app.whatif import WhatIf, change_plan
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.constraints import Strategy
 from moetune.domain.model import MODELS
-from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.plan import Plan
 from moetune.domain.records import PlanInfo, Stored
 from moetune.report.section import Section, values_of
@@ -88,24 +87,20 @@ def changed() -> tuple[Section, ...]:
 
 def step(
     forward: int, backward: int, *, seconds: float, predicted: float | None = 1.0,
-    strategy: Strategy = "none", operations: tuple[OperationTimes, ...] = (),
+    strategy: Strategy = "none", is_planned: bool = False,
 ) -> VerifiedStep:  # fmt: skip
     return VerifiedStep(
         forward_degree=forward, backward_degree=backward, strategy=strategy,
-        is_planned=bool(operations), predicted_seconds=predicted, forward_seconds=seconds / 3,
+        is_planned=is_planned, predicted_seconds=predicted, forward_seconds=seconds / 3,
         backward_seconds=seconds / 2, step_seconds=seconds, raw_step_seconds=(seconds,),
-        deviation=forward * 1e-7, operations=operations,
+        deviation=forward * 1e-7,
     )  # fmt: skip
 
 
 def verified() -> tuple[Section, ...]:
-    moved = OperationTimes(
-        operation=Operation(name="all_to_all", phase="forward", size=2**21, degree=2),
-        predicted_seconds=0.01, seconds=(0.02,),
-    )  # fmt: skip
     steps = (
         step(1, 1, seconds=2.5, predicted=3.0),
-        step(2, 3, seconds=1.25, operations=(moved,)),
+        step(2, 3, seconds=1.25, is_planned=True),
         step(4, 5, seconds=1.0, predicted=None),
         step(6, 7, seconds=0.5, strategy="S4"),
     )

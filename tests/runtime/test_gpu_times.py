@@ -77,14 +77,6 @@ def test_a_recording_waits_for_its_last_step_before_it_reads_the_times() -> None
     assert span.end_seconds - span.start_seconds == pytest.approx(1e-3)
 
 
-def test_operations_take_the_gpus_time_and_the_exchanges_the_wires() -> None:
-    with FakeCuda() as cuda, MirrorWorld(cuda, seconds=EXCHANGE_SECONDS):
-        found = _steps().operation_seconds(SAFE_DECISION)
-    by_name = {(one.phase, one.name): seconds for one, seconds in found.items()}
-    # The exchange of combine weights takes as long here as one of rows: three for two.
-    assert by_name["forward", "all_to_all"] == pytest.approx(1.5 * EXCHANGE_SECONDS, rel=0.1)
-
-
 def test_an_interval_is_read_without_waiting_for_a_device_that_has_no_part_in_it() -> None:
     with FakeCuda():
         weight = torch.ones(2, 2, device=GPU)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from moetune.domain.cluster import Fingerprint
 from moetune.domain.errors import InputError, NotFoundError
-from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.plan import Decision
 from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, Removed, Settled
 from moetune.domain.samples import GemmPoint, Sample
@@ -183,14 +182,10 @@ def test_a_prefix_of_several_plans_is_ambiguous_and_names_them(store: SqlStore) 
     assert store.plan(same[1]) is not None
 
 
-def test_operations_of_observed_steps_come_back_exactly(store: SqlStore) -> None:
+def test_observed_steps_come_back_exactly(store: SqlStore) -> None:
     plan = make_plan(1)
     store.save_plan(plan)
-    operation = Operation(name="all_to_all", phase="backward", size=2**40, degree=3)
-    times = OperationTimes(operation=operation, predicted_seconds=None, seconds=(1 / 3, 1e-9))
-    others = replace(times, operation=replace(operation, name="experts"), predicted_seconds=0.1)
-    made = replace(observation(plan.id, 1.0, 2.0), operations=(times, others),
-                   device_id="0123456789abcdef")  # fmt: skip
+    made = replace(observation(plan.id, 1 / 3, 1e-9), device_id="0123456789abcdef")
     store.add_observations([made, observation(plan.id)])
     newest, oldest = store.observation_page(plan.id)
     assert (newest.value, oldest.value) == (observation(plan.id), made)

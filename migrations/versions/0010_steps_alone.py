@@ -1,4 +1,4 @@
-"""Observed steps have the strategy of their plan: those of another, by searches, go."""
+"""Observed steps without times of operations; steps of other strategies than the plan's go."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,8 +12,10 @@ def upgrade() -> None:
     op.execute(sa.delete(table).where(table.c.strategy.is_not(None)))
     with op.batch_alter_table("observations", table_kwargs={"sqlite_autoincrement": True}) as batch:
         batch.drop_column("strategy")
+        batch.drop_column("operations")
 
 
 def downgrade() -> None:
     with op.batch_alter_table("observations") as batch:
+        batch.add_column(sa.Column("operations", sa.JSON, nullable=False, server_default="[]"))
         batch.add_column(sa.Column("strategy", sa.Text, nullable=True))
