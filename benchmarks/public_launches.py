@@ -1,7 +1,7 @@
 """Public launch files, read where they lie: `python -m benchmarks.public_launches CLONE…`.
 
 Each shell script, configuration and recipe of the clones is read as `moetune check` reads it.
-Writes docs/results/launches.md: how many give a layout, how many a message, and which.
+Writes docs/results/launches.md: how many give a layout, and of which runtime.
 """
 
 import argparse
@@ -11,7 +11,6 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from moetune.domain.errors import MoetuneError
 from moetune.launches.files import open_launch
@@ -24,22 +23,6 @@ _SAYS_TRAINING = re.compile(
 )
 _ENDINGS = frozenset({".sh", ".toml", ".json", ".yaml", ".yml"})
 _RANKS = 64
-_KINDS = {
-    "is unknown, and no such file": "its model is not in the registry",
-    "does not name its model": "it does not name its model",
-    "names no recipe": "it does not name its model",
-    "has no value here": "variables without a value",
-    "arguments have no value": "variables without a value",
-    "nothing says": "no length or no batch", "nothing gives": "no length or no batch",
-    "trains": "another way to train a part of the model",
-}  # fmt: skip
-
-
-class Read(NamedTuple):
-    """A launch that was read: its runtime, or the message that it gave."""
-
-    target: str
-    message: str
 
 
 def main() -> None:
@@ -47,15 +30,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("clones", type=Path, nargs="+")
     arguments = parser.parse_args()
-    rows, messages = [], Counter[str]()
-    for clone in arguments.clones:
-        reads = [_read(*launch) for launch in _launches(clone)]
-        targets = Counter(read.target for read in reads if read.target)
-        messages.update(_kind(read.message) for read in reads if read.message)
-        kinds = ", ".join(f"{number} {name}" for name, number in sorted(targets.items()))
-        rows.append(f"| {_name(clone)} | {len(reads)} | {targets.total()} | {kinds} |")
-    lines = (f"| {message} | {number} |" for message, number in messages.most_common())
-    RESULT.write_text(_PAGE.format(rows="\n".join(rows), messages="\n".join(lines)))
+    rows = [_row(clone) for clone in arguments.clones]
+    RESULT.write_text(_PAGE.format(rows="\n".join(rows)), encoding="utf-8")
+
+
+def _row(clone: Path) -> str:
+    """Return the table's row of a clone, whose folder is named OWNER+NAME."""
+    targets = [_target(*launch) for launch in _launches(clone)]
+    read = Counter(filter(None, targets))
+    words = ("git", "-C", str(clone), "rev-parse", "--short", "HEAD")
+    commit = subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+    kinds = ", ".join(f"{number} {name}" for name, number in sorted(read.items()))
+    name = clone.name.replace("+", "/")
+    return f"| {name} at `{commit}` | {len(targets)} | {read.total()} | {kinds} |"
 
 
 def _launches(clone: Path) -> Iterator[tuple[Path, str, str]]:
@@ -74,26 +61,16 @@ def _launches(clone: Path) -> Iterator[tuple[Path, str, str]]:
             yield file, text, ""
 
 
-def _read(file: Path, text: str, function: str) -> Read:
+def _target(file: Path, text: str, function: str) -> str:
+    """Return the runtime of a launch, "" where it gives a message."""
     extra = (function,) if function else ()
     asked = Asked(extra=extra, world_size=_RANKS, reads_files=False, folder=file.parent)
     try:
         launch = open_launch(file.name, text, asked)
         list(launch.problems(None))
-    except MoetuneError as error:
-        return Read("", str(error).partition("\n")[0])
-    return Read(launch.reading.target.name, "")
-
-
-def _kind(message: str) -> str:
-    return next((kind for text, kind in _KINDS.items() if text in message), "another message")
-
-
-def _name(clone: Path) -> str:
-    """Return the repository and the commit; a clone's folder is named OWNER+NAME."""
-    words = ("git", "-C", str(clone), "rev-parse", "--short", "HEAD")
-    commit = subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
-    return f"{clone.name.replace('+', '/')} at `{commit}`"
+    except MoetuneError:
+        return ""
+    return launch.reading.target.name
 
 
 _PAGE = f"""\
@@ -107,9 +84,8 @@ theirs (`python -m benchmarks.public_launches`). None crashes.
 |---|---:|---:|---|
 {{rows}}
 
-| the others give one message | |
-|---|---:|
-{{messages}}
+The others give one message: a model that the registry does not have, a variable or a length without
+a value, no model, or another engine than those that are read.
 
 Eleven launches whose authors reported them as broken have that break as the first problem
 (`tests/launches/test_broken_launches.py`): layers that pipeline ranks do not divide (Megatron-LM
