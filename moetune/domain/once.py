@@ -3,12 +3,14 @@
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from operator import attrgetter
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 _Owner = TypeVar("_Owner", bound="Tables")
 _Asked = ParamSpec("_Asked")
 _Answer = TypeVar("_Answer")
 _Made = TypeVar("_Made")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 _MISSING: Any = object()
 
 
@@ -53,3 +55,17 @@ def once(
         return remembering
 
     return decorate
+
+
+def once_for(*names: str) -> Callable[[_Method], _Method]:
+    """Return a decorator of methods that are computed once for attributes of their first argument.
+
+    Args:
+        names: of the attributes; further arguments are keys themselves.
+    """
+    attributes = attrgetter(*names)
+
+    def key(first: object, *rest: Hashable) -> Hashable:
+        return attributes(first), rest
+
+    return cast("Callable[[_Method], _Method]", once(key))

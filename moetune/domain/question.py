@@ -87,17 +87,16 @@ class Question:
         parse=parse_bytes, largest=LARGEST_BYTES,
     )  # fmt: skip
     dtype: str | None = described(
-        PLANNED, "Element type", "Default: bfloat16 where measured, else float32.",
-        form="DTYPE",
-    )  # fmt: skip
+        PLANNED, "Element type", "Default: bfloat16 where measured, else float32.", form="DTYPE"
+    )
     seq: int | None = described(PLANNED, "Sequence", "Tokens of a sequence.")
     routing: str | None = described(
         PLANNED, "Routing", "How evenly tokens reach experts; a file has each one's load. "
         "Default: balanced.", form="[balanced|natural|FILE]", choices=("balanced", "natural"),
     )  # fmt: skip
     expert_placement: PlacementRule | None = described(
-        PLANNED, "Placement of experts", "By their loads, or in order. Default: planned.",
-    )  # fmt: skip
+        PLANNED, "Placement of experts", "By their loads, or in order. Default: planned."
+    )
 
     d_model: int | None = described(
         SIZES, "Width of tokens", "Width of the tokens.", largest=LARGEST_WIDTH
@@ -136,9 +135,8 @@ class Question:
         TRAINING, "Frozen parts", "Parts that do not train: router,embedding.", form="PARTS"
     )
     seq_lengths: str | None = described(
-        TRAINING, "Packed documents", "Packed documents' lengths, or one for all.",
-        form="FILE|N",
-    )  # fmt: skip
+        TRAINING, "Packed documents", "Packed documents' lengths, or one for all.", form="FILE|N"
+    )
     train_tokens: int | None = described(
         TRAINING, "Tokens of the whole training", "Of the whole training, for its days: 1T.",
         parse=parse_train_tokens, largest=LARGEST_TRAIN_TOKENS, form="N",
@@ -156,9 +154,8 @@ class Question:
         "Show the fastest layout for every memory, too.", default=False,
     )  # fmt: skip
     uncalibrated: bool = described(
-        TRAINING, "Without my observed runs",
-        "Without the factor of observed runs.", default=False,
-    )  # fmt: skip
+        TRAINING, "Without my observed runs", "Without the factor of observed runs.", default=False
+    )
 
     tp: int | None = described(PINS, "Tensor parallel", "Ranks per tensor-parallel group.")
     pp: int | None = described(PINS, "Pipeline ranks", "Pipeline ranks.")
@@ -168,8 +165,8 @@ class Question:
     cp: int | None = described(PINS, "Context parallel", "Ranks that share a sequence.")
     micro_batch: int | None = described(PINS, "Micro-batch", "Sequences per micro-batch.")
     zero: ZeroStage | None = described(
-        PINS, "What replicas shard", "Shards: 0 nothing, 1 states, 2 gradients, 3 all.",
-    )  # fmt: skip
+        PINS, "What replicas shard", "Shards: 0 nothing, 1 states, 2 gradients, 3 all."
+    )
     recompute: str | None = described(
         PINS, "Recompute", f"none, {', '.join(RECOMPUTES)}; or several.", form="MODULES"
     )
@@ -180,17 +177,15 @@ class Question:
         form="NAME",
     )
     dispatcher: TokenDispatcher | None = described(
-        PINS, "Dispatcher", "all_to_all, all_gather, deepep or hybrid_ep.",
-        form="NAME",
-    )  # fmt: skip
+        PINS, "Dispatcher", "all_to_all, all_gather, deepep or hybrid_ep.", form="NAME"
+    )
     schedule: Schedule | None = described(
         PINS, "Pipeline schedule", "1f1b, interleaved, zero_bubble, zero_bubble_v, dualpipe_v.",
         form="NAME",
     )  # fmt: skip
     stages: str | None = described(
-        PINS, "Modules of the stages", "Modules of each: 'Ettt|(tt|)*29m|L'.",
-        form="LETTERS",
-    )  # fmt: skip
+        PINS, "Modules of the stages", "Modules of each: 'Ettt|(tt|)*29m|L'.", form="LETTERS"
+    )
     cuda_graphs: CudaGraphs | None = described(
         PINS, "CUDA graphs", "Replayed: nothing, attention and router, or all."
     )
@@ -203,18 +198,16 @@ class Question:
     )
 
     tokens: int | None = described(
-        LAYER, "Tokens a GPU", "Tokens per rank: 8k. Default: the model's.",
-        largest=LARGEST_TOKENS,
-    )  # fmt: skip
+        LAYER, "Tokens a GPU", "Tokens per rank: 8k. Default: the model's.", largest=LARGEST_TOKENS
+    )
     batch: int | None = described(LAYER, "Sequences a GPU", "With --seq: sequences per rank.")
     memory_taken: int | None = described(
         LAYER, "Memory for the rest", "Part of the limit for the rest. Default: 0.",
         parse=parse_bytes, smallest=0, largest=LARGEST_BYTES,
     )  # fmt: skip
     allow_modelled: bool | None = described(
-        LAYER, "Estimate group sizes not measured",
-        "Take the nearest measured group size.",
-    )  # fmt: skip
+        LAYER, "Estimate group sizes not measured", "Take the nearest measured group size."
+    )
     strategy: Strategy | None = described(
         LAYER, "Memory strategy", "Memory strategy. Default: the fastest that fits."
     )
@@ -232,12 +225,11 @@ class Question:
         largest=LARGEST_TOKENS,
     )  # fmt: skip
     order: Order | None = described(
-        LAYER, "Order of transfers", "dispatch_first or interleaved transfers.",
-        form="ORDER",
-    )  # fmt: skip
+        LAYER, "Order of transfers", "dispatch_first or interleaved transfers.", form="ORDER"
+    )
     expert_parallel: ExpertParallel | None = described(
-        LAYER, "How ranks share experts", "Send tokens to experts, or have all on every rank.",
-    )  # fmt: skip
+        LAYER, "How ranks share experts", "Send tokens to experts, or have all on every rank."
+    )
     expert_kernel: ExpertKernel | None = described(
         LAYER, "Kernel of the experts",
         "grouped_mm, liger or loop. Default: the fastest.", form="NAME",
@@ -388,9 +380,7 @@ MEMORY_FIELDS = (
     "recompute", "optimizer", "dtype", "target", "train", "freeze",
 )  # fmt: skip
 """Fields of the question that `moetune memory` asks, beside the model and the device's memory."""
-MEMORY_DEFAULTS = {
-    "seq": "4k", "micro_batch": "1", "dtype": "bfloat16", "target": "megatron",
-}  # fmt: skip
+MEMORY_DEFAULTS = {"seq": "4k", "micro_batch": "1", "dtype": "bfloat16", "target": "megatron"}
 
 
 def read_texts(texts: Mapping[str, str]) -> dict[str, object]:

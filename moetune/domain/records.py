@@ -161,9 +161,7 @@ class ObservedRun:
     @property
     def what(self) -> tuple[object, ...]:
         """What ran: two runs that have it in common have the error of a prediction in common."""
-        return (
-            self.model, self.world_size, self.global_batch, self.seq, self.dtype, self.layout,
-        )  # fmt: skip
+        return (self.model, self.world_size, self.global_batch, self.seq, self.dtype, self.layout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -200,7 +200,7 @@ def check_pins(constraints: Constraints) -> None:
             "where nothing is dispatched and no memory reused",
         ),
         f"--order {bounds.order}": (bounds.order, "where a chunk has one transfer"),
-    }  # fmt: skip
+    }
     for flag, (is_pinned, reason) in excluded.items():
         if is_tensor and is_pinned:
             raise InputError(

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from moetune.domain.cluster import Group
 from moetune.domain.document import UNLESS_DEFAULT
@@ -13,6 +13,7 @@ from moetune.domain.kernels import KernelName
 from moetune.domain.layer import Workload
 
 EvenForm = Literal["forward", "grad_input", "grad_weight"]
+GEMM_FORMS: tuple[EvenForm, ...] = get_args(EvenForm)
 GemmForm = Literal[
     "forward", "grad_input", "grad_weight",
     "uneven_forward", "uneven_grad_input", "uneven_grad_weight",

@@ -204,9 +204,9 @@ def fit_lines(*, sizes: Floats, seconds: Floats) -> tuple[Floats, Floats]:
     """
     largest = sizes.max()
     starts, rates = 1 / seconds, (sizes / largest) / seconds
-    uu, uv, vv = ((left * right).sum(1) for left, right in (
-        (starts, starts), (starts, rates), (rates, rates)
-    ))  # fmt: skip
+    uu, uv, vv = (
+        (left * right).sum(1) for left, right in ((starts, starts), (starts, rates), (rates, rates))
+    )
     u, v = starts.sum(1), rates.sum(1)
     determinant = uu * vv - uv * uv
     solvable = determinant > _SINGULAR * uu * vv

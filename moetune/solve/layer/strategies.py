@@ -151,7 +151,7 @@ def choose_safely(ranked: RankedLayer, resamples: Sequence[Costs]) -> RankedLaye
     contenders = (
         best if contender.strategy == best.strategy else contender
         for contender in ranked.contenders
-    )  # fmt: skip
+    )
     declined = Declined(step=several, regret=regret)
     return replace(ranked, best=best, contenders=tuple(contenders), declined=declined)
 

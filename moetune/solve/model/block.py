@@ -14,10 +14,10 @@ from moetune.domain.attention import GroupedQueryAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.kernels import BIASED_ACTIVATION, BIASED_RESULTS
 from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, StateSpace
-from moetune.domain.samples import GemmForm
+from moetune.domain.samples import GEMM_FORMS
 from moetune.domain.targets import Target
 from moetune.domain.training import DEDUPLICATING, FoldedLayout, TrainingJob
-from moetune.domain.tuning import NF4_BYTES, ModelPart, adapted_matrices
+from moetune.domain.tuning import ModelPart
 from moetune.solve.model.activations import AS_MEGATRON, ELEMENT
 from moetune.solve.model.adapters import AdapterPrices
 from moetune.solve.model.exchange import exchange_seconds
@@ -33,7 +33,6 @@ from moetune.solve.model.passes import (
     projections_of,
 )
 
-GEMM_FORMS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")
 _GATED = 3
 """GEMMs of a gated FFN."""
 _QUANTIZED = {"fp8": "fp8_rowwise", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
@@ -105,7 +104,7 @@ class BlockPrices:
         tp = self.layout.tp
         projections = [*self._projections(part)]
         yield from projections
-        yield from self._adapters("attention", part)
+        yield from self._frozen.of_part("attention", part, self.tokens)
         once = part.forward_macs(1)
         scored = (
             self.tokens / tp * (part.forward_macs(self.job.attended) - once) * computed_keys(part)
@@ -132,40 +131,13 @@ class BlockPrices:
                 passes = self._gemm(self.own_tokens, d_in, d_out)
             yield module, self._trained("attention", passes)
 
+    @property
+    def _frozen(self) -> AdapterPrices:
+        return AdapterPrices(self.device, self.job.tuning, self.target, self.layout)
+
     def _trained(self, name: ModelPart, passes: Passes) -> Passes:
         """Return a matrix's passes, without gradients of frozen weights."""
         return passes if self.job.tuning.trains(name) else passes.frozen
-
-    def _adapters(
-        self, module: ModuleName, part: Mixer | DenseFfn
-    ) -> Iterator[tuple[ModuleName, Passes]]:
-        """Yield the passes of a part's adapters and dequantized weights, and their collectives.
-
-        Between tensor ranks the output of a matrix that is cut along its inputs is gathered, and
-        backward its gradient; the gradient of the others' input is scattered (Megatron-Bridge,
-        `peft/utils.py`, `lin_out_gather_output`).
-        """
-        adapters, tp = self.job.tuning.adapter(part), self.layout.tp
-        if self.job.tuning.base != "bfloat16":
-            yield module, self._dequantized(part.parameters)
-        if adapters is None:
-            return
-        price = AdapterPrices(self.device, adapters.rank)
-        for matrix in adapted_matrices(part, fuses=self.target.core is not None):
-            yield module, price.of_matrix(matrix, self.tokens, tp)
-        span, whole = self.device.span(tp, 1), ELEMENT * self.tokens * self.decoder.d_model
-        gather = self.device.collective("all_gather", span, whole / tp)
-        scatter = self.device.collective("reduce_scatter", span, whole)
-        yield "tensor_comm", Passes(forward=gather, grad_input=gather + scatter)
-
-    def _dequantized(self, parameters: float, *, is_kept: bool = False) -> Passes:
-        """Return the passes that turn 4-bit weights into bfloat16, modelled by the bytes moved.
-
-        Args:
-            is_kept: whether the backward pass has those of the forward pass.
-        """
-        once = self.device.memory_seconds((NF4_BYTES + ELEMENT) * parameters, kernels=2)
-        return Passes(forward=once, grad_input=0.0 if is_kept else once)
 
     def _gemm(
         self, rows: float, d_in: int, d_out: int, *, num_experts: int = 1, dtype: str | None = None
@@ -279,7 +251,7 @@ class BlockPrices:
         passes = self._ffn(part, "dense")
         yield "mlp", passes
         yield "tensor_comm", self._tensor_comm([passes])
-        yield from self._adapters("mlp", part)
+        yield from self._frozen.of_part("mlp", part, self.tokens)
 
     def _ffn(self, part: DenseFfn, name: ModelPart) -> Passes:
         rows, width = self.tokens, max(1, part.d_hidden // self.layout.tp)
@@ -308,7 +280,7 @@ class BlockPrices:
             passes = self._ffn(part.shared, "shared_experts")
             yield "shared_experts", passes
             yield "tensor_comm", self._tensor_comm([passes])
-            yield from self._adapters("shared_experts", part.shared)
+            yield from self._frozen.of_part("shared_experts", part.shared, self.tokens)
         yield "permute", self._permute(part, rows)
         yield "exchange", self._exchange(part, self.own_tokens)
 
@@ -339,38 +311,7 @@ class BlockPrices:
         )
         if self.job.tuning.trains("experts"):
             return both
-        return self._frozen_experts(part, rows, both)
-
-    def _frozen_experts(self, part: RoutedExperts, rows: float, both: Passes) -> Passes:
-        """Return the passes of experts whose weights are frozen, with their adapters.
-
-        Merged adapters have the gradient of the whole weight, and the passes of B·A.
-
-        Args:
-            both: with gradients of the weights.
-        """
-        tuning, layout = self.job.tuning, self.layout
-        experts, adapters = part.num_experts // layout.ep, tuning.adapter(part)
-        weights = experts * part.expert_parameters / layout.etp
-        passes = both.frozen
-        if tuning.base != "bfloat16":
-            passes += self._dequantized(weights, is_kept=True)
-        if adapters is None:
-            return passes
-        price = AdapterPrices(self.device, adapters.rank)
-        if self.target.merges_adapters:
-            return passes + Passes(grad_weight=both.grad_weight) + price.merged(weights)
-        num = experts if adapters.experts == "each" else 1
-        for matrix in adapted_matrices(part, fuses=True):
-            passes += price.of_matrix(matrix, rows, 1, num_experts=num)
-        if adapters.experts == "shared":  # whose gradients are summed in each pass
-            span = self.device.span(layout.ep, 1)
-            for matrix in adapted_matrices(part, fuses=True):
-                for width in (matrix.d_in, matrix.d_out):
-                    size = ELEMENT * adapters.rank * width
-                    summed = self.device.collective("all_reduce", span, size)
-                    passes += Passes(grad_weight=summed)
-        return passes
+        return self._frozen.of_experts(part, rows, both)
 
     def _expert_activation(self, part: RoutedExperts, rows: float) -> Passes:
         width = max(1, part.d_hidden // self.layout.etp)

@@ -8,10 +8,11 @@ from typing import TypeVar
 from moetune.domain.architecture import Block
 from moetune.domain.experts import RoutedExperts
 from moetune.domain.once import Tables, once
+from moetune.domain.samples import GEMM_FORMS
 from moetune.domain.targets import Target
 from moetune.domain.training import Degrees, FoldedLayout, TrainingJob
 from moetune.solve.model.activations import ELEMENT
-from moetune.solve.model.block import GEMM_FORMS, BlockPrices
+from moetune.solve.model.block import BlockPrices
 from moetune.solve.model.chunks import (
     ChunkedBlock,
     ChunkedPasses,

@@ -87,7 +87,7 @@ def _deduplicated(
         return wire
     chunks = posted_chunks(
         phase, num_ranks=span.size, num_nodes=span.nodes, tokens=tokens, reach=copies
-    )  # fmt: skip
+    )
     return max(wire, chunks * device.posted_chunk_seconds)
 
 

@@ -223,9 +223,8 @@ class DevicePrices(Tables):
                 f"measure it:  moetune profile --model NAME --dtype {self.element}; or {instead}",
             )
         doubt = Doubt(
-            operation="the rate of the memory", size=1.0, unit="bytes",
-            stand_in="the data sheet's",
-        )  # fmt: skip
+            operation="the rate of the memory", size=1.0, unit="bytes", stand_in="the data sheet's"
+        )
         return Estimate(seconds=ADAM_BYTES * 1e9 / rate, trust="modelled", doubts=(doubt,))
 
     def measured_attention(

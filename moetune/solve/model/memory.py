@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from moetune.domain.once import Tables, once
+from moetune.domain.once import Tables, once, once_for
 from moetune.domain.optimizers import Optimizer
 from moetune.domain.pipeline import SPLITTING
 from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads
@@ -188,12 +188,8 @@ class MemoryModel(Tables):
             on_host: the largest share of the optimizer that the host may keep.
         """
         whole = self.stages.whole
-        held, trained = (
-            Parameters(*(count / layout.pp for count in counts))
-            for counts in (
-                self.stages.parameters(layout, whole), self.trained.of_rank(layout, whole)
-            )
-        )  # fmt: skip
+        held = self.stages.parameters(layout, whole).over(layout.pp)
+        trained = self.trained.of_rank(layout, whole).over(layout.pp)
         states = self._states(layout, held, trained, on_host)
         return LIBRARY_BYTES + (1 + FRAGMENTATION) * sum(states)
 
@@ -237,7 +233,10 @@ class MemoryModel(Tables):
             activations *= self.device_share(layout)
         states = self._states(layout, rank.held, trained, on_host)
         if self._optimizer.is_muon:
-            states = *states[:2], states[2] + self._of_muon(layout, rank.blocks)
+            states = (
+                *states[:2],
+                states[2] + self.trained.muon_bytes(layout, rank.blocks, self._optimizer),
+            )
         host += on_host * HOST_OPTIMIZER_BYTES * updated
         copied = (1 - on_host) * self._optimizer.step_bytes * updated
         step = max(0.0, copied - activations - workspace - logits)
@@ -264,32 +263,9 @@ class MemoryModel(Tables):
             states = states[0] + frozen, *states[1:]
         if on_host and self.target.offloads_states:
             states = (1 - on_host) * states[0], (1 - on_host) * states[1], states[2]
-        if self.job.dtype in HALF_PRECISION or not self.target.caches_narrow_weights:
-            return states
-        return states[0] + 2 * GEMM_INPUT[self.job.dtype] * sum(held), *states[1:]
-
-    def _of_muon(self, layout: FoldedLayout, rank: RankBlocks) -> float:
-        """Return the bytes of Muon's states beyond those of a matrix's share of all.
-
-        Adam's second moment of what is no matrix; and a replica has whole matrices.
-        """
-        optimizer, replicas = self._optimizer, layout.dp * layout.cp if layout.zero else 1
-        more = optimizer.adam_bytes * self.trained.of_adam(layout, rank) / replicas
-        if not layout.zero:
-            return more
-        dense, experts = self.trained.of_rank(layout, rank)
-        for count, is_expert, sharers in ((dense, False, replicas), (experts, True, layout.edp)):
-            largest = max(
-                (
-                    matrix.parameters
-                    for blocks, matrices in counted(rank, self.trained.orthogonal(layout))
-                    for matrix in matrices
-                    if blocks and matrix.is_expert == is_expert
-                ),
-                default=0,
-            )
-            more += optimizer.state_bytes * max(0.0, largest - count / sharers)
-        return more
+        if self.job.dtype not in HALF_PRECISION and self.target.caches_narrow_weights:
+            states = states[0] + 2 * GEMM_INPUT[self.job.dtype] * sum(held), *states[1:]
+        return states
 
     def _gathered(self, layout: FoldedLayout, rank: _RankBytes) -> float:
         """Return the bytes of what is sharded and yet whole for a while.
@@ -307,10 +283,7 @@ class MemoryModel(Tables):
 
     @once(lambda layout, rank: (layout.tp, layout.ep * layout.etp, _shards(layout), rank))
     def _largest_blocks(self, layout: FoldedLayout, rank: RankBlocks) -> tuple[float, float]:
-        """Return the parameters on one device of the block that has most to shard.
-
-        Of those that are held, and of those that train.
-        """
+        """Return the most parameters of any block on one device: that it holds, and that train."""
         dense, experts = _shards(layout)
         every = self.stages.parameters_of_blocks(layout), self.trained.of_blocks(layout)
         held, trained = (
@@ -320,12 +293,9 @@ class MemoryModel(Tables):
         )  # fmt: skip
         return held, trained
 
-    @once(
-        lambda layout: (
-            layout.dp, layout.cp, layout.tp, layout.pp, layout.vpp, layout.ep, layout.etp,
-            layout.micro_batch, layout.recompute, layout.order, layout.stages,
-            layout.overlap == "batch",
-        )
+    @once_for(
+        "dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch", "recompute", "order", "stages",
+        "overlap",
     )  # fmt: skip
     def _bytes_of_ranks(self, layout: FoldedLayout) -> tuple[_RankBytes, ...]:
         """Return what the ranks have whatever is sharded or in host memory."""
@@ -396,10 +366,7 @@ class MemoryModel(Tables):
     def sizes_of_blocks(
         self, layout: FoldedLayout, recomputes: Sequence[tuple[Recompute, ...]]
     ) -> list[list[BlockBytes]]:
-        """Return the bytes of each kind of block for one micro-batch with each recomputation.
-
-        Of even rows, which are the least.
-        """
+        """Return the bytes of each kind of block, of even rows, with each recomputation."""
         if self._has_law:
             return self._routed(BALANCED).sizes_of_blocks(layout, recomputes)
         num = len(self.job.decoder.kinds)
@@ -439,10 +406,7 @@ class MemoryModel(Tables):
 
 
 def _shards(layout: FoldedLayout) -> tuple[bool, bool]:
-    """Return whether all but the experts is in shards, and whether experts are.
-
-    What one rank has alone is whole, unless it is in host memory.
-    """
+    """Return whether all but the experts is sharded, or on the host, and whether experts are."""
     if layout.offload_optimizer and layout.zero > SHARDS_GRADIENTS:
         return True, True
     return layout.dp * layout.cp > 1, layout.edp > 1

@@ -48,12 +48,8 @@ _AGAIN_SECONDS = 0.6e-3
 (Megatron-Bridge, skills/nemo-mbridge-perf-activation-recompute)."""
 FORWARD_OF_BOTH = 1 / 3
 """The backward pass has twice the GEMMs."""
-_OF_EXPERTS: tuple[ModuleName, ...] = (
-    "experts", "moe_act", "router", "permute", "shared_experts",
-)  # fmt: skip
-_RECOMPUTABLE: tuple[ModuleName, ...] = (
-    "core_attn", "norm", "mla_up_proj", "mlp", *_OF_EXPERTS,
-)  # fmt: skip
+_OF_EXPERTS: tuple[ModuleName, ...] = ("experts", "moe_act", "router", "permute", "shared_experts")
+_RECOMPUTABLE: tuple[ModuleName, ...] = ("core_attn", "norm", "mla_up_proj", "mlp", *_OF_EXPERTS)
 _AGAIN: Mapping[ModuleName, float] = {
     "attention": 1 / 2, "mla_up_proj": 1 / 2, "mlp": 1 / 2, "shared_experts": 1 / 2, "norm": 1.0,
     "router": 1.0, "permute": 1.0, "experts": 1.0, "moe_act": 1.0,

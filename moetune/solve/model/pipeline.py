@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from moetune.domain.architecture import Block, Decoder
 from moetune.domain.attention import LatentAttention
-from moetune.domain.once import Tables, once
+from moetune.domain.once import Tables, once_for
 from moetune.domain.pipeline import (
     SPLITTING,
     Schedule,
@@ -72,10 +72,9 @@ class Parameters(NamedTuple):
     dense: float
     experts: float
 
-
-def sizes_of(layout: FoldedLayout) -> tuple[int, int, int]:
-    """Return what a block's parameters depend on."""
-    return layout.tp, layout.ep, layout.etp
+    def over(self, num: int) -> "Parameters":
+        """Return the mean of so many ranks."""
+        return Parameters(self.dense / num, self.experts / num)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ class DecoderStages(Tables):
         [whole] = self.ranks(_ALONE)
         return whole
 
-    @once(lambda layout: (layout.num_stages, layout.stages))
+    @once_for("num_stages", "stages")
     def cut(self, layout: FoldedLayout) -> Cut:
         """Return the blocks of each stage."""
         stages = self._stages(layout.stages_of(self.decoder))
@@ -98,31 +97,31 @@ class DecoderStages(Tables):
         which = tuple(distinct.setdefault(stage, len(distinct)) for stage in stages)
         return Cut(tuple(distinct), which)
 
-    @once(lambda layout: (layout.pp, layout.vpp, layout.order, layout.stages))
+    @once_for("pp", "vpp", "order", "stages")
     def ranks(self, layout: FoldedLayout) -> tuple[RankBlocks, ...]:
         """Return the blocks of the pipeline ranks; ranks with the same are one."""
         return _by_rank(self.cut(layout), layout)
 
-    @once(lambda layout, rank: (sizes_of(layout), rank))
-    def parameters(self, layout: FoldedLayout, rank: StageBlocks) -> Parameters:
-        """Return a pipeline rank's parameters on one device."""
-        decoder = self.decoder
-        table = decoder.vocab_size * decoder.d_model / layout.tp
-        tables = rank.has_embedding + (rank.has_head or rank.has_predictions)
-        dense, experts = table * tables, 0.0
-        for count, block in counted(rank, self.parameters_of_blocks(layout)):
-            dense, experts = dense + count * block.dense, experts + count * block.experts
-        if rank.has_predictions:
+    @once_for("tp", "ep", "etp")
+    def parameters(
+        self, layout: FoldedLayout, rank: StageBlocks, tuning: Tuning = TRAINS_ALL
+    ) -> Parameters:
+        """Return a pipeline rank's parameters on one device that train themselves."""
+        decoder, heads = self.decoder, rank.has_head or rank.has_predictions
+        tables = rank.has_embedding * tuning.trains("embedding") + heads * tuning.trains("head")
+        dense = tables * decoder.vocab_size * decoder.d_model / layout.tp
+        if rank.has_predictions and tuning.trains_all:
             dense += sum(prediction.projection for prediction in decoder.predictions) / layout.tp
-        return Parameters(dense, experts)
+        return summed(rank, self.parameters_of_blocks(layout, tuning), dense)
 
-    @once(sizes_of)
-    def parameters_of_blocks(self, layout: FoldedLayout) -> tuple[Parameters, ...]:
+    @once_for("tp", "ep", "etp")
+    def parameters_of_blocks(
+        self, layout: FoldedLayout, tuning: Tuning = TRAINS_ALL
+    ) -> tuple[Parameters, ...]:
         """Return the parameters of each kind of block, then of each of multi-token prediction."""
-        tp, experts_cut = layout.tp, layout.ep * layout.etp
-        amounts = map(amounts_of, self.decoder.kinds_and_predictions)
+        amounts = (_amounts(block, tuning) for block in self.decoder.kinds_and_predictions)
         return tuple(
-            Parameters(whole + shared / tp, experts / experts_cut)
+            Parameters(whole + shared / layout.tp, experts / (layout.ep * layout.etp))
             for whole, shared, experts in amounts
         )
 
@@ -153,13 +152,21 @@ def counted(stage: StageBlocks, blocks: Sequence[_Of]) -> list[tuple[int, _Of]]:
     return [*zip((*stage.counts, *predictions), blocks, strict=True)]
 
 
-@cache
-def amounts_of(block: Block, tuning: Tuning = TRAINS_ALL) -> tuple[float, float, float]:
-    """Return a block's parameters: on every rank, cut over tensor ranks, and of the experts.
+def summed(stage: StageBlocks, blocks: Sequence[Parameters], dense: float = 0.0) -> Parameters:
+    """Return the parameters of a stage's blocks.
 
     Args:
-        tuning: those that train; by default all.
+        dense: of what is no block.
     """
+    experts = 0.0
+    for count, block in counted(stage, blocks):
+        dense, experts = dense + count * block.dense, experts + count * block.experts
+    return Parameters(dense, experts)
+
+
+@cache
+def _amounts(block: Block, tuning: Tuning) -> tuple[float, float, float]:
+    """Return the parameters that train: on every rank, cut over tensor ranks, of the experts."""
     amounts, routed = tuning.trained(block.parameters), block.routed
     experts = 0 if routed is None else routed.num_experts * routed.expert_parameters
     experts *= tuning.trains("experts")
@@ -288,11 +295,6 @@ class StagePipeline:
             stage for rank, stage in zip(self.ranks, self.stages, strict=True) if rank == busiest
         ]
         return sum(stage.forward for stage in stages), sum(stage.backward for stage in stages)
-
-
-@cache
-def _ranks_of_stages(schedule: Schedule, pp: int, num_stages: int) -> tuple[int, ...]:
-    return tuple(rank_of_stage(stage, pp, schedule) for stage in range(num_stages))
 
 
 def play(pipeline: StagePipeline) -> float:

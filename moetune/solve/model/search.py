@@ -18,14 +18,14 @@ from functools import cached_property, partial
 from typing import NamedTuple
 
 from moetune.domain.megatron_rules import RECOMPUTED
-from moetune.domain.once import Tables, once
+from moetune.domain.once import Tables, once_for
 from moetune.domain.routing_record import RecordedLayers
 from moetune.domain.site import Site
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TokenDispatcher, TrainingJob
 from moetune.solve.model.memory import OPTIMIZER_SHARES, MemoryModel, RankMemory
 from moetune.solve.model.pins import contradiction
-from moetune.solve.model.pipeline import DecoderStages, Parameters
+from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.space import Fitting, LayoutSpace
 from moetune.solve.model.step import StepPrices, StepSeconds
 
@@ -259,17 +259,9 @@ class LayoutTable(Tables):
         """Return a node with a number of its own."""
         return Node(bounds, next(self.numbers), layout, parts)
 
-    @once(
-        lambda layout: (
-            layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch,
-            layout.overlap, layout.recompute,
-        )
-    )  # fmt: skip
+    @once_for("tp", "cp", "ep", "etp", "micro_batch", "overlap", "recompute")
     def dispatchers(self, layout: FoldedLayout) -> Sequence[PricedDispatcher]:
-        """Return the dispatchers that go with a layout, the fastest first.
-
-        There is none where its overlap does not go with what it recomputes.
-        """
+        """Return the dispatchers that go with a layout and its overlap, the fastest first."""
         seconds = self.search.prices.micro_batch_seconds
         able = self._able(layout) if self.search.space.obeys(RECOMPUTED, layout) else ()
         priced = (PricedDispatcher(seconds(layout.changed(dispatcher=name)), name) for name in able)
@@ -324,10 +316,7 @@ class LayoutTable(Tables):
         return smallest
 
     def _at_least(self, layout: FoldedLayout) -> float:
-        """Return seconds that a micro-batch takes at least, before any chunks are priced.
-
-        That is true of all layouts that recompute as much or more.
-        """
+        """Return a micro-batch's least seconds, chunks not priced, however much is recomputed."""
         if layout.overlap != "chunks":
             return min((way.seconds for way in self.dispatchers(layout)), default=float("inf"))
         least = self.search.prices.micro_batch_at_least
@@ -347,11 +336,10 @@ class LayoutTable(Tables):
             least = (row.alone_bytes - most_bytes) / (row.alone_bytes - row.peak_bytes)
             share = next(share for share in OPTIMIZER_SHARES if share >= least - _ROUNDING)
         zero, stages = search.space.zeros(self.pins, layout.pp, layout.tp)[-1], search.prices.stages
-        trained = search.prices.trained.of_rank(layout, stages.whole)
-        mean = (count / layout.pp for count in trained)
-        return search.prices.optimizer_seconds(layout.changed(zero=zero), share, Parameters(*mean))
+        mean = search.prices.trained.of_rank(layout, stages.whole).over(layout.pp)
+        return search.prices.optimizer_seconds(layout.changed(zero=zero), share, mean)
 
-    @once(lambda layout: (layout.tp, layout.ep, layout.etp, layout.overlap))
+    @once_for("tp", "ep", "etp", "overlap")
     def _able(self, layout: FoldedLayout) -> list[TokenDispatcher]:
         return self.search.space.dispatchers(layout, self.pins)
 

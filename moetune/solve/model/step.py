@@ -4,26 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import fsum
 
-from moetune.domain.once import Tables, once
-from moetune.domain.optimizers import Optimizer
+from moetune.domain.once import once, once_for
 from moetune.domain.pipeline import SPLITTING, StageLetters
-from moetune.domain.targets import Target
-from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.solve.model.activations import ELEMENT, SHARDS_GRADIENTS, block_modules, shard_of
+from moetune.domain.training import FoldedLayout
+from moetune.solve.model.activations import ELEMENT, block_modules
 from moetune.solve.model.blocks import BlockTable
-from moetune.solve.model.machine import DevicePrices
-from moetune.solve.model.muon import shared_seconds
-from moetune.solve.model.passes import (
-    FORWARD_OF_BOTH,
-    NO_ROOM,
-    WITHOUT_END,
-    BlockSeconds,
-    Passes,
-    Room,
-)
+from moetune.solve.model.passes import FORWARD_OF_BOTH, BlockSeconds, Passes, Room
 from moetune.solve.model.pipeline import (
-    DecoderStages,
-    Parameters,
     RankBlocks,
     StageBlocks,
     StagePipeline,
@@ -32,7 +19,7 @@ from moetune.solve.model.pipeline import (
     least_seconds,
     play,
 )
-from moetune.solve.model.trained import TrainedParameters
+from moetune.solve.model.update import UpdatePrices
 
 _ROUNDING = 1e-12
 _SLOWER = 1 + 1e-6
@@ -57,178 +44,11 @@ class StepSeconds:
     bound_by_replicas: float = 0.0
 
 
-def _of_micro_batch(layout: FoldedLayout) -> tuple[object, ...]:
-    """Return what the seconds of a micro-batch depend on."""
-    return (
-        layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.dispatcher,
-        layout.overlap, layout.degree, layout.recompute, layout.cuda_graphs,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdatePrices(Tables):
-    """Prices of what the replicas do together, of the rank with most parameters."""
-
-    job: TrainingJob
-    device: DevicePrices
-    stages: DecoderStages
-    target: Target
-
-    @property
-    @once(lambda: ())
-    def trained(self) -> TrainedParameters:
-        """Parameters that have gradients."""
-        return TrainedParameters(self.stages, self.job.tuning, self.target)
-
-    @property
-    def _optimizer(self) -> Optimizer:
-        return self.target.optimizer(self.job.optimizer)
-
-    def exposed_seconds(self, layout: FoldedLayout, room: Room) -> float:
-        """Return the exposed time of the reduction of gradients and the gathering of parameters.
-
-        They run beside the last micro-batch's backward pass and the first one's forward pass, as
-        far as there is room, or are exposed where the target hides none. Sharded gradients are
-        reduced after each micro-batch. Sharded parameters are gathered before each pass, and
-        before a backward pass on the links of its reduction.
-        """
-        (held, trained, blocks), num = (
-            self._most_parameters(layout), self.job.micro_batches(layout)
-        )  # fmt: skip
-        if not self.target.hides_gradients:
-            reduced, gathered = self._alone(layout, held, trained)
-            if layout.offload_optimizer and self.target.offloads_states:
-                return num * self._over_host(layout, held, blocks, reduced + 2 * gathered, room)
-            shards_all = layout.zero > SHARDS_GRADIENTS
-            return num * (reduced + 2 * gathered) if shards_all else reduced + gathered
-        if layout.zero > SHARDS_GRADIENTS:
-            return num * self._block_by_block(layout, held, trained, blocks, room)
-        reduced, gathered = self._alone(layout, held, trained)
-        if self._optimizer.is_muon:  # which gathers behind its step
-            room = room._replace(forward=0.0)
-        ahead, behind = max(0.0, gathered - room.forward), max(0.0, reduced - room.backward)
-        return ahead + behind * (num if layout.zero == SHARDS_GRADIENTS else 1)
-
-    def _block_by_block(
-        self, layout: FoldedLayout, held: Parameters, trained: Parameters, num: int, room: Room
-    ) -> float:
-        """Return the exposed time of ZeRO stage 3 in one micro-batch, with one block fetched ahead.
-
-            2·g + r + (n - 1)·(max(0, g - F/n) + max(0, g + r - B/n)) + copies
-
-        g and r are a block's gather and reduction, F and B the room of the passes of n blocks: the
-        first gather of each pass and the last reduction have nothing beside them. Gathered blocks
-        are copied out of a buffer, and gradients into it, on the stream that computes
-        (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
-        """
-        reduced, gathered = self._alone(layout, held, trained)
-        reduce, gather = reduced / num, gathered / num
-        later = max(0.0, gather - room.forward / num)
-        later += max(0.0, gather + reduce - room.backward / num)
-        shown = 2 * gather + reduce + (num - 1) * later
-        if not self.target.kernels.copies:
-            return shown
-        fetched = 2 * (ELEMENT + ELEMENT) * sum(held)
-        stored = (ELEMENT + self._optimizer.gradient_bytes) * sum(trained)
-        return shown + self.device.memory_seconds(fetched + stored)
-
-    def shares_link(self, layout: FoldedLayout) -> bool:
-        """Return whether ZeRO stage 3 gathers over the link that exchanges tokens."""
-        if layout.zero <= SHARDS_GRADIENTS or not self.job.decoder.num_moe_layers:
-            return False
-        exchange = self.device.span(layout.ep * layout.etp, 1)
-        data = self.device.span(layout.dp * layout.cp, layout.tp)
-        return exchange.size > 1 and (exchange.nodes > 1) == (data.nodes > 1)
-
-    def least_of_gradients(self, layout: FoldedLayout) -> float:
-        """Return what `exposed` is at least, whatever the passes."""
-        # Computation may lose more beside gradients than these gain.
-        return min(self.exposed_seconds(layout, room) for room in (WITHOUT_END, NO_ROOM))
-
-    def _alone(
-        self, layout: FoldedLayout, held: Parameters, trained: Parameters
-    ) -> tuple[float, float]:
-        """Return the seconds to reduce gradients and to gather parameters, with no overlap.
-
-        Gathered are those that an optimizer's step changes, and under ZeRO stage 3 all.
-        """
-        data = self.device.span(layout.dp * layout.cp, layout.tp)
-        replicas = self.device.span(layout.edp, layout.ep * layout.etp)
-        summed, reduced, gathered = self._optimizer.gradient_bytes, 0.0, 0.0
-        changed = held if layout.zero > SHARDS_GRADIENTS else trained
-        for count, fetched, span in zip(trained, changed, (data, replicas), strict=True):
-            reduced += self.device.collective("reduce_scatter", span, summed * count)
-            if self._optimizer.is_muon:  # whose gradients are reduced to all
-                reduced += self.device.collective("all_gather", span, summed * count / span.size)
-            gathered += self.device.collective("all_gather", span, ELEMENT * fetched / span.size)
-        return reduced, gathered
-
-    def _over_host(
-        self, layout: FoldedLayout, held: Parameters, num: int, sent: float, room: Room
-    ) -> float:
-        """Return the exposed time of a micro-batch's copies of states from and to host memory.
-
-            max(0, max(fetch, store, link) - computed) + (fetch + store + link) / blocks
-
-        Copies in both directions and the link work beside the computation; the first block is
-        fetched before it, and the last one's gradients are stored behind it. Parameters are fetched
-        for each pass.
-        """
-        count = shard_of(layout, *held)
-        ways = (
-            2 * self.device.copy_seconds("h2d", ELEMENT * count),
-            self.device.copy_seconds("d2h", self._optimizer.gradient_bytes * count), sent,
-        )  # fmt: skip
-        waited = max(0.0, max(ways) - room.forward - room.backward)
-        return waited + sum(ways) / num
-
-    def optimizer_seconds(
-        self, layout: FoldedLayout, on_host: float, trained: Parameters | None = None
-    ) -> float:
-        """Return a rank's seconds of the optimizer; by default of the rank with most parameters."""
-        orthogonal = 0.0
-        if trained is None:
-            trained = self._most_parameters(layout)[1]
-            orthogonal = self._newton_schulz(layout) if self._optimizer.is_muon else 0.0
-        count = shard_of(layout, *trained) if layout.zero else sum(trained)
-        device = orthogonal + self.device.memory_seconds(
-            (1 - on_host) * self._optimizer.moved_bytes * count
-        )
-        return device + on_host * count * self.device.host_adam_seconds
-
-    @once(
-        lambda layout: (
-            layout.dp, layout.cp, layout.tp, layout.ep, layout.etp, layout.pp, layout.vpp,
-            layout.order, layout.stages, layout.zero,
-        )
-    )  # fmt: skip
-    def _newton_schulz(self, layout: FoldedLayout) -> float:
-        """Return a replica's seconds of Muon's iterations, on the rank that has most."""
-        sharers = (layout.dp * layout.cp, layout.edp) if layout.zero else (1, 1)
-        matrices = self.trained.orthogonal(layout)
-        return max(
-            shared_seconds(self.device, counted(rank, matrices), sharers)
-            for rank in self.stages.ranks(layout)
-        )
-
-    @once(
-        lambda layout: (
-            layout.tp, layout.ep * layout.etp, layout.pp, layout.vpp, layout.order, layout.stages,
-        )
-    )  # fmt: skip
-    def _most_parameters(self, layout: FoldedLayout) -> tuple[Parameters, Parameters, int]:
-        """Return the parameters of a device of the rank that has most, and its blocks.
-
-        Those that are held, and those that train.
-        """
-        ranks = (
-            (
-                self.stages.parameters(layout, rank), self.trained.of_rank(layout, rank),
-                max(1, sum(rank.counts)),
-            )
-            for rank in self.stages.ranks(layout)
-        )  # fmt: skip
-        return max(ranks, key=lambda rank: sum(rank[0]))
+_OF_MICRO_BATCH = (
+    "tp", "cp", "ep", "etp", "micro_batch", "dispatcher", "overlap", "degree", "recompute",
+    "cuda_graphs",
+)  # fmt: skip
+"""What of a layout the seconds of a micro-batch depend on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,19 +67,17 @@ class StepPrices(UpdatePrices):
     def step(self, layout: FoldedLayout) -> StepSeconds:
         """Return the time of a step."""
         pipeline = self.pipeline(layout)
-        seconds = self._played(pipeline)
+        seconds, num = self._played(pipeline), pipeline.num_micro_batches
         busiest, slowest, rest = self._rest(layout, pipeline)
-        parts = self._parts(slowest, layout, pipeline.num_micro_batches)
-        waits = seconds - pipeline.num_micro_batches * busiest
+        parts = self._parts(slowest, layout, num)
+        waits = seconds - num * busiest
         # Without a pipeline both are one sum, but of floats in another order.
         parts["bubble and sends"] = waits if waits > _ROUNDING * seconds else 0.0
         blocks = counted(slowest, self.blocks.seconds(layout))
-        num = pipeline.num_micro_batches
         return StepSeconds(
             seconds=seconds + sum(rest.values()), parts=parts | rest,
-            hidden_by_shared_experts=num
-            * sum(count * block.hidden_by_shared for count, block in blocks),
-            bound_by_host=num * sum(count * block.bound_by_host for count, block in blocks),
+            hidden_by_shared_experts=num * sum(n * block.hidden_by_shared for n, block in blocks),
+            bound_by_host=num * sum(n * block.bound_by_host for n, block in blocks),
             bound_by_replicas=self._bound_by_replicas(layout, pipeline, rest["gradients"]),
         )  # fmt: skip
 
@@ -328,20 +146,16 @@ class StepPrices(UpdatePrices):
             return self.job.micro_batches(layout) / layout.pp
         return 1 / (1 - (1 - 1 / self.job.micro_batches(layout)) ** layout.pp)
 
-    @once(_of_micro_batch)
+    @once_for(*_OF_MICRO_BATCH)
     def micro_batch_seconds(self, layout: FoldedLayout) -> float:
         """Return the seconds of one micro-batch in all of the model, whatever the pipeline."""
-        blocks, (embedding, head) = self.blocks.seconds(layout), self.blocks.ends(layout)
-        seconds = embedding + head * (1 + len(self.job.decoder.predictions))
-        for count, block in counted(self.stages.whole, blocks):
-            seconds += count * block.both
-        return seconds
+        embedding, head = self.blocks.ends(layout)
+        blocks = counted(self.stages.whole, self.blocks.seconds(layout))
+        ends = embedding + head * (1 + len(self.job.decoder.predictions))
+        return sum((count * block.both for count, block in blocks), ends)
 
     def micro_batch_at_least(self, layout: FoldedLayout) -> float:
-        """Return what `micro_batch_seconds` of a layout with chunks is at least.
-
-        No chunks are priced for it.
-        """
+        """Return what `micro_batch_seconds` is at least with chunks, of which none is priced."""
         plain = layout.changed(overlap="none", degree=None)
         return self.micro_batch_seconds(plain) - self.blocks.most_saved(layout)
 
@@ -367,7 +181,7 @@ class StepPrices(UpdatePrices):
         out, back = self.device.copy_seconds("d2h", size), self.device.copy_seconds("h2d", size)
         return Passes(max(0.0, out - stage.forward), max(0.0, back - stage.backward))
 
-    @once(lambda layout: (layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch))
+    @once_for("tp", "cp", "ep", "etp", "micro_batch")
     def _activation_bytes(self, layout: FoldedLayout) -> float:
         """Return the bytes of all blocks' activations for one micro-batch."""
         decoder = self.job.decoder
@@ -375,7 +189,7 @@ class StepPrices(UpdatePrices):
         modules = ((n, block_modules(kind, self.job, layout, self.target)) for n, kind in kinds)
         return fsum(n * sum(sizes.values()) for n, sizes in modules)
 
-    @once(lambda layout: (_of_micro_batch(layout), layout.pp, layout.vpp, layout.order))
+    @once_for(*_OF_MICRO_BATCH, "pp", "vpp", "order")
     def balanced_stages(self, layout: FoldedLayout) -> StageLetters | None:
         """Return stages whose ranks take as equally long as blocks allow; None for equal ones."""
         blocks, (embedding, head) = self.blocks.seconds(layout), self.blocks.ends(layout)
@@ -392,13 +206,13 @@ class StepPrices(UpdatePrices):
         self, layout: FoldedLayout, pipeline: StagePipeline
     ) -> tuple[float, RankBlocks, dict[str, float]]:
         """Return the busiest rank's seconds of a micro-batch, that rank, and the other parts."""
-        busy = [seconds / pipeline.num_micro_batches for seconds in pipeline.busy]
+        busy = pipeline.busy
         slowest = max(self.stages.ranks(layout), key=lambda rank: busy[rank.ranks[0]])
         rest = {
             "gradients": self.gradients(layout, pipeline),
             "optimizer": self.optimizer_seconds(layout, layout.offload_optimizer),
         }
-        return max(busy), slowest, rest
+        return max(busy) / pipeline.num_micro_batches, slowest, rest
 
     def _stage(
         self, stage: StageBlocks, blocks: tuple[BlockSeconds, ...], ends: tuple[float, float]
