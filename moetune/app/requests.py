@@ -24,11 +24,11 @@ from moetune.domain.model import MODELS, WHOLE_MODELS, find_model
 from moetune.domain.packing import Packing, packing_of, packing_of_mean
 from moetune.domain.pipeline import read_stages
 from moetune.domain.profile import Profile
-from moetune.domain.question import MEMORY_DEFAULTS, Question, modules_of, read_question, read_texts
+from moetune.domain.question import MEMORY_DEFAULTS, Question, read_question, read_texts
 from moetune.domain.request import encode_constraints
 from moetune.domain.spelling import about, flag_of
 from moetune.domain.targets import Target, find_target
-from moetune.domain.training import LayoutRequest, TrainingJob
+from moetune.domain.training import LayoutRequest, TrainingJob, read_recompute
 from moetune.domain.tuning import Tuning, read_tuning
 from moetune.domain.units import full_dtype
 from moetune.huggingface.pasted import configuration_of
@@ -208,7 +208,7 @@ def layout_pins(question: Question) -> LayoutRequest:
     """
     pins: dict[str, Any] = {name: getattr(question, name) for name in PIN_NAMES}
     if question.recompute is not None:
-        pins["recompute"] = modules_of(question.recompute)
+        pins["recompute"] = read_recompute(question.recompute)
     if question.stages is not None:
         with about("stages"):
             pins["stages"] = read_stages(question.stages)

@@ -14,10 +14,7 @@ AnyPlan: TypeAlias = Plan | TrainingDocument
 
 
 def plan_from_document(document: object, where: str = "") -> AnyPlan:
-    """Return the plan in the plain values of a plan file.
-
-    Args:
-        where: what the document is called in an error; "" where nothing names it.
+    """Return the plan in the plain values of a plan file, which errors call `where`.
 
     Raises:
         InputError: an unknown schema, an id that is not the hash of the inputs, something withdrawn

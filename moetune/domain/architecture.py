@@ -9,7 +9,7 @@ recomputation.
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from moetune.domain.attention import CompressedAttention, GroupedQueryAttention, LatentAttention
 from moetune.domain.errors import check_positive
@@ -27,6 +27,7 @@ Mixer: TypeAlias = (
     | ShortConvolution
 )
 Part: TypeAlias = Mixer | DenseFfn | RoutedExperts
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +50,11 @@ class Block:
 
     def with_record(self, record: int | None) -> "Block":
         """Return the block with its experts' routing in that layer of a record; None for none."""
-        return replace(
-            self,
-            parts=tuple(
-                replace(part, record=record) if isinstance(part, RoutedExperts) else part
-                for part in self.parts
-            ),
+        parts = (
+            replace(part, record=record) if isinstance(part, RoutedExperts) else part
+            for part in self.parts
         )
+        return replace(self, parts=tuple(parts))
 
     @property
     def modules(self) -> frozenset[str]:
@@ -113,11 +112,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """One step of multi-token prediction: blocks after the decoder, with logits of their own.
-
-    Args:
-        projection: parameters of the projection of hidden state and next token's embedding.
-    """
+    """A step of multi-token prediction: blocks, and a projection of state and next embedding."""
 
     blocks: tuple[Block, ...]
     projection: int
@@ -126,9 +121,8 @@ class Prediction:
     @property
     def parameters(self) -> int:
         """Number of parameters; embedding and head are the decoder's."""
-        return (
-            self.projection + self.norms + sum(int(block.parameters.total) for block in self.blocks)
-        )
+        blocks = sum(int(block.parameters.total) for block in self.blocks)
+        return self.projection + self.norms + blocks
 
 
 @dataclass(frozen=True)
@@ -208,10 +202,8 @@ class Decoder:
     @cached_property
     def has_other_ffns(self) -> bool:
         """Whether it has FFNs that are no routed experts: dense or shared ones."""
-        shared = any(part is not None and part.shared is not None for part in self.routed_kinds)
-        return shared or any(
-            isinstance(part, DenseFfn) for kind in self.kinds for part in kind.parts
-        )
+        parts = [part for kind in self.kinds for part in kind.parts]
+        return any(isinstance(part, DenseFfn) or getattr(part, "shared", None) for part in parts)
 
     @cached_property
     def kinds(self) -> tuple[Block, ...]:
@@ -239,39 +231,30 @@ class Decoder:
     @cached_property
     def head_counts(self) -> tuple[int, ...]:
         """Distinct numbers of heads of its mixers."""
-        counts = (getattr(mixer, "num_heads", None) for mixer in self.mixers)
-        return tuple(dict.fromkeys(count for count in counts if count))
+        return _distinct(getattr(mixer, "num_heads", None) for mixer in self.mixers)
 
     @cached_property
     def mixers(self) -> tuple[Mixer, ...]:
         """Distinct mixers of its blocks, in the order of their first appearance."""
         parts = (part for kind in self.kinds for part in kind.parts)
-        mixers = (part for part in parts if not isinstance(part, DenseFfn | RoutedExperts))
-        return tuple(dict.fromkeys(mixers))
+        return _distinct(part for part in parts if not isinstance(part, DenseFfn | RoutedExperts))
 
     @cached_property
     def kv_head_counts(self) -> tuple[int, ...]:
-        """Distinct numbers of key-value heads of its mixers.
-
-        Latent attention has none of its own: every query head has a key and a value. Compressed
-        attention has a single head for all.
-        """
-        counts = (_kv_heads(mixer) for mixer in self.mixers)
-        return tuple(dict.fromkeys(count for count in counts if count))
+        """Distinct numbers of key-value heads; latent attention has none of its own."""
+        return _distinct(map(_kv_heads, self.mixers))
 
     @cached_property
     def mamba_groups(self) -> tuple[int, ...]:
         """Distinct numbers of groups that share B and C in its Mamba-2 mixers; () without any."""
         mixers = (mixer for mixer in self.mixers if isinstance(mixer, StateSpace))
-        return tuple(dict.fromkeys(mixer.num_groups for mixer in mixers if not mixer.rank))
+        return _distinct(mixer.num_groups for mixer in mixers if not mixer.rank)
 
     @cached_property
     def delta_heads(self) -> tuple[tuple[int, int], ...]:
         """Distinct numbers of key heads and of value heads of its gated delta nets."""
         mixers = (mixer for mixer in self.mixers if isinstance(mixer, GatedDeltaNet))
-        return tuple(
-            dict.fromkeys((mixer.num_key_heads, mixer.num_value_heads) for mixer in mixers)
-        )
+        return _distinct((mixer.num_key_heads, mixer.num_value_heads) for mixer in mixers)
 
     @cached_property
     def has_mamba(self) -> bool:
@@ -340,6 +323,11 @@ class Decoder:
             amounts += [block.forward_macs(length) for block in prediction.blocks]
             amounts.append(Amounts(embedding=prediction.projection))
         return sum(amounts, Amounts()).times(OPERATIONS_OF_A_MAC * FORWARD_AND_BACKWARD)
+
+
+def _distinct(values: Iterable[_T | None]) -> tuple[_T, ...]:
+    """Return the values but None and 0, in the order of their first appearance."""
+    return tuple(dict.fromkeys(value for value in values if value))
 
 
 def _kv_heads(mixer: Mixer) -> int | None:

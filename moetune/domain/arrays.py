@@ -1,7 +1,4 @@
-"""Arrays in the place of numbers: sums and products of times hold for both.
-
-The solvers work out a layer once for many refits of its costs, or for many sizes at once.
-"""
+"""Arrays in the place of numbers, of many refits or sizes: sums and products hold for both."""
 
 from collections.abc import Sequence
 from typing import cast

@@ -70,11 +70,7 @@ class Ask:
         return flag_of(self.name)
 
     def read(self, text: str) -> object:
-        """Return the value in a text of a flag or a form.
-
-        Raises:
-            InputError: it is none; the error is about the field.
-        """
+        """Return the value in a text; InputError about the field where it is none."""
         with about(self.name):
             if self.is_choice:
                 by_text = {str(choice): choice for choice in self.choices}

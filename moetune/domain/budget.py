@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError
+from moetune.domain.spelling import flag_of
 
 _DAY_SECONDS, _HOUR_SECONDS = 86_400, 3600
 LEAST_UTILIZATION = 0.01
@@ -70,12 +71,24 @@ class Budget:
             if not least <= value <= most:
                 raise InputError(f"{name} must be from {least} to {most}, got {value}", field=name)
 
-    def run(self, seconds: Spread, *, tokens_per_step: int, world_size: int) -> TrainingRun:
-        """Return what the training takes.
+    @classmethod
+    def of(
+        cls, tokens: int | None, price: float | None, utilization: float | None
+    ) -> "Budget | None":
+        """Return the budget of a question's fields; None without any, InputError without tokens."""
+        if tokens is not None:
+            share = 1.0 if utilization is None else utilization
+            return cls(train_tokens=tokens, price_per_gpu_hour=price, utilization=share)
+        for field_name, value in (("price", price), ("utilization", utilization)):
+            if value is not None:
+                raise InputError(
+                    f"{flag_of(field_name)} needs {flag_of('train_tokens')}",
+                    "give the tokens of the whole training, such as 1T", field=field_name,
+                )  # fmt: skip
+        return None
 
-        Args:
-            seconds: of a step.
-        """
+    def run(self, seconds: Spread, *, tokens_per_step: int, world_size: int) -> TrainingRun:
+        """Return what the training takes, of the seconds of a step."""
         steps = math.ceil(self.train_tokens / tokens_per_step)
         wall = seconds.times(steps / self.utilization)
         hours, price = wall.times(world_size / _HOUR_SECONDS), self.price_per_gpu_hour

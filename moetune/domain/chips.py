@@ -166,11 +166,7 @@ PEAK_FLOPS: Mapping[str, Mapping[str, float]] = MappingProxyType(
 
 
 def peak_flops(device: str, dtype: str) -> float | None:
-    """Return the peak in FLOP/s of one device; None where no data sheet is known.
-
-    Args:
-        dtype: of the products, or their format in 8 or 4 bits.
-    """
+    """Return a device's peak in FLOP/s in a dtype or narrow format; None where not known."""
     chip = None if FASTER in device else chip_of(device)
     if chip is None:
         return None

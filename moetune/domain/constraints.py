@@ -21,14 +21,7 @@ MAX_DEGREE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Bounds and pins (not None) of a layer's chunks and memory.
-
-    Args:
-        forward_degree, backward_degree: a pin of one phase holds for both.
-
-    Raises:
-        InputError: a degree or a size below 1.
-    """
+    """Bounds and pins of a layer's chunks, both phases alike, and memory: InputError below 1."""
 
     forward_degree: int | None = None
     backward_degree: int | None = None
@@ -47,11 +40,7 @@ class Bounds:
 
     @property
     def degree(self) -> int | None:
-        """The pinned number of chunks.
-
-        Raises:
-            InputError: two different ones are pinned, as plans of before have them.
-        """
+        """The pinned number of chunks; InputError for two that differ, as in plans of before."""
         forward, backward = self.forward_degree, self.backward_degree
         if forward and backward and forward != backward:
             raise InputError(

@@ -25,10 +25,7 @@ Shape = tuple[int, int, int]
 
 
 class GemmKey(NamedTuple):
-    """GEMMs of `num_experts` experts, over the rows of one expert.
-
-    With the sizes of the default they are over multiply-accumulates.
-    """
+    """GEMMs of `num_experts` experts, over one's rows; with the default sizes, over MACs."""
 
     dtype: str
     product: GemmForm = "forward"

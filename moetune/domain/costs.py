@@ -58,11 +58,7 @@ class Doubt(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A predicted time; not a dataclass, because a plan makes thousands.
-
-    Args:
-        doubts: what of it a measured profile has not measured.
-    """
+    """A predicted time, with doubts about it; no dataclass, because a plan makes thousands."""
 
     seconds: float
     trust: Trust
@@ -111,12 +107,7 @@ class Costs(Protocol):
         ...
 
     def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
-        """Return the speeds of computation and of back-to-back all-to-alls while they overlap.
-
-        Args:
-            exchange_bytes: input of one all-to-all on one rank.
-            exchange_seconds: of one all-to-all, undisturbed.
-        """
+        """Return the speeds of computation and all-to-alls of a size and a time, in overlap."""
         ...
 
     def step_errors(self, key: LayerKey, *, tokens: int) -> "StepErrors":
@@ -130,10 +121,6 @@ def seconds_if_known(costs: Costs, key: CostKey, size: float) -> Estimate | None
 
 
 def costs_of_all(refits: Sequence[Costs]) -> Costs:
-    """Return costs with an array of seconds in each estimate, one for each of the refits.
-
-    Raises:
-        TypeError: the refits are not of one profile.
-    """
+    """Return costs with arrays of seconds, of refits of one profile; else TypeError."""
     together: Costs = cast("Any", refits[0]).together(refits)
     return together

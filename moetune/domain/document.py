@@ -45,13 +45,7 @@ LARGEST = 2**63 - 1
 
 
 class Written(NamedTuple):
-    """Form of a field in documents, as the metadata `written` of the field.
-
-    Args:
-        kind: annotation of the form.
-        write: returns the form of a value.
-        read: returns the value of a form; InputError where it is none.
-    """
+    """Form of a field in documents (metadata `written`): its annotation, writer and reader."""
 
     kind: Any
     write: Callable[[Any], object]
@@ -112,11 +106,8 @@ def is_required(item: "dataclasses.Field[Any]") -> bool:
 def decode(cls: type[T], plain: object, where: str) -> T:
     """Return the dataclass that `encode` wrote.
 
-    Args:
-        where: what the document is called in an error.
-
     Raises:
-        InputError: an unknown or missing key, or a value of the wrong type or out of range.
+        InputError: a wrong key or value; `where` is what errors call the document.
     """
     return cast("T", _decode(cls, plain, where))
 
@@ -126,11 +117,8 @@ def decode_schema(
 ) -> T:
     """Return the dataclass in a file's plain values, in a schema that this moetune reads.
 
-    Args:
-        hint: what to do with a document in another schema.
-
     Raises:
-        InputError: no schema or a foreign one, or whatever `decode` finds wrong.
+        InputError: a foreign schema, with the hint, or whatever `decode` finds wrong.
     """
     if not isinstance(plain, dict) or "schema" not in plain:
         raise InputError(f"{where} lacks the key 'schema'", f"is this a moetune {where} file?")
@@ -230,11 +218,9 @@ def _decode_tuple(kinds: tuple[Any, ...], plain: object, where: str) -> tuple[ob
 def _decode_mapping(kind: Any, plain: object, where: str) -> Mapping[str, object]:  # noqa: ANN401
     if not isinstance(plain, Mapping):
         raise InputError(f"{where} must be a table, got {shown(plain)}")
-    return {str(key): _decode(kind, item, f"{where}.{_short(key)}") for key, item in plain.items()}
-
-
-def _short(key: object) -> str:
-    return shown(key) if len(str(key)) > _LONGEST_KEY else str(key)
+    names = (shown(key) if len(str(key)) > _LONGEST_KEY else str(key) for key in plain)
+    items = zip(names, plain.items(), strict=True)
+    return {str(key): _decode(kind, item, f"{where}.{name}") for name, (key, item) in items}
 
 
 def _decode_union(kinds: tuple[Any, ...], plain: object, where: str) -> object:
@@ -252,10 +238,7 @@ def _decode_union(kinds: tuple[Any, ...], plain: object, where: str) -> object:
 
 @functools.cache
 def written_kinds(kind: type) -> Mapping[str, Any]:
-    """Return the annotations of a dataclass's fields as documents have them.
-
-    Finding them takes longer than reading a small document.
-    """
+    """Return the annotations of a dataclass's fields as documents have them, looked up once."""
     hints, forms = get_type_hints(kind), _forms(kind)
     names = [item.name for item in dataclasses.fields(kind)]
     return {name: forms[name].kind if name in forms else hints[name] for name in names}

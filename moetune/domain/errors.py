@@ -190,11 +190,8 @@ EXTRAS: Mapping[str, str] = {
 def needed_by(what: str) -> Iterator[None]:
     """Turn a missing package into an error with the line that installs it.
 
-    Args:
-        what: the subject of the message, such as "the service".
-
     Raises:
-        MissingPackageError: a package of an extra cannot be imported.
+        MissingPackageError: `what`, such as "the service", needs a package of an extra.
     """
     try:
         yield

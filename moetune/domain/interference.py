@@ -56,10 +56,7 @@ class OverlapSpeeds(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interference:
-    """Speed of each class while each set of the others runs (MPipeMoE §II-C, Fig. 3).
-
-    Of many refits at once its speeds are arrays.
-    """
+    """Speed of each class while others run (MPipeMoE §II-C, Fig. 3); of many refits, arrays."""
 
     comp: CompSpeed = field(default_factory=CompSpeed)
     comm: CommSpeed = field(default_factory=CommSpeed)

@@ -10,6 +10,25 @@ EXPERT_KERNELS: tuple[ExpertKernel, ...] = get_args(ExpertKernel)
 KernelName = Literal["", "grouped_mm", "liger", "loop"]
 """The same, and "" for what a layer takes by itself: torch's where the GPU has it, else a loop."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTime:
+    """A step with a kernel of the experts."""
+
+    name: ExpertKernel
+    step_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelChoice:
+    """The kernel of a plan's experts, usual or not, why, and those that lost, fastest first."""
+
+    name: ExpertKernel
+    is_usual: bool
+    why: str
+    others: tuple[KernelTime, ...] = ()
+
+
 _Pair = tuple[float, float]
 
 BIASED_ACTIVATION: _Pair = (27.0, 46.0)

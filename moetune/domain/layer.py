@@ -59,11 +59,7 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKey:
-    """Key of a layer's plans, for any number of tokens.
-
-    Args:
-        num_ranks: ranks that share the layer's experts, not all that a plan is for.
-    """
+    """Key of a layer's plans, for any number of tokens; `num_ranks` share its experts."""
 
     layer: LayerShape
     num_ranks: int
@@ -197,11 +193,7 @@ OPERATIONS_OF_A_MAC = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """Model FLOPs a second of one device.
-
-    Args:
-        mfu: their share of the device's peak; None where no peak is known.
-    """
+    """Model FLOPs a second of one device, and their share of its peak; None of no known peak."""
 
     flops_per_second: float
     mfu: float | None = None
@@ -224,10 +216,7 @@ def rate(flops: float, seconds: float, peak: float | None) -> Throughput | None:
 
 
 def layer_flops(workload: Workload) -> float:
-    """Return the model FLOPs of one device in a step of an MoE layer; the router's do not count.
-
-    Tensor-parallel ranks share the FLOPs of the same tokens.
-    """
+    """Return the model FLOPs of one device in a layer's step; tensor ranks share them."""
     sharing = workload.world_size if workload.expert_parallel == "tensor" else 1
     macs = workload.layer.num_gemms * workload.macs / sharing
     return OPERATIONS_OF_A_MAC * FORWARD_AND_BACKWARD * macs

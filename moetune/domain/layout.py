@@ -1,7 +1,4 @@
-"""The layout of one layer's ranks, rules that layouts break, and the nearest sizes that divide.
-
-`domain.training.FoldedLayout` is of whole models.
-"""
+"""The layout of one layer's ranks, rules that layouts break, and the nearest sizes that divide."""
 
 import itertools
 import math
@@ -42,10 +39,7 @@ class BrokenRule(NamedTuple):
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """Return all divisors, ascending; none of 0.
-
-    By prime factors: sizes of jobs are products of small ones, found in a few divisions each.
-    """
+    """Return all divisors, ascending, by prime factors; none of 0."""
     if number == 0:
         return ()
     sizes, left = [1], number

@@ -81,14 +81,12 @@ class Transformer:
     @property
     def text(self) -> str:
         """Its sizes as flags name them, such as "num-layers=12,num-heads=16,…", which name it."""
-        sizes = {
-            "num-layers": self.num_layers, "num-heads": self.num_heads,
-            "d-model": self.moe.d_model, "d-hidden": self.moe.d_hidden,
-            "num-experts": self.moe.num_experts, "top-k": self.moe.top_k,
-            "activation": self.moe.activation, "moe-every": self.moe_every, "seq": self.length,
-            "vocab": self.vocab_size,
-        }  # fmt: skip
-        return ",".join(f"{name}={size}" for name, size in sizes.items())
+        moe = self.moe
+        sizes = (
+            self.num_layers, self.num_heads, moe.d_model, moe.d_hidden, moe.num_experts, moe.top_k,
+            moe.activation, self.moe_every, self.length, self.vocab_size,
+        )  # fmt: skip
+        return ",".join(f"{flag}={size}" for flag, size in zip(_FLAGS, sizes, strict=True))
 
 
 def read_shape(text: str) -> Transformer | None:
@@ -100,18 +98,27 @@ def read_shape(text: str) -> Transformer | None:
     match = _SHAPE.fullmatch(text)
     if match is None:
         return None
-    sizes = {name: int(value) for name, value in match.groupdict().items() if name != "activation"}
-    layer = {name: sizes.pop(name) for name in ("d_model", "d_hidden", "num_experts", "top_k")}
-    activation = next(name for name in ACTIVATIONS if name == match["activation"])
-    return Transformer(moe=LayerShape(**layer, activation=activation), **sizes)
+    *sizes, every, length, vocab = (int(text) for text in match.groups() if text.isdecimal())
+    layers, heads, d_model, d_hidden, experts, top_k = sizes
+    moe = LayerShape(
+        d_model=d_model, d_hidden=d_hidden, num_experts=experts, top_k=top_k,
+        activation=next(name for name in ACTIVATIONS if name in match.groups()),
+    )  # fmt: skip
+    return Transformer(
+        moe=moe, num_layers=layers, num_heads=heads, length=length, vocab_size=vocab,
+        moe_every=every,
+    )  # fmt: skip
 
 
+_FLAGS = (
+    "num-layers", "num-heads", "d-model", "d-hidden", "num-experts", "top-k", "activation",
+    "moe-every", "seq", "vocab",
+)  # fmt: skip
 _SHAPE = re.compile(
-    r"num-layers=(?P<num_layers>\d{1,9}),num-heads=(?P<num_heads>\d{1,9}),"
-    r"d-model=(?P<d_model>\d{1,9}),d-hidden=(?P<d_hidden>\d{1,9}),"
-    r"num-experts=(?P<num_experts>\d{1,9}),top-k=(?P<top_k>\d{1,9}),"
-    rf"activation=(?P<activation>{'|'.join(ACTIVATIONS)}),moe-every=(?P<moe_every>\d{{1,9}}),"
-    r"seq=(?P<length>\d{1,9}),vocab=(?P<vocab_size>\d{1,9})"
+    ",".join(
+        f"{flag}=({'|'.join(ACTIVATIONS) if flag == 'activation' else '[0-9]{1,9}'})"
+        for flag in _FLAGS
+    )
 )
 
 
@@ -124,11 +131,7 @@ PPMoE names no vocabulary; it builds on Megatron-LM and GPT-3, whose tokens are 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeModel:
-    """A named whole model of a paper.
-
-    Args:
-        sequences_per_rank: of a step in the source, the default of a request.
-    """
+    """A named whole model of a paper, with the sequences of a step there, a request's default."""
 
     name: str
     title: str

@@ -35,11 +35,7 @@ def once(
 ) -> Callable[
     [Callable[Concatenate[_Owner, _Asked], _Answer]], Callable[Concatenate[_Owner, _Asked], _Answer]
 ]:
-    """Return a decorator of methods that are computed once for each key.
-
-    Args:
-        key: returns what the result depends on, from the method's arguments.
-    """
+    """Return a decorator of methods that are computed once for each `key` of their arguments."""
 
     def decorate(
         method: Callable[Concatenate[_Owner, _Asked], _Answer],

@@ -123,10 +123,7 @@ def optimizer_of(name: OptimizerName) -> Optimizer:
 
 @cache  # a plan asks for it for each peak
 def layer_optimizer(dtype: str) -> Optimizer:
-    """Return Adam in a single layer: 2 + 2 + 12 = 16 bytes in mixed precision.
-
-    Autograd leaves a gradient in `parameter.grad`, which has the parameter's own dtype.
-    """
+    """Return Adam of a single layer, whose gradients have their parameter's own dtype."""
     element = dtype_bytes(dtype)
     full = max(FULL_BYTES, element)
     return Optimizer(

@@ -45,11 +45,7 @@ class Packing:
 
 
 def packing_of_mean(mean: int, length: int) -> Packing:
-    """Return documents that all have so many tokens, in sequences that they fill.
-
-    Raises:
-        InputError: documents are longer than a sequence.
-    """
+    """Return documents of so many tokens in full sequences; InputError if these are shorter."""
     if mean > length:
         raise InputError(
             f"--seq-lengths {mean} is longer than a sequence of {length}",
@@ -59,13 +55,7 @@ def packing_of_mean(mean: int, length: int) -> Packing:
 
 
 def packing_of(lengths: Sequence[int], length: int, file: str) -> Packing:
-    """Return documents of these lengths, those beyond a sequence cut to it.
-
-    They are packed by best fit, the longest first.
-
-    Args:
-        length: tokens of a sequence.
-        file: that has the lengths.
+    """Return documents of these lengths, cut to a sequence, the longest packed first by best fit.
 
     Raises:
         InputError: there are none, or one is below 1.

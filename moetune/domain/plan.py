@@ -10,7 +10,7 @@ from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Trust
 from moetune.domain.document import UNLESS_DEFAULT, canonical_json, encode
 from moetune.domain.errors import InputError
-from moetune.domain.kernels import ExpertKernel, KernelName
+from moetune.domain.kernels import ExpertKernel, KernelChoice, KernelName
 from moetune.domain.layer import Throughput, Workload, layer_flops, rate
 from moetune.domain.layout import Layout
 from moetune.domain.model import MODELS
@@ -162,11 +162,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The degree, order, memory strategy and kernel of a layer for one number of tokens.
-
-    Args:
-        kernel: of the experts; None for torch's `grouped_mm` where the GPU has it.
-    """
+    """Degree, order, strategy and kernel (None: the usual) of a layer for a number of tokens."""
 
     forward_degree: int
     backward_degree: int
@@ -176,11 +172,7 @@ class Decision:
 
     @property
     def degree(self) -> int:
-        """Chunks of either phase.
-
-        Raises:
-            InputError: they differ, as in plans of before.
-        """
+        """Chunks of either phase; InputError where they differ, as in plans of before."""
         return common_degree(self.forward_degree, self.backward_degree)
 
     def with_degree(self, degree: int) -> "Decision":
@@ -189,29 +181,6 @@ class Decision:
 
 
 SAFE_DECISION = Decision(forward_degree=1, backward_degree=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelTime:
-    """A step with a kernel of the experts."""
-
-    name: ExpertKernel
-    step_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelChoice:
-    """The kernel of the experts that a plan runs with, and why.
-
-    Args:
-        is_usual: a layer takes it by itself on the machine of the profile.
-        others: the measured ones that lost, the fastest first.
-    """
-
-    name: ExpertKernel
-    is_usual: bool
-    why: str
-    others: tuple[KernelTime, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,10 +258,7 @@ class Plan:
 
     @property
     def throughput(self) -> Throughput | None:
-        """Model FLOPs a second of one device; None for a step of no time.
-
-        An older plan has none, and no peak; its FLOPs are counted again.
-        """
+        """Model FLOPs a second of one device, counted again in older plans; None of no time."""
         flops = self.predicted.model_flops_per_second_per_device
         if flops is not None:
             return Throughput(flops_per_second=flops, mfu=self.predicted.mfu)
@@ -300,10 +266,7 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens a second of all ranks together; None for a step of no time.
-
-        Tensor-parallel ranks compute the same tokens, which count once.
-        """
+        """Tokens a second of all ranks, those of tensor ranks once; None for a step of no time."""
         sets = self.layout.dp if self.kind == "tensor" else self.inputs.world_size
         step = self.step_seconds
         return sets * self.inputs.tokens_per_rank / step if step else None
@@ -382,10 +345,7 @@ class Plan:
         return self.inputs.tokens_per_rank
 
     def decide(self, tokens_per_rank: int) -> Decision:
-        """Return the degrees for so many tokens: the plan's own, else its range's.
-
-        Beyond the last range the last one holds, before the first one the first.
-        """
+        """Return the degrees for so many tokens: those of the plan, else of the nearest range."""
         pipeline = self.pipeline
         if tokens_per_rank == self.tokens_per_rank or not pipeline.ranges:
             forward, backward = pipeline.forward_degree, pipeline.backward_degree

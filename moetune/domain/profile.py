@@ -1,6 +1,5 @@
 """A profile: everything known about one machine's speed, with the keys of `profiles/*.toml`."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -167,25 +166,18 @@ OperationLine = GemmLine | CollectiveLine | CopyLine | RowsLine
 _Line = TypeVar("_Line", GemmLine, CollectiveLine, CopyLine, RowsLine)
 
 
-def changed_line(
-    line: _Line, *, start: Callable[[float], float], rate: Callable[[float], float]
-) -> _Line:
-    """Return the line, and the intervals of its error, with other start-up and time of each size.
-
-    Args:
-        start, rate: return the new seconds for the old ones.
-    """
+def slower_line(line: _Line, *, start: float = 1.0, rate: float) -> _Line:
+    """Return the line, and the intervals of its error, with so many times its start-up and rate."""
     changes: dict[str, Any] = {
-        "alpha_seconds": start(line.alpha_seconds), _rate_of(line): rate(line.cost.beta_seconds)
+        "alpha_seconds": start * line.alpha_seconds, _rate_of(line): rate * line.cost.beta_seconds
     }  # fmt: skip
     error: FitError | None = line.error
     if error is not None:
         (alpha_low, alpha_high), (beta_low, beta_high) = error.alpha_seconds, error.beta_seconds
         changes["error"] = replace(
-            error,
-            alpha_seconds=(start(alpha_low), start(alpha_high)),
-            beta_seconds=(rate(beta_low), rate(beta_high)),
-        )
+            error, alpha_seconds=(start * alpha_low, start * alpha_high),
+            beta_seconds=(rate * beta_low, rate * beta_high),
+        )  # fmt: skip
     return replace(line, **changes)
 
 

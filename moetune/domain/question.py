@@ -24,12 +24,7 @@ from moetune.domain.ask import (
     asks_of,
     described,
 )
-from moetune.domain.budget import (
-    LARGEST_PRICE,
-    LARGEST_TRAIN_TOKENS,
-    LEAST_UTILIZATION,
-    Budget,
-)
+from moetune.domain.budget import LARGEST_PRICE, LARGEST_TRAIN_TOKENS, LEAST_UTILIZATION, Budget
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.document import decode
 from moetune.domain.errors import InputError
@@ -41,14 +36,7 @@ from moetune.domain.pipeline import Schedule
 from moetune.domain.placement import PlacementRule
 from moetune.domain.spelling import about, flag_of, nearest_or
 from moetune.domain.targets import TARGETS
-from moetune.domain.training import (
-    RECOMPUTES,
-    CudaGraphs,
-    Overlap,
-    Recompute,
-    TokenDispatcher,
-    ZeroStage,
-)
+from moetune.domain.training import RECOMPUTES, CudaGraphs, Overlap, TokenDispatcher, ZeroStage
 from moetune.domain.units import parse_bytes, parse_train_tokens
 
 _LAYER_SIZES = ("d_model", "d_hidden", "num_experts")
@@ -171,10 +159,7 @@ class Question:
         PINS, "Recompute", f"none, {', '.join(RECOMPUTES)}; or several.", form="MODULES"
     )
     overlap: Overlap | None = described(
-        PINS,
-        "Overlap of exchanges",
-        "How exchanges hide: none, batch or chunks.",
-        form="NAME",
+        PINS, "Overlap of exchanges", "How exchanges hide: none, batch or chunks.", form="NAME"
     )
     dispatcher: TokenDispatcher | None = described(
         PINS, "Dispatcher", "all_to_all, all_gather, deepep or hybrid_ep.", form="NAME"
@@ -263,11 +248,7 @@ class Question:
 
     @property
     def layer(self) -> LayerShape | None:
-        """The layer of sizes; None without any.
-
-        Raises:
-            InputError: some sizes are missing.
-        """
+        """The layer of sizes; None without any, InputError where some are missing."""
         given = self._sizes
         if not given:
             return None
@@ -286,8 +267,10 @@ class Question:
         Raises:
             InputError: sizes are missing, or the named model has no others.
         """
-        sizes_of_flags = {"num_layers": "num_layers", "num_heads": "num_heads", "seq": "length",
-               "vocab": "vocab_size", "moe_every": "moe_every"}  # fmt: skip
+        sizes_of_flags = {
+            "num_layers": "num_layers", "num_heads": "num_heads", "seq": "length",
+            "vocab": "vocab_size", "moe_every": "moe_every",
+        }  # fmt: skip
         given = [name for name in sizes_of_flags if getattr(self, name) is not None]
         if given in ([], ["seq"]):
             return None
@@ -317,26 +300,11 @@ class Question:
         Raises:
             InputError: there is a price or a utilization, and no tokens.
         """
-        if self.train_tokens is None:
-            alone = [name for name in BUDGET_FIELDS if getattr(self, name) is not None]
-            if alone:
-                raise InputError(
-                    f"{flag_of(alone[0])} needs {flag_of('train_tokens')}",
-                    "give the tokens of the whole training, such as 1T", field=alone[0],
-                )  # fmt: skip
-            return None
-        utilization = 1.0 if self.utilization is None else self.utilization
-        return Budget(
-            train_tokens=self.train_tokens, price_per_gpu_hour=self.price, utilization=utilization
-        )
+        return Budget.of(self.train_tokens, self.price, self.utilization)
 
     @property
     def tokens_per_rank(self) -> int | None:
-        """Tokens of one step on each rank of a layer; None for the model's.
-
-        Raises:
-            InputError: the values contradict each other.
-        """
+        """Tokens of a layer's step on a rank; None for the model's, InputError if contradictory."""
         if self.tokens is not None:
             if self.batch is not None or self.seq is not None:
                 raise InputError("--tokens and --batch with --seq exclude each other")
@@ -351,21 +319,16 @@ class Question:
         """Raise InputError where a value was given that plans of this kind do not have."""
         default = {item.name: item.default for item in fields(self)}
         excluded = "layer" if is_of_model else "model"
-        given = [
-            name for name, ask in ASKS.items()
-            if ask.group.scope == excluded and getattr(self, name) != default[name]
-        ]  # fmt: skip
-        if not given:
+        names = (name for name, ask in ASKS.items() if ask.group.scope == excluded)
+        given = next((name for name in names if getattr(self, name) != default[name]), None)
+        if given is None:
             return
+        what = "whole models"
+        hint = "omit it, or name such a model with --model, such as qwen3-30b-a3b"
         if is_of_model:
-            what, hint = (
-                f"layers, not for {self.model or 'pasted'}",
-                ("omit it; give --global-batch and --seq, and pin --tp, --pp, --ep and the like"),
-            )
-        else:
-            what = "whole models"
-            hint = "omit it, or name such a model with --model, such as qwen3-30b-a3b"
-        raise InputError(f"{flag_of(given[0])} is for {what}", hint, field=given[0])
+            what = f"layers, not for {self.model or 'pasted'}"
+            hint = "omit it; give --global-batch and --seq, and pin --tp, --pp, --ep and the like"
+        raise InputError(f"{flag_of(given)} is for {what}", hint, field=given)
 
 
 _HINTS: Mapping[str, Any] = MappingProxyType(get_type_hints(Question))
@@ -384,20 +347,12 @@ MEMORY_DEFAULTS = {"seq": "4k", "micro_batch": "1", "dtype": "bfloat16", "target
 
 
 def read_texts(texts: Mapping[str, str]) -> dict[str, object]:
-    """Return the values in the texts of flags or of a form, without those that are empty.
-
-    Raises:
-        InputError: a field is unknown, or its text wrong.
-    """
+    """Return the values in texts that are not empty; InputError for what is unknown or wrong."""
     return {name: _known(name).read(text.strip()) for name, text in texts.items() if text.strip()}
 
 
 def read_question(values: Mapping[str, object]) -> Question:
-    """Return the question in the values of a program; None stands for one that was not given.
-
-    Raises:
-        InputError: a field is unknown, or its value is wrong.
-    """
+    """Return the question in a program's values but None; InputError for unknown or wrong ones."""
     given: dict[str, Any] = {}
     for name, value in values.items():
         if name == "config":
@@ -434,21 +389,3 @@ def _plain(ask: Ask, value: object) -> object:
 
 WITH_UNITS = frozenset({"train_tokens", "tokens", "seq", "vocab", "memory_limit", "memory_taken"})
 """Fields whose texts have a unit, such as "8k" or "40GiB"."""
-
-
-def modules_of(text: str) -> tuple[Recompute, ...]:
-    """Return the modules of `recompute`.
-
-    Raises:
-        InputError: one is unknown.
-    """
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if names == ["none"]:
-        return ()
-    unknown = [name for name in names if name not in RECOMPUTES]
-    if unknown or not names:
-        raise InputError(
-            f"--recompute {text!r}: {unknown[0] if unknown else 'nothing'} is no module",
-            f"use none, or a comma-separated list of {', '.join(RECOMPUTES)}", field="recompute",
-        )  # fmt: skip
-    return tuple(module for module in RECOMPUTES if module in names)

@@ -18,12 +18,7 @@ RunStatus = Literal["running", "complete", "partial"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored(Generic[T]):
-    """A value with the number and the time that the store gave it.
-
-    Args:
-        id: larger for later values.
-        created_at: UTC, ISO 8601.
-    """
+    """A value with its number, larger for later ones, and its time in UTC as of ISO 8601."""
 
     id: int
     created_at: str
@@ -214,8 +209,5 @@ class Removed:
 
 
 def prediction_error(predicted: float, measured: float) -> float:
-    """Return predicted / measured − 1, below 0 for what took longer than predicted.
-
-    0 where nothing was measured: a step of no time has no error.
-    """
+    """Return predicted / measured − 1, below 0 for what took longer; 0 of no measured time."""
     return predicted / measured - 1 if measured else 0.0

@@ -66,11 +66,7 @@ class PlanInputs:
         return digest(self)
 
     def question_for(self, num_ranks: int) -> dict[str, object]:
-        """Return the same layer and tokens on another number of ranks, as a question for a plan.
-
-        All ranks' tokens stay; the fullest rank has its share of them. The profile is the one that
-        has the name now.
-        """
+        """Return the question for as many tokens in all, on other ranks; the profile may differ."""
         tokens = -(-self.tokens_per_rank * self.world_size // num_ranks)
         asked = replace(self, model=None, world_size=num_ranks, tokens_per_rank=tokens)
         plain: dict[str, object] = encode(asked)
@@ -116,11 +112,7 @@ def encode_constraints(constraints: Constraints) -> dict[str, str]:
 
 
 def decode_constraints(texts: Mapping[str, str]) -> Constraints:
-    """Return the constraints in texts by flag name.
-
-    Raises:
-        InputError: a name is unknown, or a value wrong; the text names it.
-    """
+    """Return the constraints in texts by flag; InputError names what is unknown or wrong."""
     for flag in texts:
         if flag not in CONSTRAINTS:
             hint = nearest_or(f"known: {', '.join(sorted(CONSTRAINTS))}", flag, CONSTRAINTS)

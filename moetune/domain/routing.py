@@ -71,12 +71,7 @@ class ExpertLoads:
             )
 
     def skew(self, num_experts: int, top_k: float, ep: int) -> float:
-        """Return the fullest rank's rows over the mean, experts being placed by chance.
-
-        An expert gets each token at most once, and so 1/k of the rows at most.
-
-        The mean over seeded placements; 1 on one rank, which has all experts.
-        """
+        """Return the fullest rank's rows over the mean, the mean of seeded placements."""
         if self.name == "balanced" or ep == 1:
             return 1.0
         return sum(_fullest(self.loads or natural_loads(num_experts), top_k, ep)) * ep
@@ -151,11 +146,7 @@ class LayerRouting:
 
     @classmethod
     def of(cls, text: str) -> "LayerRouting":
-        """Return the routing in the text that `str` gives.
-
-        Raises:
-            InputError: it is none.
-        """
+        """Return the routing in the text that `str` gives; InputError where it is none."""
         if text in {"", "balanced", "natural"}:
             return cls(loads=ExpertLoads(name=text or "balanced"))
         loads, _, spread = text.partition("/")
@@ -171,11 +162,7 @@ class LayerRouting:
     def skew(
         self, *, num_experts: int, top_k: int, ranks: int, experts: tuple[int, ...] = ()
     ) -> "RankSkew":
-        """Return how full the fullest of so many ranks is.
-
-        Raises:
-            InputError: the loads are of another number of experts.
-        """
+        """Return how full the fullest rank is; InputError for loads of other experts."""
         self.loads.check(num_experts)
         mean = self.loads.skew_in_order(num_experts, top_k, ranks, experts)
         shares = self.loads.fullest_shares(num_experts, top_k, ranks, experts)
@@ -184,13 +171,7 @@ class LayerRouting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSkew:
-    """Rows of the fullest rank over the mean of all.
-
-    Args:
-        mean: of the steps, for times.
-        p99: of one step in a hundred, for memory.
-        shares: of its rows, of each of its experts; empty where about equal.
-    """
+    """Rows of the fullest rank over the mean: for times, for memory, and its experts' shares."""
 
     mean: float = 1.0
     p99: float = 1.0

@@ -80,11 +80,7 @@ class RoutingRecord(_Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRoutingRecord(_Record):
-    """Records of all layers of experts of a model, in their order.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Records of all layers of experts of a model, in their order; InputError without any."""
 
     schema: Literal["moetune.model-routing/1"] = MODEL_SCHEMA
     layers: tuple[RoutingRecord, ...]
@@ -97,11 +93,7 @@ class ModelRoutingRecord(_Record):
 def record_of(
     rows_SP: Sequence[Sequence[int]], totals_E: Sequence[int], *, top_k: int, num_ranks: int
 ) -> RoutingRecord:
-    """Return the record of steps.
-
-    Args:
-        rows_SP: rows of each rank in each step that is remembered, [step][rank].
-        totals_E: rows of each expert in all steps.
+    """Return the record of steps, by rows of each rank, [step][rank], and of each expert in all.
 
     Raises:
         InputError: no step was recorded, or none had a token.
@@ -119,11 +111,7 @@ def record_of(
 
 
 def routing_record(text: str, where: str) -> RoutingRecord | ModelRoutingRecord:
-    """Return the record in a file's text.
-
-    Raises:
-        InputError: it is no record, or a number in it is out of range.
-    """
+    """Return the record in a file's text; InputError where it is none, or has a wrong number."""
     try:
         plain = json.loads(text)
     except ValueError as error:
@@ -140,11 +128,7 @@ def _quantile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedLayer:
-    """Routing of one layer.
-
-    Args:
-        spread: of the steps, as in `LayerRouting`.
-    """
+    """Routing of one layer; its spread over the steps is that of `LayerRouting`."""
 
     loads: ExpertLoads
     spread: float
@@ -169,11 +153,7 @@ class RecordedLayers(Tables):
 
     @once(lambda layer, ep: (layer, ep))
     def skew(self, layer: int | None, ep: int) -> RankSkew:
-        """Return how full the fullest of ep ranks is.
-
-        Args:
-            layer: its number; None for the mean of all, at least.
-        """
+        """Return how full the fullest of ep ranks is; of no layer, the mean of all at least."""
         if layer is not None:
             return self._with_spread(layer, self.fullest(layer, ep), ep)
         skews = [
@@ -193,11 +173,7 @@ class RecordedLayers(Tables):
         return self.fullest(layer, ep)
 
     def with_numbers(self, decoder: Decoder) -> Decoder:
-        """Return the model with the number of its record in every layer of experts.
-
-        Layers with the same record have the same number. Layers of multi-token prediction, which
-        no record has, have none.
-        """
+        """Return the model with the number of a record, of equal ones the first, in every layer."""
         first = {layer: number for number, layer in reversed([*enumerate(self.layers)])}
         return decoder.with_records(first[layer] for layer in self.layers)
 

@@ -173,10 +173,7 @@ def _batch_rules(layout: FoldedLayout, job: TrainingJob) -> Iterator[BrokenRule]
 
 
 def _of_batch(layout: FoldedLayout, job: TrainingJob) -> str:
-    """Return micro-batches that divide each replica's sequences, or other replicas and batches.
-
-    No micro-batch helps where the replicas themselves do not divide the sequences.
-    """
+    """Return micro-batches that divide each replica's sequences, else replicas and batches."""
     batches = " or ".join(map(str, nearest_multiples(job.global_batch, layout.dp)))
     share, rest = divmod(job.global_batch, layout.dp)
     if not rest:

@@ -235,11 +235,7 @@ def layout_rules(
     *,
     zero: tuple[ZeroStage, ...] | None = None,
 ) -> Iterator[BrokenRule]:
-    """Yield what of a layout the runtime cannot run, whatever the job.
-
-    Args:
-        zero: stages that go with what trains; None for those of all parameters.
-    """
+    """Yield what of a layout the runtime cannot run; `zero` has stages for what trains."""
     for name, most in target.largest.items():
         size = getattr(layout, name)
         if size > most:

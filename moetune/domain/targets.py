@@ -5,8 +5,8 @@ One row of facts for each version, read in its source; `--target megatron@0.17` 
 is missing (`target_rules.py`).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -51,11 +51,7 @@ MegatronCore: TypeAlias = tuple[int, int]
 
 
 class GraphsInRecipes(NamedTuple):
-    """CUDA graphs of a runtime's own recipes.
-
-    Args:
-        dtypes: of the recipes; any where empty.
-    """
+    """CUDA graphs of a runtime's own recipes, for some dtypes, or where empty for any."""
 
     graphs: CudaGraphs
     generations: frozenset[Generation]
@@ -136,8 +132,8 @@ class Target:
     overlaps: tuple[Overlap, ...]
     zero: tuple[ZeroStage, ...]
     dtypes: tuple[TrainingDtype, ...]
-    largest: MappingProxyType[str, int]
     zero_with_pp: ZeroStage
+    largest: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     zero_with_tp: ZeroStage = 3
     tp_dispatchers: tuple[TokenDispatcher, ...] = TOKEN_DISPATCHERS
     zero_with_split: ZeroStage = 3
@@ -229,10 +225,6 @@ class Target:
         )
 
 
-def _sizes(**largest: int) -> MappingProxyType[str, int]:
-    return MappingProxyType(largest)
-
-
 _MEGATRON_RECOMPUTE: tuple[Recompute, ...] = (
     "core_attn", "moe_act", "norm", "mla_up_proj", "mlp", "shared_experts", "moe", "full",
 )  # fmt: skip
@@ -241,7 +233,7 @@ _MEGATRON = Target(
     source="megatron/core/transformer/transformer_config.py, model_parallel_config.py",
     dispatchers=("all_to_all", "all_gather", "deepep", "hybrid_ep"),
     recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
-    dtypes=("bfloat16", "fp8", "mxfp8", "nvfp4"), largest=_sizes(), zero_with_pp=1,
+    dtypes=("bfloat16", "fp8", "mxfp8", "nvfp4"), zero_with_pp=1,
     overlap_hidden=0.6,
     scatters_beside_weights=True,  # LinearWithGradAccumulationAndAsyncCommunication
     optimizers=("adam", "adam-bf16-grads", "adam-remainders", "adam-bf16", "muon"),
@@ -320,7 +312,7 @@ _TRANSFORMERS = Target(
     adam=FLOAT32_ADAM, logit_bytes=14,  # loss/loss_utils.py, ForCausalLMLoss
     splits_sequence=False,  # enable_sequence_parallel of configuration_utils.py
     splits_logits=False,  # "lm_head": "colwise_gather_output" of each modeling_*.py
-    largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=0,
+    largest=MappingProxyType({"pp": 1, "vpp": 1, "cp": 1, "etp": 1}), zero_with_pp=0,
     adapters=("each",), merges_adapters=True,  # peft/tuners/lora/layer.py, ParamWrapper
     adapter_zero=(0, 3), bases=("bfloat16", "nf4"), freezes=True,
 )  # fmt: skip
@@ -330,7 +322,8 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
         dispatchers=("all_to_all", "all_gather"), gathers_over_tp=True, gather_family="gpt",
         recompute=("full",), overlaps=("none", "chunks"), zero=(0, 1, 3),
         dtypes=("bfloat16", "float16"),
-        largest=_sizes(cp=1, etp=1), zero_with_pp=3, zero_with_tp=0, zero_with_split=1,
+        largest=MappingProxyType({"cp": 1, "etp": 1}), zero_with_pp=3, zero_with_tp=0,
+        zero_with_split=1,
         tp_dispatchers=("all_gather",),  # TensorExpertLayer; torch cuts the dense parts
         schedules=SCHEDULES, hides_gradients=False,
         kept_by_experts=KeptByExperts(
@@ -350,8 +343,8 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
         kernels=TORCHTITAN, name="torchtitan", version="0.3.0",
         source="torchtitan/config/configs.py, torchtitan/distributed/parallel_dims.py",
         dispatchers=("all_to_all", "deepep", "hybrid_ep"), recompute=("selective", "full"),
-        overlaps=("none",), zero=(2, 3), dtypes=("bfloat16", "mxfp8"), largest=_sizes(etp=1),
-        kept_by_experts=_AS_TORCH, fuses_activations=False,
+        overlaps=("none",), zero=(2, 3), dtypes=("bfloat16", "mxfp8"),
+        largest=MappingProxyType({"etp": 1}), kept_by_experts=_AS_TORCH, fuses_activations=False,
         adam=FLOAT32_ADAM, logit_bytes=14, loss_chunks=8,  # components/loss.py, ChunkedLossWrapper
         zero_with_pp=2, schedules=SCHEDULES,  # get_schedule_class of torch.distributed.pipelining
     ),),
@@ -360,8 +353,8 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
         kernels=DEEPSPEED, name="deepspeed", version="0.19.8",
         source="deepspeed/module_inject/auto_ep_config.py, runtime/zero",
         dispatchers=("all_to_all",), recompute=("full",), overlaps=("none",), zero=(0, 1, 2, 3),
-        dtypes=("bfloat16",), largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=1,
-        kept_by_experts=_AS_TORCH, fuses_activations=False,
+        dtypes=("bfloat16",), largest=MappingProxyType({"pp": 1, "vpp": 1, "cp": 1, "etp": 1}),
+        zero_with_pp=1, kept_by_experts=_AS_TORCH, fuses_activations=False,
         adam=DEEPSPEED_ADAM, logit_bytes=14,  # the model's own loss, as transformers has it
         splits_sequence=False, splits_logits=False,  # module_inject/auto_tp.py
     ),),
@@ -391,16 +384,12 @@ def find_target(name: str) -> Target:
 
 
 def planned_target(name: TargetName, version: str) -> Target:
-    """Return the target of a stored plan; "" is the only version that there was before.
-
-    Raises:
-        InputError: there is no row of that version.
-    """
+    """Return a stored plan's target, of "" the first version; InputError without such a row."""
     return find_target(f"{name}@{version}") if version else _rows(name)[0]
 
 
 def _rows(name: str) -> tuple[Target, ...]:
-    for target, rows in _VERSIONS.items():
-        if target == name:
-            return rows
-    raise InputError(f"target {name!r} is unknown", f"use one of {', '.join(TARGETS)}")
+    rows = next((rows for target, rows in _VERSIONS.items() if target == name), None)
+    if rows is None:
+        raise InputError(f"target {name!r} is unknown", f"use one of {', '.join(TARGETS)}")
+    return rows

@@ -62,11 +62,7 @@ class StrategyTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTerms:
-    """The terms of one layer's plan, from the candidates that it was chosen among.
-
-    Args:
-        strategies: empty in a whole model and in tensor parallelism, where none is chosen.
-    """
+    """The terms of a layer's plan, of candidates by strategy but in tensor parallelism."""
 
     forward: PhaseTerms
     backward: PhaseTerms

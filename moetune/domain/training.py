@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.document import ALWAYS, UNLESS_DEFAULT, Written, decode
-from moetune.domain.errors import check_positive
+from moetune.domain.errors import InputError, check_positive
 from moetune.domain.experts import RoutedExperts
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.packing import Packing
@@ -58,13 +58,23 @@ HALF_PRECISION: tuple[TrainingDtype, ...] = ("bfloat16", "float16")
 _ROUNDING = 1e-6
 
 
+def read_recompute(text: str) -> tuple[Recompute, ...]:
+    """Return the modules of `--recompute`, in their order; InputError for an unknown one."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if names == ["none"]:
+        return ()
+    unknown = [name for name in names if name not in RECOMPUTES]
+    if unknown or not names:
+        raise InputError(
+            f"--recompute {text!r}: {unknown[0] if unknown else 'nothing'} is no module",
+            f"use none, or a comma-separated list of {', '.join(RECOMPUTES)}", field="recompute",
+        )  # fmt: skip
+    return tuple(module for module in RECOMPUTES if module in names)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degrees:
-    """Chunks of each pass of the experts: as many backward as forward but in plans of before.
-
-    Raises:
-        InputError: fewer than 1.
-    """
+    """Chunks of each pass of the experts, at least 1: unequal ones in plans of before alone."""
 
     forward: int
     backward: int
@@ -79,11 +89,7 @@ class Degrees:
 
     @property
     def common(self) -> int:
-        """Chunks of either pass.
-
-        Raises:
-            InputError: they differ, as in plans of before.
-        """
+        """Chunks of either pass; InputError where they differ, as in plans of before."""
         return common_degree(self.forward, self.backward)
 
 
@@ -194,11 +200,7 @@ class FoldedLayout:
         return self.offload_activations + self.offload_optimizer
 
     def changed(self, **values: object) -> "FoldedLayout":
-        """Return a copy with other values, which are not checked.
-
-        It takes a fraction of the time of `dataclasses.replace`, and searches make tens of
-        thousands.
-        """
+        """Return a copy with unchecked values, sooner than `replace`: searches make thousands."""
         copy = object.__new__(FoldedLayout)
         vars(copy).update(vars(self), **values)
         return copy
@@ -227,11 +229,7 @@ class FoldedLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRequest:
-    """Sizes of a layout that the caller pins; None for what the solver chooses.
-
-    Args:
-        expert_placement: of experts whose layers were recorded.
-    """
+    """Sizes of a layout, and the placement of recorded experts, that a caller pins, or None."""
 
     cp: int | None = None
     tp: int | None = None
@@ -252,8 +250,7 @@ class LayoutRequest:
     expert_placement: PlacementRule | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
-        sizes = ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
-        check_positive(self, *sizes)
+        check_positive(self, *_SIZES[1:], "micro_batch")
 
     @property
     def pinned(self) -> dict[str, Any]:

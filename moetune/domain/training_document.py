@@ -63,11 +63,7 @@ class TrainingInputs:
 
     @property
     def facts(self) -> Target:
-        """The row of the runtime that the plan is for.
-
-        Raises:
-            InputError: there is no row of that version.
-        """
+        """The row of the runtime that the plan is for; InputError where it has no such version."""
         return planned_target(self.target, self.target_version)
 
     @property
@@ -76,11 +72,7 @@ class TrainingInputs:
         return self.global_batch * self.seq // self.world_size
 
     def run(self, seconds: Spread) -> TrainingRun | None:
-        """Return the whole training of the budget; None without one.
-
-        Args:
-            seconds: of a step.
-        """
+        """Return the whole training of the budget, of a step's seconds; None without one."""
         if self.budget is None:
             return None
         return self.budget.run(
@@ -155,10 +147,7 @@ class TrainingAnswer:
 
     @property
     def mean_parts(self) -> Mapping[str, float]:
-        """Seconds by part on the mean of the pipeline ranks, by which layouts are compared.
-
-        Empty where an older plan has them of the slowest rank alone.
-        """
+        """Seconds by part on the mean of the ranks, to compare layouts by; none in old plans."""
         return self.predicted.parts if self.layout.pp == 1 else self.predicted.mean_parts
 
 
@@ -178,12 +167,7 @@ class PlanOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """A shorter step, which the same question has with one flag changed.
-
-    Args:
-        change: the flag with its value; "" for the question without any pin.
-        peak_bytes: of a device; above the limit it needs more memory than there is.
-    """
+    """A shorter step, with one flag changed or "" without any pin, whether it fits or not."""
 
     change: str
     layout: str
@@ -304,11 +288,7 @@ class TrainingDocument:
         return self.layout.words
 
     def as_layer(self, where: str = "") -> NoReturn:
-        """Raise InputError: a layer's plan is wanted.
-
-        Args:
-            where: the plan's file; "" for its id.
-        """
+        """Raise InputError: a layer's plan is wanted, and this one is in that file."""
         name = where or self.id[:6]
         raise InputError(
             f"{name} is the plan of a model's training, which is not run or measured here as "

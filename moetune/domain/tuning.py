@@ -36,11 +36,7 @@ _USES = "use all, lora:rank=16, lora:rank=16,targets=attention or qlora:rank=16"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
-    """Low-rank adapters of frozen matrices.
-
-    Raises:
-        InputError: a rank below 1.
-    """
+    """Low-rank adapters of frozen matrices; InputError for a rank below 1."""
 
     rank: int
     targets: AdaptedParts = "all"
@@ -142,10 +138,7 @@ class Trained:
 
 
 def read_tuning(text: str | None, freeze: str | None, *, experts: ExpertAdapters) -> Tuning:
-    """Return what trains by the texts of `--train` and `--freeze`.
-
-    Args:
-        experts: adapters of experts where the text does not say.
+    """Return what trains by the texts of `--train` and `--freeze`, with adapters by default.
 
     Raises:
         InputError: a text is none, or both exclude each other.

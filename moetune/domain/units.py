@@ -123,11 +123,7 @@ def parse_rate(text: str) -> float:
 
 
 def parse_flops(text: str) -> float:
-    """Return the FLOP/s in `text`, such as "989TFLOP/s" or "2.5PFLOPS".
-
-    Raises:
-        InputError: the text is no such rate above 0, or has no unit.
-    """
+    """Return the FLOP/s in `text`, such as "989TFLOP/s"; InputError for 0, or without a unit."""
     _check_has_unit(text, "rate", "TFLOP/s", "GFLOP/s", "PFLOP/s")
     return _positive(_parse(text, _FLOPS, "rate"), text, "rate")
 
@@ -147,11 +143,8 @@ def parse_startup(text: str) -> float:
 def parse_count(text: str, *, least: int = 0) -> int:
     """Return the whole number in `text`, such as "8192" or "8k" (8192).
 
-    Args:
-        least: that errors name; a smaller number is read all the same.
-
     Raises:
-        InputError: the text is no count, or not a whole one.
+        InputError: the text is no whole count; it names the least, which is not checked.
     """
     value = _parse(text, _COUNTS, "count", least=least)
     if value != int(value):
@@ -179,29 +172,18 @@ def parse_train_tokens(text: str) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """Return the seconds in `text`, such as "90s", "2m", "1.5h" or "7d".
-
-    Raises:
-        InputError: the text is no duration.
-    """
+    """Return the seconds in `text`, such as "90s", "2m" or "7d"; InputError for no duration."""
     return _parse(text, _SECONDS, "duration")
 
 
 def parse_age(text: str) -> float:
-    """Return the seconds in `text`, such as "90s", "12h" or "7d".
-
-    Raises:
-        InputError: the text is no duration, or has no unit.
-    """
+    """Return the seconds in `text`, such as "90s" or "7d"; InputError also without a unit."""
     _check_has_unit(text, "duration", "d", "h", "s")
     return parse_seconds(text)
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a duration with three significant digits: "21.4 ms", "87.3 µs", "1.25 s".
-
-    Less than a picosecond is the rounding of a sum, and shown as 0.
-    """
+    """Return a duration with three digits, such as "21.4 ms"; 0 for less than a picosecond."""
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if abs(seconds) >= factor:
             return f"{_three_digits(seconds / factor)} {unit}"
@@ -231,15 +213,17 @@ def format_train_tokens(tokens: int) -> str:
 
 def format_rate(bytes_per_second: float) -> str:
     """Return a rate with decimal units: "50.0 GB/s", "3.35 TB/s", "96 B/s"."""
-    for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if abs(bytes_per_second) >= factor:
-            return f"{_three_digits(bytes_per_second / factor)} {unit}/s"
-    return f"{bytes_per_second:.0f} B/s"
+    return f"{_in_units(bytes_per_second, TB=1e12, GB=1e9, MB=1e6, kB=1e3)}/s"
 
 
 def format_bytes(num_bytes: float) -> str:
     """Return a size with binary units: "9.8 GiB", "512 KiB", "96 B"."""
-    for factor, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+    return _in_units(num_bytes, TiB=2**40, GiB=2**30, MiB=2**20, KiB=2**10)
+
+
+def _in_units(num_bytes: float, **units: float) -> str:
+    """Return bytes in the first unit that they reach, else whole ones."""
+    for unit, factor in units.items():
         if abs(num_bytes) >= factor:
             return f"{_three_digits(num_bytes / factor)} {unit}"
     return f"{num_bytes:.0f} B"
@@ -283,11 +267,7 @@ def full_dtype(text: str) -> str:
 
 
 def dtype_bytes(dtype: str) -> int:
-    """Return the bytes of one element.
-
-    Raises:
-        InputError: the dtype is not one of `DTYPE_BYTES`.
-    """
+    """Return the bytes of one element; InputError for what `DTYPE_BYTES` does not have."""
     if dtype not in DTYPE_BYTES:
         raise InputError(f"dtype {dtype!r} is unknown", f"use one of {', '.join(DTYPE_BYTES)}")
     return DTYPE_BYTES[dtype]

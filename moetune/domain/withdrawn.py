@@ -10,12 +10,7 @@ SINCE = "2026-11-28"
 
 
 class Withdrawn(NamedTuple):
-    """A key of a document, or a value of a key, that no longer is one.
-
-    Args:
-        place: the class that had the key, or the key that had the value.
-        instead: what to do with a file that has it.
-    """
+    """A key of a class's documents, or a key's value, that is withdrawn, and what to do."""
 
     place: str
     key: str
@@ -80,11 +75,7 @@ EQUAL_DEGREES = (
 
 
 def common_degree(forward: int, backward: int) -> int:
-    """Return the number of chunks that both phases of a plan have.
-
-    Raises:
-        InputError: they differ, as plans of before may have them.
-    """
+    """Return the chunks of both phases; InputError where they differ, as in plans of before."""
     if forward != backward:
         raise InputError(
             f"{forward} chunks forward and {backward} backward are refused since {SINCE}: "
@@ -95,11 +86,7 @@ def common_degree(forward: int, backward: int) -> int:
 
 
 def whole_model_refusal(inputs: object) -> InputError:
-    """Return the error of a paper's whole model that was planned as a layer: how to plan it again.
-
-    Args:
-        inputs: of its plan, plain values.
-    """
+    """Return the error of a whole model planned as a layer, by the plain values of its inputs."""
     values: Mapping[str, object] = inputs if isinstance(inputs, Mapping) else {}
     model, profile = values.get("model"), values.get("profile")
     named = f"--model {model}" if model else "--num-layers, --num-heads, --seq, --vocab"

@@ -17,19 +17,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
-from typing import TypeVar
 
 from moetune.domain.cluster import HOST_MEMORY, NUM_NICS, NVLINK_PEERS, Group, Machine, nodes_of
 from moetune.domain.cost_keys import CollectiveKey, GemmKey
 from moetune.domain.errors import InputError
-from moetune.domain.profile import (
-    CollectiveLine,
-    CopyLine,
-    GemmLine,
-    Profile,
-    RowsLine,
-    changed_line,
-)
+from moetune.domain.profile import Profile, slower_line
 from moetune.domain.reference import CollectiveTable, GemmTable, Table
 from moetune.domain.samples import LAUNCHES
 from moetune.domain.site import site_of
@@ -38,7 +30,6 @@ from moetune.fit.costs import costs_of
 from moetune.fit.index import ProfileIndex
 from moetune.fit.pool import Series, pool
 
-_Line = TypeVar("_Line", GemmLine, CollectiveLine, CopyLine, RowsLine)
 _GEMM_SPREAD, _LINK_SPREAD = 0.2, 0.3
 """Spread of times scaled by data sheets: root mean squares over the published references, each
 predicted from each other (docs/decisions/machines.md#0094)."""
@@ -99,26 +90,22 @@ def scaled_base(base: Profile, scaled: BaseScaling) -> Profile:
             return _scaled_table(table, base, scaled.factor("links"), _LINK_SPREAD)
         return table
 
+    links = [
+        slower_line(line, rate=scaled.factor("links"))
+        if _is_inside(line.key.group, base.machine)
+        else line
+        for line in base.collective
+    ]
+    rows = [
+        line if line.op in LAUNCHES else slower_line(line, rate=scaled.factor("memory"))
+        for line in base.rows
+    ]
     return replace(
         base,
-        gemm=tuple(_slower_line(line, scaled.factor("computation")) for line in base.gemm),
-        collective=tuple(
-            _slower_line(line, scaled.factor("links"))
-            if _is_inside(line.key.group, base.machine)
-            else line
-            for line in base.collective
-        ),
-        tables=tuple(map(of_table, base.tables)),
-        rows=tuple(
-            line if line.op in LAUNCHES else _slower_line(line, scaled.factor("memory"))
-            for line in base.rows
-        ),
-        copy=tuple(_slower_line(line, scaled.factor("host")) for line in base.copy),
-    )
-
-
-def _slower_line(line: _Line, factor: float) -> _Line:
-    return changed_line(line, start=lambda seconds: seconds, rate=lambda seconds: seconds * factor)
+        gemm=tuple(slower_line(line, rate=scaled.factor("computation")) for line in base.gemm),
+        collective=tuple(links), tables=tuple(map(of_table, base.tables)), rows=tuple(rows),
+        copy=tuple(slower_line(line, rate=scaled.factor("host")) for line in base.copy),
+    )  # fmt: skip
 
 
 def _scaled_table(table: Table, base: Profile, factor: float, spread: float) -> Table:

@@ -93,12 +93,7 @@ def nearest_group(
 def nearest_collective(
     index: ProfileIndex, wanted: CollectiveKey, *, allow_modelled: bool
 ) -> Source | None:
-    """Return what to predict the collective from; None where nothing is known that may be used.
-
-    Args:
-        wanted: of a group as `cluster.canonical` has it.
-        allow_modelled: whether another group may stand in.
-    """
+    """Return what predicts a canonical group's collective; None if nothing may stand in."""
     groups, machine = index.groups(wanted.op), index.profile.machine
     group, stretch, spread = wanted.group, 1.0, 0.0
     cap: Trust = "measured"
@@ -127,10 +122,7 @@ def nearest_collective(
 
 
 def _nearest_flight(wanted: int, numbers: Sequence[int]) -> tuple[int, Trust]:
-    """Return the known number in flight that stands in for another, and the most trust in it.
-
-    A published line or table is taken to hold for any number.
-    """
+    """Return the known number in flight nearest to another, and the most trust in it."""
     if wanted in numbers:
         return wanted, "measured"
     several = [number for number in numbers if number > 1 and wanted > 1]
@@ -174,13 +166,10 @@ class Ruled:
 def rule_of(
     key: CollectiveKey, *, index: ProfileIndex, predictor: Callable[[CollectiveKey], Times]
 ) -> Ruled | None:
-    """Return the rule for a group that the profile does not know.
+    """Return the rule for a group that the profile does not know; None without any.
 
     Args:
         predictor: returns the times of the operation over another group.
-
-    Returns:
-        None without a rule in the profile, or where a group inside a node is needed and none known.
     """
     machine, network, op = index.profile.machine, index.profile.network, key.op
     of_one_node = [group for group in index.groups(op) if nodes_of(group, machine) == 1]
@@ -209,12 +198,7 @@ def rule_of(
 def _between_nodes(
     key: CollectiveKey, *, machine: Machine, network: Network, inside: Times | None
 ) -> Ruled:
-    """Return the rule for a group on several nodes.
-
-    Args:
-        inside: of the group's ranks in one node; None for one rank in each. Of a send, that of
-            two ranks in a node, whose start-up it has.
-    """
+    """Return the rule for several nodes, with the ranks in one node; of a send, two of them."""
     op, size = key.op, key.group_size
     nodes = nodes_of(key.group, machine)
     here = math.ceil(size / nodes)
@@ -245,11 +229,7 @@ def _inside_share(op: CollectiveOp, size: int, here: int) -> float:
 
 
 def _startup_growth(key: CollectiveKey, startups: Sequence[tuple[int, Floats]]) -> Floats:
-    """Return the seconds that a start-up grows by from the largest known group to a wanted one.
-
-    Args:
-        startups: ranks and seconds of the smallest known size, ascending; at least one.
-    """
+    """Return the growth of a start-up beyond those of known ranks, ascending, at least one."""
     if len(startups) == 1:
         return np.zeros((1, 1))
     (fewer, before), (more, after) = startups[-2:]

@@ -21,19 +21,12 @@ _FREE = Estimate(seconds=0.0, trust="measured")
 
 
 def costs_of(profile: Profile, *, allow_modelled: bool = False) -> Costs:
-    """Return the costs that the profile's samples, or else its lines, predict.
-
-    Args:
-        allow_modelled: estimate a group that was not measured from the nearest one.
-    """
+    """Return the costs that a profile predicts; `allow_modelled` takes the nearest group."""
     return ProfileCosts(index=index_of(profile), curves=Curves(), allow_modelled=allow_modelled)
 
 
 class ProfileCosts:
-    """Predictions from one profile (`domain.costs.Costs`).
-
-    A repeated query costs a dictionary access. Not safe for several threads.
-    """
+    """Predictions from one profile (`domain.costs.Costs`). Not safe for several threads."""
 
     def __init__(self, *, index: ProfileIndex, curves: Curves, allow_modelled: bool) -> None:
         self._index = index
@@ -47,10 +40,7 @@ class ProfileCosts:
         return self._curves.interference(self._index)
 
     def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
-        """Return the speeds of computation and of exchanges of that size.
-
-        They are the table's where sizes were not measured, or the table was set by hand.
-        """
+        """Return the speeds during exchanges of that size, else those of the table."""
         comp, comm = self._index.overlap_loss("comp"), self._index.overlap_loss("comm")
         table = self.interference.overlap_speeds
         return OverlapSpeeds(
@@ -61,11 +51,7 @@ class ProfileCosts:
         )
 
     def seconds(self, key: CostKey, size: float) -> Estimate:
-        """Return the time of an operation at a size, or at an array of them; 0 in a group of one.
-
-        Raises:
-            ProfileError: it was not measured, and nothing stands in (`fit.operations`).
-        """
+        """Return the time at a size or an array of them; ProfileError where nothing stands in."""
         if isinstance(key, CollectiveKey) and key.group_size == 1:
             return _FREE
         if is_many(size):

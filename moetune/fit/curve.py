@@ -37,11 +37,7 @@ def isotonic(values: Sequence[float]) -> list[float]:
 
 
 def never_falling(seconds: Floats) -> tuple[Floats, Floats]:
-    """Return the times of curves at their points, and their logarithms.
-
-    Args:
-        seconds: shape (curves, points).
-    """
+    """Return the times of curves at their points, and their logarithms, (curves, points)."""
     logs = np.log(seconds)
     falls = (np.diff(logs) < 0).any(axis=1)
     if not falls.any():
@@ -138,13 +134,10 @@ class Curve:
     deviates: Floats | None = None
 
     def seconds_at(self, sizes: Floats) -> Floats:
-        """Return the times at some sizes of at least 0, which need not be whole numbers.
+        """Return the times at sizes of at least 0, shape (curves, sizes).
 
         Args:
-            sizes: shape (sizes,), or (curves, sizes) for others of each curve.
-
-        Returns:
-            Shape (curves, sizes).
+            sizes: need not be whole; shape (sizes,), or (curves, sizes) for others of each curve.
         """
         asked = np.atleast_2d(sizes)
         seconds = self._between(asked)
@@ -216,11 +209,7 @@ class Curve:
         return np.minimum(np.maximum(seconds, first * share), first)
 
     def scaled(self, factors: Floats, deviates: Floats | None = None) -> "Curve":
-        """Return the curve with all times multiplied, once for each of the factors.
-
-        Args:
-            factors: shape (curves, 1).
-        """
+        """Return the curve with all times multiplied, once for each factor, (curves, 1)."""
         pieces = self.pieces
         if pieces is not None:
             rest = np.broadcast_to(pieces[1:], (3, len(factors), pieces.shape[2]))

@@ -90,12 +90,7 @@ def spread_of_group(wanted: int, near: int) -> float:
 
 
 def spread_of_shape(*, typical_error: float, octaves: float) -> float:
-    """Return the spread of a GEMM's shape so far outside the measured ones, a random walk.
-
-    Args:
-        typical_error: of a shape inside that was not measured.
-        octaves: summed over the shape's sizes.
-    """
+    """Return the spread of a GEMM's shape so many octaves outside, in all, a random walk."""
     return min(typical_error / MEDIAN_OF_ABSOLUTE_NORMAL, math.log(2)) * math.sqrt(octaves)
 
 
@@ -105,12 +100,7 @@ def spread_of_length(work_ratio: float) -> float:
 
 
 def _spread(*, shorter: Floats, longer: Floats, distance: Floats) -> Spread:
-    """Return the spread of a 90 % interval, widened by the drift.
-
-    Args:
-        shorter, longer: logarithms from the prediction to the interval's ends.
-        distance: from the measured sizes, as a logarithm.
-    """
+    """Return the spread of a 90 % interval of logarithms, widened by the drift at a distance."""
     drift = DRIFT_PER_OCTAVE * np.sqrt(distance / math.log(2))
     return Spread(
         shorter=np.hypot(shorter / INTERVAL_END, drift),

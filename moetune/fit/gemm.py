@@ -257,10 +257,7 @@ class Surface(Tables):
         ]
 
     def shape_errors(self) -> list[float]:
-        """Return |predicted / measured − 1| of points when their shape is left out.
-
-        Of `MOST_LEFT_OUT` shapes at most.
-        """
+        """Return |predicted / measured − 1| of `MOST_LEFT_OUT` shapes at most, each left out."""
         if len(self.shapes) == 1:
             return []
         errors = []
@@ -302,13 +299,10 @@ class Surface(Tables):
         )
 
     def _blended(self, shape: Shape, use: Bools) -> tuple[Floats, float]:
-        """Return the times at the table's rows of a shape, blended from others.
+        """Return the times at the table's rows, blended from shapes in use, and their best rate.
 
         Args:
-            use: which shapes it is blended from, shape (shapes,).
-
-        Returns:
-            Shape (rows,); and the highest rate of those shapes, in MACs per second.
+            use: shape (shapes,).
         """
         table, roofline, sizes = self._table, self._roofline(use), np.asarray(shape, float)
         [macs], _ = work_of(sizes[None], table.rows)

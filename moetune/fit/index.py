@@ -22,11 +22,7 @@ from moetune.fit.step_errors import RECORDED_SPREAD, MachineErrors, drift_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Points:
-    """Measured points of one operation, and the other inputs of its curve.
-
-    Args:
-        origin: of the points that are no samples; None where all are.
-    """
+    """Measured points of an operation, None but of tables, and other inputs of its curve."""
 
     label: str
     family: str
@@ -153,10 +149,7 @@ class ProfileIndex(Tables):
         )
 
     def gemm_blend(self, key: GemmKey) -> Blend:
-        """Return the shape blended from the measured ones of its dtype and form.
-
-        Its origin is that of the first shape from a table, if there is one.
-        """
+        """Return the shape blended from others of its form, whose first table is its origin."""
         surface = self.surface(key.dtype, key.product, key.kernel)
         origins = (
             replace(origin, low=math.inf, high=-math.inf)

@@ -55,21 +55,13 @@ def table_of(medians: Mapping[InterferenceKey, float]) -> Interference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapLoss:
-    """Seconds that computation, or else the exchange, loses when one exchange overlaps it.
-
-    Args:
-        sizes: bytes, ascending.
-        seconds: at those sizes.
-    """
+    """Seconds that computation, or the exchange, loses to an exchange of so many bytes."""
 
     sizes: tuple[float, ...]
     seconds: tuple[float, ...]
 
     def speed(self, num_bytes: float, exchange_seconds: float) -> float:
-        """Return the speed of computation during exchanges of that time: 1 − loss / time.
-
-        Of arrays, an array.
-        """
+        """Return the speed of computation during such exchanges: 1 − loss / time."""
         seconds = np.asarray(exchange_seconds, float)
         with np.errstate(divide="ignore", invalid="ignore"):
             speeds = np.clip(1 - self._at(num_bytes) / seconds, _LEAST_SPEED, 1.0)

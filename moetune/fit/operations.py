@@ -1,7 +1,4 @@
-"""What each operation of a profile is predicted from: itself, or what stands in for it.
-
-A `Predictor` has the curve, and what is known of where it is from.
-"""
+"""What each operation of a profile is predicted from: itself, or what stands in for it."""
 
 import math
 from collections.abc import Iterable
@@ -125,11 +122,7 @@ _BACKWARD = "_backward"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Operations(Tables):
-    """Operations of a profile.
-
-    Args:
-        curves: nominal ones, or random draws.
-    """
+    """Operations of a profile, by nominal curves or by random draws."""
 
     index: ProfileIndex
     curves: Curves
@@ -137,11 +130,7 @@ class Operations(Tables):
 
     @once(lambda key: key)
     def predictor(self, key: CostKey) -> Predictor | None:
-        """Return the operation's times; None of memory-bound ones and attention not measured.
-
-        Raises:
-            ProfileError: another operation was not measured; the text names the command that does.
-        """
+        """Return the operation's times; None of rows and attention not known, else ProfileError."""
         if isinstance(key, CollectiveKey):
             key = key._replace(num_nodes=canonical(key.group, self.index.profile.machine)[1])
         source = self.source(key)
@@ -150,11 +139,7 @@ class Operations(Tables):
         return self._ruled(key) if isinstance(key, CollectiveKey) else None
 
     def source(self, key: CostKey) -> Source | None:
-        """Return what an operation is predicted from; None where nothing known stands in.
-
-        Raises:
-            ProfileError: nothing is known of a GEMM's dtype, or of a copy.
-        """
+        """Return what predicts an operation; None without, ProfileError for a copy or a dtype."""
         match key:
             case GemmKey():
                 return self._gemm(key)
@@ -209,10 +194,7 @@ class Operations(Tables):
         return next((form for form in (key.product, "forward", *even) if form in forms), None)
 
     def _rows(self, key: RowsKey) -> Source | None:
-        """Return a memory-bound operation, or for an activation one that was measured.
-
-        Another activation in the same direction stands in for one that was not measured.
-        """
+        """Return a memory-bound operation; another activation of its direction may stand in."""
         basis, name = self.index.basis(key), key.op.removesuffix(_BACKWARD)
         if basis is not None:
             return Source(key=key, basis=basis)
@@ -266,11 +248,7 @@ class Operations(Tables):
         return Source(key=near, basis=basis)
 
     def _ruled(self, key: CollectiveKey) -> Predictor:
-        """Return the times of a group that is not known, by the profile's rule for more ranks.
-
-        Raises:
-            ProfileError: the profile has no such rule, or knows no group of this operation.
-        """
+        """Return the times of an unknown group by the profile's rule; ProfileError without one."""
         profile, alone = self.index.profile, key._replace(in_flight=1)
         rule = rule_of(alone, index=self.index, predictor=self._of_group)
         if rule is None or profile.network is None:
@@ -323,10 +301,7 @@ class Operations(Tables):
 
 
 def nearest_attention(wanted: AttentionKey, shapes: Iterable[AttentionKey]) -> AttentionKey | None:
-    """Return the known shape of that dtype and direction whose length is nearest, then its heads.
-
-    Near is near in ratio; of two as near, the smaller.
-    """
+    """Return the known shape nearest in length, then in heads, by ratio; of ties the smaller."""
 
     def distance(key: AttentionKey) -> tuple[float, ...]:
         _, *there, _ = key
@@ -337,9 +312,6 @@ def nearest_attention(wanted: AttentionKey, shapes: Iterable[AttentionKey]) -> A
 
 
 def work_ratio(wanted: AttentionKey, near: AttentionKey) -> float:
-    """Return the sequences of the known shape that are as much work as one of the wanted.
-
-    Work is length² · heads · head_dim, of both GEMMs.
-    """
+    """Return the sequences of the known shape in one wanted, by length² · heads · head_dim."""
     widths = (key.num_heads * key.head_dim for key in (wanted, near))
     return (wanted.length / near.length) ** 2 * next(widths) / next(widths)

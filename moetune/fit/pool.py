@@ -51,11 +51,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The table behind an operation's times.
-
-    Args:
-        low, high: sizes between which the times are the machine's own, as samples have them.
-    """
+    """The table behind times, but for sizes from `low` to `high`, which samples have."""
 
     label: Label
     source: str
@@ -95,10 +91,7 @@ class Pool:
 
 
 def pool(samples: Iterable[Sample]) -> Pool:
-    """Return the samples by operation; the undisturbed visits of a point are joined.
-
-    Samples with an error, and sizes of zero, are omitted.
-    """
+    """Return undisturbed samples by operation, without errors and sizes of zero."""
     timed = [sample for sample in samples if sample.seconds and not sample.error]
     interference, overlapped = _interference(timed)
     visits: defaultdict[CostKey, defaultdict[int, list[Sample]]]
@@ -167,10 +160,7 @@ def _interference(
 
 
 def with_tables(measured: Pool, tables: Iterable[Table]) -> Pool:
-    """Return the samples' pool with the points of the tables.
-
-    Of several tables of one operation, or one shape of a GEMM, the first one counts.
-    """
+    """Return the pool with the points of tables; of several of an operation the first counts."""
     joined = dict(measured.series)
     origins: dict[CostKey, Origin] = {}
     for table in tables:

@@ -39,12 +39,7 @@ def label(*, median: float, p95: float) -> Quality:
 def fit_error(
     *, errors: Sequence[float], sizes: Sequence[float], times: Sequence[Sequence[float]], seed: int
 ) -> FitError | None:
-    """Return the summary of a fit; None without leave-one-out errors.
-
-    Args:
-        errors: leave-one-out |relative error| of the prediction.
-        times: raw times at each size, for the bootstrap 90 % intervals of the line.
-    """
+    """Return the summary of a fit, with its intervals; None without leave-one-out errors."""
     if not errors:
         return None
     alpha_seconds, beta_seconds = line_intervals(
@@ -110,10 +105,7 @@ def fit_profile(
 
 
 def _gemm_lines(pooled: Pool, seed: int) -> tuple[GemmLine, ...]:
-    """Return one line over MACs for each dtype, whatever the shape and the form but uneven ones.
-
-    It is of the kernel that a layer takes by itself.
-    """
+    """Return a line over MACs for each dtype, of all even forms and a layer's usual kernel."""
     lines: list[GemmLine] = []
     series_of = {key: series for key, series in pooled.of(GemmKey).items() if not key.kernel}
     for dtype in sorted({key.dtype for key in series_of if key.product == even_form(key.product)}):
@@ -181,26 +173,18 @@ def fit_line(*, sizes: Sequence[float], seconds: Sequence[float]) -> LinearCost:
         minimise Σ ((α + β·size) / seconds − 1)²
 
     A single size cannot tell a start-up time from a rate: the line goes through the origin.
-
-    Args:
-        sizes: positive, in any order.
-        seconds: positive, one for each size.
     """
     alphas, betas = fit_lines(sizes=np.asarray(sizes, float), seconds=np.asarray([seconds], float))
     return LinearCost(alpha_seconds=float(alphas[0]), beta_seconds=float(betas[0]))
 
 
 def fit_lines(*, sizes: Floats, seconds: Floats) -> tuple[Floats, Floats]:
-    """Return α ≥ 0 and β > 0 of many lines over the same sizes at once.
+    """Return α ≥ 0 and β > 0 of many lines over the same sizes at once, each of shape (lines,).
 
     The closed form of the normal equations; where a bound binds, the optimum lies on it.
 
     Args:
-        sizes: shape (points,).
-        seconds: shape (lines, points).
-
-    Returns:
-        α and β, each of shape (lines,).
+        sizes, seconds: shape (points,), and (lines, points).
     """
     largest = sizes.max()
     starts, rates = 1 / seconds, (sizes / largest) / seconds
@@ -223,11 +207,7 @@ def fit_lines(*, sizes: Floats, seconds: Floats) -> tuple[Floats, Floats]:
 def line_intervals(
     *, sizes: Sequence[float], times: Sequence[Sequence[float]], rng: "np.random.Generator"
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return the bootstrap 90 % intervals of α and β.
-
-    Raw block times are drawn again at every size, so the intervals cover the noise of the
-    measurement; the curvature that a line misses is in the leave-one-out error.
-    """
+    """Return the bootstrap 90 % intervals of α and β, of raw block times drawn again."""
     medians = resampled_medians(times=times, num=_NUM_BOOTSTRAPS, rng=rng)
     alphas, betas = fit_lines(sizes=np.asarray(sizes, float), seconds=medians)
     alpha_low, alpha_high = np.percentile(alphas, _INTERVAL_PERCENT)

@@ -1,8 +1,4 @@
-"""A machine of which parts are faster or slower: its profile, or finer, the costs fitted to it.
-
-`scale_profile` divides every time of a profile, with its samples, by the speed of a part. `slowed`
-changes costs, and tells a collective's start-up time from its bandwidth.
-"""
+"""Machines of which parts are faster or slower: a profile, or the costs fitted to one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -22,7 +18,7 @@ from moetune.domain.profile import (
     GemmLine,
     Profile,
     RowsLine,
-    changed_line,
+    slower_line,
 )
 from moetune.domain.reference import Network, Table
 from moetune.domain.samples import (
@@ -114,10 +110,7 @@ def scale_profile(profile: Profile, speeds: Speeds) -> Profile:
 
 
 def _lines(lines: tuple[_Line, ...], factor: float) -> tuple[_Line, ...]:
-    def faster(seconds: float) -> float:
-        return seconds / factor
-
-    return tuple(changed_line(line, start=faster, rate=faster) for line in lines)
+    return tuple(slower_line(line, start=1 / factor, rate=1 / factor) for line in lines)
 
 
 def _table(table: Table, speeds: Speeds) -> Table:
@@ -129,13 +122,9 @@ def _table(table: Table, speeds: Speeds) -> Table:
 def _network(network: Network | None, factor: float) -> Network | None:
     if network is None:
         return None
-    return replace(
-        network,
-        nic_bytes_per_second=network.nic_bytes_per_second * factor,
-        startup_seconds=network.startup_seconds / factor,
-        startup_seconds_per_node=network.startup_seconds_per_node / factor,
-        posted_chunk_seconds=network.posted_chunk_seconds / factor,
-    )
+    names = ("startup_seconds", "startup_seconds_per_node", "posted_chunk_seconds")
+    seconds = {name: getattr(network, name) / factor for name in names}
+    return replace(network, nic_bytes_per_second=network.nic_bytes_per_second * factor, **seconds)
 
 
 def _sample(sample: Sample, speeds: Speeds) -> Sample:

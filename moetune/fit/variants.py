@@ -159,11 +159,7 @@ class _DrawnCurves(Curves):
         return np.exp(spread * deviates)
 
     def _factors(self, family: str, relative_error: float) -> Floats:
-        """Return two independent log-normal factors with that median absolute error, of each draw.
-
-        Returns:
-            Shape (2, draws, 1).
-        """
+        """Return two log-normal factors with that median absolute error, shape (2, draws, 1)."""
         spread = min(relative_error / MEDIAN_OF_ABSOLUTE_NORMAL, _MAX_SPREAD)
         return np.exp(spread * self._noise.deviates(f"{family}: factors")[:, self._chosen, None])
 

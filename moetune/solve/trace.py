@@ -49,15 +49,7 @@ class TraceSpan(NamedTuple):
 def chunk_span(
     span: Span, *, phase: Phase, chunk: int, tokens: int, degree: int, num_bytes: int | None
 ) -> TraceSpan:
-    """Return the bar of a chunk's operation, or of a phase's gathering.
-
-    Args:
-        span: named after the operation alone.
-        chunk: from 0.
-        tokens: per rank, of all chunks.
-        degree: chunks of the phase.
-        num_bytes: that this rank sends, or copies to the host or back; None for computations.
-    """
+    """Return the bar of a chunk's operation, from 0, or of a gathering, with a rank's bytes."""
     args = {} if num_bytes is None else {"bytes": num_bytes}
     name = f"{phase} {span.name}"
     if span.name == GATHER:
@@ -73,13 +65,7 @@ def chunk_span(
 def layer_spans(
     *, plan: Plan, costs: Costs, forward: Timeline, backward: Timeline
 ) -> list[TraceSpan]:
-    """Return the bars of a layer's predicted step, backward last.
-
-    Bytes are those that a chunk's transfer was priced by, of the fullest rank.
-
-    Args:
-        costs: that the plan was made with.
-    """
+    """Return the bars of a layer's predicted step, with the fullest rank's bytes by its costs."""
     workload, pipeline = plan.workload, plan.pipeline
     layer = layer_costs(workload=workload, costs=costs)
     rows_of_all = layer.rows(workload.tokens_per_rank)
@@ -117,17 +103,12 @@ def _moved_bytes(
     if span.resource == "comp":
         return None
     if span.name == GATHER:
-        return gathered_bytes(workload)
+        return workload.own_tokens * workload.layer.d_model * dtype_bytes(workload.dtype)
     if span.resource == "comm":
         return round(rows * bytes_per_row)
     layer = workload.layer
     width = layer.d_model if span.name.endswith("input") else middle_elements(layer)
     return round(rows * width * dtype_bytes(workload.dtype))
-
-
-def gathered_bytes(workload: Workload) -> int:
-    """Return what a rank gives to a phase's gathering: its own tokens."""
-    return workload.own_tokens * workload.layer.d_model * dtype_bytes(workload.dtype)
 
 
 def num_drawn(pipeline: StagePipeline) -> int:
@@ -166,12 +147,7 @@ def rank_spans(
 
 
 def plan_step(*, plan: Plan, costs: Costs, decision: Decision | None = None) -> StepTime:
-    """Return the predicted step of the plan's layer.
-
-    These are the plan's own times where the costs are those it was solved with.
-
-    Args:
-        decision: another degree, order and strategy than the plan's own.
+    """Return the predicted step of the plan's layer, or with another decision.
 
     Raises:
         InputError: phases have different numbers of chunks, as in plans of before.

@@ -11,8 +11,8 @@ import torch.distributed as dist
 import moetune
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, RankMismatchError
+from moetune.domain.kernels import KernelChoice
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan import KernelChoice
 from moetune.runtime.moe.layer import MoELayer, TensorExpertLayer
 from moetune.runtime.plans.book import PlanBook, read_plans, share_plans
 from tests.ranks import run_ranks

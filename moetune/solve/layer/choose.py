@@ -1,7 +1,4 @@
-"""The degree of a layer with one memory strategy: a table of seconds and of what fits.
-
-A `Ranking` is the choice from the table, and what it is compared with.
-"""
+"""The degree of a layer with one memory strategy: the table of degrees, and the choice from it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -38,12 +35,7 @@ Seconds = Mapping[int, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DegreeChooser:
-    """The best degree for any number of tokens.
-
-    Args:
-        strategy: one that reuses memory needs several chunks.
-        budget: memory that the peak of a step has to fit into; None without a bound.
-    """
+    """The best degree for any number of tokens, with a strategy, within bounds and memory."""
 
     costs: LayerCosts
     bounds: Bounds
@@ -92,11 +84,7 @@ class DegreeChooser:
         return table
 
     def tables(self, spans: Sequence[tuple[int, int]]) -> "list[DegreeTable]":
-        """Return the degrees that hold for spans of tokens, timed for their geometric means.
-
-        Args:
-            spans: (fewest, most) tokens: the former bound the degrees, the latter have to fit.
-        """
+        """Return the degrees of spans of tokens, timed at geometric means; the most have to fit."""
         forward, backward = (self._seconds(phase, spans) for phase in PHASES)
         return [
             DegreeTable(
@@ -185,10 +173,7 @@ class DegreeTable:
         return [*islice(others, num)]
 
     def contenders(self, chosen: int) -> tuple[int, ...]:
-        """Return the chosen degree, then its nearest rivals and the powers of two.
-
-        Rivals fit, and are not hopeless.
-        """
+        """Return the chosen degree, its nearest rivals that fit, and hopeful powers of two."""
         seconds = self._seconds()
         limit = seconds[chosen] * HOPELESS
         order = sorted(seconds, key=lambda degree: (rounded(seconds[degree]), degree))

@@ -69,10 +69,7 @@ class LayerCosts(LayerOperations, ABC):
 
     @property
     def bytes_per_row(self) -> float:
-        """Input bytes of one collective for each row of the experts.
-
-        M values of those that travel, or those of a token's k rows.
-        """
+        """Input bytes of a collective for a row of experts: M values, or 1/k of a token's."""
         return (
             self.row_bytes / self.layer.top_k
             if self.is_tensor
@@ -99,10 +96,7 @@ class LayerCosts(LayerOperations, ABC):
 
     @once(lambda *, phase, rows: (phase, key_of(rows)))
     def compute(self, *, phase: Phase, rows: float) -> Estimate:
-        """Return one chunk's experts: GEMMs, activation, and the movement of their rows.
-
-        At least the time in which the host launches them.
-        """
+        """Return a chunk's experts: GEMMs, activation and rows; at least the host's launches."""
         before, behind = self.operations(phase, rows)
         _, launches = self._least(phase)
         return at_least(total(*before, *behind), launches)
@@ -119,10 +113,7 @@ class LayerCosts(LayerOperations, ABC):
 
     @abstractmethod
     def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
-        """Return a phase's time outside its pipeline, but for the host's launches.
-
-        0 where it was not measured.
-        """
+        """Return a phase's time outside its pipeline, but for launches; 0 where not measured."""
 
     def step_errors(self, *, tokens: int) -> StepErrors:
         """Return by how much whole steps differ from the sum of their operations."""
@@ -239,10 +230,7 @@ class AllToAllCosts(LayerCosts):
         return self.collectives("all_to_all", rows * self.bytes_per_row, in_flight)
 
     def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
-        """Return gate and permutation, forward two small exchanges; of a measured gate alone.
-
-        They are of the ranks' numbers of tokens, and of the counts of all chunks.
-        """
+        """Return a measured gate and permutation, forward with two small exchanges of counts."""
         rows = tokens * self.layer.top_k * self.sent_share
         gate = self.gate(phase, tokens=tokens)
         opening = NOTHING

@@ -29,11 +29,7 @@ def plan_warnings(
     has_refits: bool,
     launch: str = PROFILE,
 ) -> Iterator[str]:
-    """Yield what is doubtful in a plan, with the command that helps.
-
-    Args:
-        provenance: of the profile; of a published one warnings name what of it is not published.
-    """
+    """Yield what is doubtful in a plan, or not published of its profile, with commands."""
     ranking, profile = ranked.best, inputs.profile
     compared = [ranking.step, ranking.sequential]
     if ranked.declined is not None:
@@ -80,11 +76,7 @@ def _pin_warnings(ranking: Ranking) -> Iterator[str]:
 
 
 def doubt_warnings(doubts: Iterable[Doubt], *, command: str) -> Iterator[str]:
-    """Yield a warning for each operation that was not measured, and how to measure them.
-
-    Args:
-        command: that measures them; "" where the profile is not of this machine.
-    """
+    """Yield a warning for each operation not measured, and the command, "" of other machines."""
     sizes: dict[Doubt, list[float]] = {}
     for doubt in doubts:
         sizes.setdefault(doubt._replace(size=0.0), []).append(doubt.size)
@@ -128,9 +120,7 @@ def _explain(doubt: Doubt, sizes: Sequence[float]) -> str:
 
 
 def _span(low: float, high: float, unit: str) -> str:
-    first, last = (_size(size, unit) for size in (low, high))
+    first, last = (
+        format_bytes(size) if unit == "bytes" else f"{size:,.0f} {unit}" for size in (low, high)
+    )
     return first if first == last else f"{first} to {last}"
-
-
-def _size(size: float, unit: str) -> str:
-    return format_bytes(size) if unit == "bytes" else f"{size:,.0f} {unit}"

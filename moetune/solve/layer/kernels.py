@@ -4,9 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from moetune.domain.cluster import DeviceKind
 from moetune.domain.errors import ProfileError
-from moetune.domain.kernels import ExpertKernel, KernelName
+from moetune.domain.kernels import ExpertKernel, KernelChoice, KernelName, KernelTime
 from moetune.domain.layer import Workload
-from moetune.domain.plan import KernelChoice, KernelTime
 from moetune.domain.samples import GemmPoint, Sample
 from moetune.domain.units import format_share
 from moetune.solve.layer.choose import NOISE
@@ -56,11 +55,7 @@ class MeasuredKernels:
             self.names = (name,)
 
     def fastest(self, seconds: Mapping[KernelName, float]) -> KernelName:
-        """Return the fastest kernel; the first of those within `NOISE` of it.
-
-        Args:
-            seconds: of the layer's step, in the order of `names`.
-        """
+        """Return the first kernel within `NOISE` of the fastest, by the seconds of a step."""
         limit = min(seconds.values()) * (1 + NOISE)
         return next(name for name in seconds if seconds[name] <= limit)
 

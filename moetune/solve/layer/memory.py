@@ -74,11 +74,7 @@ def layer_memory(*, workload: Workload, degree: int, strategy: Strategy = "none"
 
 
 def limit_of(inputs: PlanInputs, *, device_memory_bytes: int) -> int:
-    """Return the layer's memory in bytes: the limit, else the device's, less memory-taken.
-
-    Raises:
-        InfeasiblePlanError: the rest of the model takes all of it.
-    """
+    """Return the layer's memory, less `memory-taken`; InfeasiblePlanError where none is left."""
     limit = inputs.memory_limit_bytes
     limit = device_memory_bytes if limit is None else limit
     taken = inputs.pinned.memory_taken_bytes

@@ -45,10 +45,7 @@ class AdaptiveRanges:
     """
 
     def __init__(
-        self,
-        settled: Mapping[int, Decision] = MappingProxyType({}),
-        *,
-        reach: float = REACH,
+        self, settled: Mapping[int, Decision] = MappingProxyType({}), *, reach: float = REACH
     ) -> None:
         self._settled = dict(sorted(settled.items()))
         self._sizes = list(self._settled)
@@ -88,15 +85,7 @@ class AdaptiveRanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """Degrees and strategies to try.
-
-    Args:
-        seed: the plan's answer, within the degrees; tried first and always allowed.
-        degrees: the smallest and the largest, both included.
-        strategies: the most promising first.
-        budget: memory at the largest number of tokens that the decision will hold for; None
-            without a limit.
-    """
+    """Degrees, smallest and largest, and strategies to try within the memory, the seed first."""
 
     seed: Decision
     degrees: tuple[int, int]
@@ -158,10 +147,7 @@ def search_space(
 def _strategies(
     plan: Plan, seed: Decision, budget: MemoryBudget | None, around: Sequence[Decision]
 ) -> tuple[Strategy, ...]:
-    """Return the strategies that are not hopeless by what the plan predicts, the fastest first.
-
-    What it does not predict counts as being as fast as its own.
-    """
+    """Return the strategies that are not predicted as hopeless, the fastest first."""
     if fits(budget, replace(seed.with_degree(2), strategy="none")):
         return ("none",)
     among = STRATEGIES
@@ -224,23 +210,14 @@ class Tried:
 
 
 class _Opening(NamedTuple):
-    """A run of degrees that were not tried yet.
-
-    Args:
-        degree: the one of them to try.
-        gain_seconds: the most that any of them can save, ∞ where nothing is known.
-    """
+    """A degree to try, of a run that was not, and the most that any of them can save, or ∞."""
 
     degree: int
     gain_seconds: float
 
 
 def next_decision(*, space: Space, tried: Sequence[Tried]) -> Decision | None:
-    """Return what to try next; None when the expected gain is under `GAIN`.
-
-    Args:
-        tried: all trials so far, of `space` or of another one for the same tokens.
-    """
+    """Return what to try next for these tokens; None when the expected gain is under `GAIN`."""
     if not tried:
         return space.seed
     if len(tried) >= MAX_TRIALS:
@@ -263,12 +240,7 @@ def best_tried(*, space: Space, tried: Sequence[Tried]) -> Tried:
 
 
 def is_clearly_worse(seconds: Sequence[float], best_seconds: float) -> bool:
-    """Return whether a trial need not be measured to its end.
-
-    Args:
-        seconds: of its steps so far.
-        best_seconds: the median of the best trial.
-    """
+    """Return whether a trial is slower than the best one's median already in its first steps."""
     return len(seconds) >= PRUNE_AFTER and min(seconds) > best_seconds * (1 + PRUNE_MARGIN)
 
 

@@ -38,11 +38,7 @@ _SECONDS, _TRUST, _DOUBTS = map(attrgetter, Estimate._fields)  # a plan sums tho
 
 
 def total(*parts: Estimate | None) -> Estimate:
-    """Return the sum.
-
-    Args:
-        parts: None for what was not measured, which counts as 0 s.
-    """
+    """Return the sum, of what was measured; None counts as 0 s."""
     parts_had = [part for part in parts if part is not None]
     trusts = set(map(_TRUST, parts_had))
     return Estimate(
@@ -81,12 +77,7 @@ NOTHING = Estimate(seconds=0.0, trust="measured")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerOperations(Tables):
-    """A layer on so many ranks, and what its operations take there.
-
-    Args:
-        key: the layer, the P ranks that share its experts, and how they do.
-        expert_shares: of the fullest rank's rows, of each of its experts; empty for even ones.
-    """
+    """A layer on its ranks, and what its operations take; shares are of the fullest's experts."""
 
     key: LayerKey
     costs: Costs
@@ -145,11 +136,7 @@ class LayerOperations(Tables):
         return total(even.scaled(1 - share), uneven.scaled(share))
 
     def _gemm_of(self, form: GemmForm, *, rows: float, is_second: bool) -> Estimate:
-        """Return the GEMM of all local experts in an even or an uneven form.
-
-        Args:
-            rows: of one expert, on average.
-        """
+        """Return the GEMM of all local experts in a form, with so many rows of each on average."""
         sizes = self.layer.d_model, self.layer.d_hidden
         d_in, d_out = sizes[::-1] if is_second else sizes
         shape = self.local_experts, d_in, d_out
@@ -171,11 +158,7 @@ class LayerOperations(Tables):
         return seconds_if_known(self.costs, RowsKey(op, self.dtype), rows * width)
 
     def launches(self, phase: Phase) -> tuple[Estimate, Estimate] | None:
-        """Return the host's time for what a phase launches once, and for each chunk.
-
-        Returns:
-            None where it was not measured: on a CPU it is part of the operations' own times.
-        """
+        """Return the host's launches of a phase and of a chunk; None where not measured (CPUs)."""
         fewest, most = (self._launched(phase, chunks) for chunks in HOST_CHUNKS)
         if fewest is None or most is None:
             return None
@@ -191,11 +174,7 @@ class LayerOperations(Tables):
         return forward if phase == "forward" else step._replace(seconds=backward)
 
     def collective(self, op: CollectiveOp, num_bytes: float, *, in_flight: int = 1) -> Estimate:
-        """Return one collective of the ranks; 0 on one rank.
-
-        Raises:
-            ProfileError: such a group was not measured.
-        """
+        """Return a collective of the ranks, 0 on one rank; ProfileError where not measured."""
         if self.world_size == 1:
             return NOTHING
         key = CollectiveKey(op, self.world_size, in_flight=in_flight)

@@ -60,11 +60,7 @@ def solve_placed(layer: LayerProblem) -> Plan:
 
 
 def place_experts(shares: Sequence[float], ranks: int, *, natural_skew: float) -> LayerPlacement:
-    """Return the placement of a layer's experts; the natural order where none found is better.
-
-    Args:
-        shares: of the rows, of each expert.
-    """
+    """Return the placement of experts by their shares of rows; their order where none is better."""
     least = least_fullest(shares, ranks) * ranks if ranks > 1 else 1.0
     natural = LayerPlacement(
         natural_skew=natural_skew, placed_skew=natural_skew, least_skew=min(natural_skew, least)
@@ -100,11 +96,7 @@ def _better(layer: LayerProblem, workload: Workload, shares: tuple[float, ...]) 
 
 
 def _reason(choice: PlacementChoice) -> str:
-    """Return why experts are placed so, or keep their order.
-
-    Args:
-        choice: the best placement that was found; without experts none is better than the order.
-    """
+    """Return why experts are placed as in the best placement, or keep their order."""
     before, after = f"{choice.natural_skew:.2f}", f"{choice.placed_skew:.2f}"
     if choice.gain is None:
         return f"in their order they do not fit: the fullest rank has {before} × the mean rows"
@@ -191,11 +183,7 @@ def _swapped(loads: Sequence[float], groups: list[list[int]]) -> list[list[int]]
 
 
 def _after_swaps(loads: Floats, sums: Floats, fullest: int) -> Floats:
-    """Return the fuller of two groups after each swap, [other, mine, theirs]; infinite if it rises.
-
-    Args:
-        loads: of the groups' experts, [group, place].
-    """
+    """Return the fuller of two groups, [other, mine, theirs], after each swap of their loads."""
     moved = loads[fullest][:, None] - loads[:, None, :]
     after: Floats = np.maximum(sums[fullest] - moved, sums[:, None, None] + moved)
     after[moved <= 0] = np.inf

@@ -59,9 +59,6 @@ class LayerProblem:
     def ranked(self, placement: tuple[int, ...] = ()) -> RankedLayer:
         """Return the candidates with a placement of experts, the plan's choice first.
 
-        Args:
-            placement: expert of each place; empty for the natural order.
-
         Raises:
             InputError: two different degrees are pinned.
             InfeasiblePlanError: a pinned degree that the tokens or bounds do not allow, or more
@@ -99,11 +96,7 @@ class LayerProblem:
         return choose_safely(ranked, self.resamples)
 
     def solved(self, ranked: RankedLayer, placement: PlacementChoice | None = None) -> Plan:
-        """Return the plan of candidates that were ranked with that placement.
-
-        Raises:
-            ProfileError: the profile lacks an operation of a strategy.
-        """
+        """Return the plan of ranked candidates; ProfileError for a strategy's missing operation."""
         inputs, ranking = self.inputs, ranked.best
         confidence = judge_choice(ranking, self.resamples, ranked.rivals)
         others = ranking.others()

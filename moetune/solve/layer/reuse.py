@@ -108,11 +108,7 @@ class ReusedChunk:
 def chunk_of(
     *, costs: LayerCosts, phase: Phase, strategy: Strategy, rows: float, degree: int
 ) -> ReusedChunk:
-    """Return the costs of one chunk of `rows` rows in a phase of `degree` chunks.
-
-    Raises:
-        ProfileError: the strategy copies, and no copies were measured.
-    """
+    """Return the costs of one of so many chunks; ProfileError where copies were not measured."""
     before, after = costs.halves(phase, rows, recompute=strategy in {"S3", "S4"})
     layer, mode = costs.layer, costs.costs.copy_mode
     way: Direction = "d2h" if phase == "forward" else "h2d"
@@ -245,12 +241,7 @@ def reused_seconds(
 
 
 class _Chunks(NamedTuple):
-    """The program of a phase in some numbers of chunks.
-
-    Args:
-        ends_chunk: whether a task is the experts' last one of a chunk between the edges.
-        step: tasks of a chunk in each stream, shape (streams,).
-    """
+    """A phase's program, which tasks end chunks between its edges, and tasks a stream and chunk."""
 
     program: Program
     ends_chunk: NDArray[np.bool_]

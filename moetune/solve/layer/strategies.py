@@ -1,7 +1,4 @@
-"""Choice of a memory strategy: each one at its best degrees, then the fastest one that fits.
-
-Where none fits the error says what would: other chunks, fewer tokens, more ranks.
-"""
+"""Choice of a memory strategy at its best degree, and the error that says what would fit."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -14,9 +11,9 @@ from moetune.domain.arrays import floats_of
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, STRATEGIES, Bounds, Strategy
 from moetune.domain.costs import Costs
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
+from moetune.domain.kernels import KernelChoice
 from moetune.domain.layer import Workload
 from moetune.domain.layout import divisors
-from moetune.domain.plan import KernelChoice
 from moetune.domain.units import format_bytes, format_chunks
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser, Ranking, rank_degrees
 from moetune.solve.layer.costs import LayerCosts
@@ -33,11 +30,7 @@ NO_REUSE: tuple[Strategy, ...] = ("none",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declined:
-    """Several chunks that were not taken, as they may lose more than they promise.
-
-    Args:
-        regret: mean relative loss against one chunk, over refits.
-    """
+    """Chunks that were not taken: over refits they lose `regret` against one on the mean."""
 
     step: StepTime
     regret: float

@@ -1,8 +1,4 @@
-"""Fluid simulation: tasks on streams that slow each other down while they overlap.
-
-It runs many phases at once, each with seconds of its own: an array operation moves every phase to
-the next end of one of its tasks.
-"""
+"""Fluid simulation of many phases at once, whose streams slow each other down in overlap."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -118,11 +114,7 @@ def tensor_parallel_tasks(
     reduce_seconds: Sequence[float],
     gather_seconds: float = 0.0,
 ) -> list[Task]:
-    """Return the tasks of one phase in tensor parallelism: experts, then their all-reduce.
-
-    Args:
-        gather_seconds: of the tokens, which the first chunk waits for; 0 for none.
-    """
+    """Return the tasks of a phase in tensor parallelism: a gather, if any, experts, all-reduces."""
     chunks = range(len(compute_seconds))
     gather = [Task("gather", "comm", LINK, gather_seconds)] if gather_seconds else []
     first = tuple(task.name for task in gather)
@@ -201,11 +193,7 @@ def program_of(phases: Sequence[Sequence[Task]]) -> Program:
 
 
 def speeds_of(interference: Interference, num: int) -> Floats:
-    """Return each stream's speed in each set of classes, 1 of an idle one, (streams, sets, num).
-
-    Args:
-        interference: its speeds are numbers, or arrays of shape (num,).
-    """
+    """Return each stream's speed in each set of classes, 1 if idle, (streams, sets, num)."""
     speeds = np.ones((len(STREAMS), len(_SETS), num))
     for index, classes in enumerate(_SETS):
         among = frozenset(name for name in classes if name is not None)

@@ -1,8 +1,4 @@
-"""Predicted times of a phase and of a step: closed forms, and timelines where memory is reused.
-
-Every prediction of a layer is `phase_time`, one phase in r chunks with a memory strategy, or
-`step_time`, both phases and the overhead around them.
-"""
+"""Predicted times of phases and steps: closed forms, and timelines where memory is reused."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -117,11 +113,7 @@ class StepTime:
 
     @property
     def trust(self) -> Trust:
-        """The least trust in any number behind the pipelined part.
-
-        The overhead, often with a tiny GEMM of the gate outside all measured shapes, counts
-        only above `OVERHEAD_SHARE`.
-        """
+        """The least trust in any number; the overhead counts only above `OVERHEAD_SHARE`."""
         return least_trust(part.trust for part in self._parts())
 
     @property
@@ -172,11 +164,7 @@ def phase_seconds(
     *, costs: LayerCosts, phase: Phase, tokens: Ints, degrees: Ints, order: Order,
     strategy: Strategy,
 ) -> Floats:  # fmt: skip
-    """Return the seconds of `phase_time` in many cases, worked out at once.
-
-    Args:
-        tokens: on each rank, shape (cases,).
-        degrees: chunks, of the same shape.
+    """Return the seconds of `phase_time` in many cases at once, shape (cases,).
 
     Raises:
         ArithmeticError: the costs are absurd, and a time is no finite number.
@@ -263,10 +251,7 @@ def step_time(
     order: Order = "dispatch_first",
     strategy: Strategy = "none",
 ) -> StepTime:
-    """Return the predicted time of one step, which `verify` compares with the measured one.
-
-    One chunk reuses no memory, so that every strategy takes as long.
-    """
+    """Return the predicted time of one step; one chunk, which reuses no memory, is "none"."""
     forward, backward = (
         phase_time(
             costs=costs, phase=phase, tokens=tokens, degree=degree, order=order,

@@ -35,10 +35,7 @@ LayerChoice = tuple[LayerCosts, Decision]
 def judge_choice(
     ranking: Ranking, resamples: Sequence[Costs], rivals: Sequence[StepTime] = ()
 ) -> Confidence:
-    """Compare the chosen degree and strategy with their contenders under each refit.
-
-    Without refits the nominal costs count as certain.
-    """
+    """Compare the choice with its contenders under each refit; without any it is certain."""
     limit_seconds = ranking.step.seconds * HOPELESS
     strategy = ranking.chooser.strategy
     contenders = [(degree, strategy) for degree in ranking.table.contenders(ranking.degree)]
@@ -51,11 +48,7 @@ def judge_choice(
 
 
 def confidence_of(chosen: Floats, best: Floats) -> Confidence:
-    """Return the confidence in a choice.
-
-    Args:
-        chosen, best: seconds of the chosen step and of the best one, shape (refits,).
-    """
+    """Return the confidence in a choice against the best, by seconds of both, (refits,)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         regrets = np.where(best > 0, chosen / best - 1, 0.0)
     low, high = np.quantile(chosen, (0.05, 0.95)).tolist()
@@ -85,16 +78,7 @@ def _under_refits(
     costs: LayerCosts, resamples: Sequence[Costs], choices: Iterable[tuple[int, Strategy]], *,
     tokens: int, order: Order,
 ) -> list[Floats]:  # fmt: skip
-    """Return the seconds of a step with each choice, under each refit.
-
-    Of phases the model's error is drawn, too.
-
-    Args:
-        choices: numbers of chunks, and strategies.
-
-    Returns:
-        Arrays of shape (refits,).
-    """
+    """Return each choice's seconds under each refit, with the model's error, (refits,) each."""
     refits = refits_of(costs, resamples, tokens=tokens)
     errors, steps = costs.step_errors(tokens=tokens), []
     for degree, strategy in choices:
@@ -108,13 +92,10 @@ def _under_refits(
 
 
 def error_factors(errors: StepErrors, strategy: Strategy, degree: int, *, num: int) -> Floats:
-    """Return draws of the error of phases in so many chunks, around the expected one.
+    """Return draws of the error of phases in chunks around the expected one, shape (refits,).
 
     Args:
-        num: refits. A single one is the nominal costs, which count as certain.
-
-    Returns:
-        Shape (refits,).
+        num: refits; a single one is the nominal costs, which count as certain.
     """
     if num == 1:
         return np.ones(1)
@@ -126,10 +107,7 @@ def error_factors(errors: StepErrors, strategy: Strategy, degree: int, *, num: i
 
 @lru_cache(maxsize=1024)
 def _deviates(name: str, num: int) -> Floats:
-    """Return normal deviates: the quantiles in random order, the same of a name in every run.
-
-    Few draws have the spread of the distribution, too.
-    """
+    """Return normal deviates: the quantiles, in an order that is the same for a name."""
     normal = NormalDist()
     quantiles = np.array([normal.inv_cdf((draw + 0.5) / num) for draw in range(num)])
     # Not hash(): it differs between processes.

@@ -27,11 +27,7 @@ _ONE_RANK = (
 
 
 def alternatives_of(ranked: RankedLayer, others: Sequence[StepTime]) -> Iterator[Alternative]:
-    """Yield other degrees and strategies.
-
-    Args:
-        others: steps of the chosen strategy at other degrees, the best first.
-    """
+    """Yield other degrees, the best first, and other strategies."""
     ranking = ranked.best
     for rival in others:
         yield _alternative(ranking, rival, explain_loss(rival=rival, best=ranking.step))
@@ -106,10 +102,7 @@ def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
 
 
 def binding_resource(step: StepTime) -> Binding:
-    """Return the resource with the largest part of the step's critical path.
-
-    Where memory is reused, the busiest one.
-    """
+    """Return what takes most of the critical path; where memory is reused, the busiest."""
     if step.is_reused:
         link, device, copies = _all_seconds(step)
         if copies > max(link, device):
@@ -231,11 +224,7 @@ def _busy_words(step: StepTime) -> str:
 
 
 def _gain(step: StepTime, sequential: StepTime) -> str:
-    """Return the time that the chunks hide, and that smaller chunks cost or save.
-
-    Where transfers and experts slow each other down by more than they overlap, overlapping
-    itself loses time, and smaller chunks win, if at all, by less work.
-    """
+    """Return the time that chunks hide, or lose by overlapping, and what smaller ones cost."""
     hidden = _hidden_seconds(step)
     work = _work_seconds(step) - _work_seconds(sequential)
     if hidden > TIE * step.seconds:

@@ -54,12 +54,7 @@ Counts: TypeAlias = tuple[float, float]
 
 
 class _Kept(NamedTuple):
-    """What a block's modules keep: of so many tokens, with so many bytes of a GEMM's input.
-
-    Args:
-        shared: tokens whose residual sums and norms a rank has.
-        tokens: those whose heads and widths, cut over tensor ranks, it has.
-    """
+    """What modules keep: of tokens before heads and widths are cut, of those behind, of GEMMs."""
 
     target: Target
     layout: FoldedLayout
@@ -248,12 +243,7 @@ def _routed_modules(part: RoutedExperts, rows: float, scope: _Kept) -> dict[str,
 def selective_modules(
     block: Block, layout: FoldedLayout, *, tokens: float, rows: float, d_model: int
 ) -> dict[str, float]:
-    """Return the bytes of a block for one micro-batch by module.
-
-    Args:
-        tokens: of a rank, cut over tensor ranks.
-        rows: of its experts that exchanges bring, and are kept.
-    """
+    """Return a block's bytes by module, of a rank's tokens and rows that exchanges bring."""
     modules = {"inputs": ELEMENT * tokens * d_model}
     saves = True
     for part in block.parts:
@@ -281,18 +271,9 @@ def _name(part: Part) -> str:
 def _widths(part: Part, d_model: int) -> Iterator[int]:
     """Yield the outputs of a part's matrices, in the order of their GEMMs."""
     if isinstance(part, RoutedExperts):
-        if part.shared is not None:
-            yield from _widths(part.shared, d_model)
-    elif isinstance(part, DenseFfn):
-        yield from (part.d_hidden,) * (part.num_gemms - 1)
-        yield d_model
-    elif isinstance(part, LatentAttention):
-        widths = part.widths
-        yield from (widths["q_latent"],) if widths["q_latent"] else ()
-        yield widths["q"]
-        yield widths["kv_latent"]
-        yield part.num_heads * (part.nope_dim + part.v_head_dim)
-        yield d_model
+        yield from () if part.shared is None else _widths(part.shared, d_model)
+    elif isinstance(part, DenseFfn | LatentAttention):
+        yield from (matrix.d_out for matrix in adapted_matrices(part, fuses=False))
     else:
         yield from (width for name, width in part.widths.items() if name != "output" and width)
         yield d_model

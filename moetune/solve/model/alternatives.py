@@ -40,14 +40,7 @@ _WAITED = 0.1
 def with_graphs(
     search: FoldedSearch, pins: LayoutRequest, plain: PricedLayout
 ) -> BestLayouts | None:
-    """Return the layouts with the graphs that save most; None where none saves enough.
-
-    Args:
-        plain: the best layout without graphs.
-
-    Raises:
-        InputError: as of `BestLayouts.best`.
-    """
+    """Return the layouts whose graphs save most of the plain best; None where none is worth it."""
     if pins.cuda_graphs is not None or search.site is None or not search.fits(plain.layout):
         return None
     most_bytes = search.limit_bytes * (1 - ROOM_FOR_GRAPHS)
@@ -79,12 +72,7 @@ class FasterLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Savings:
-    """Faster layouts than a search's answer.
-
-    Args:
-        pins: that the answer obeys.
-        best: the answer, which fits.
-    """
+    """Faster layouts than a search's answer, which fits and obeys the pins."""
 
     search: FoldedSearch
     pins: LayoutRequest
@@ -101,11 +89,7 @@ class Savings:
         return FasterLayout(change="", priced=best) if best.step.seconds < self._most else None
 
     def of_flags(self) -> list[FasterLayout]:
-        """Return faster layouts with one flag changed, the fastest first.
-
-        A pin has the value that is best with the other pins; CUDA graphs, each that the runtime
-        has; and what memory alone forbids.
-        """
+        """Return faster layouts with one flag changed, or memory alone, the fastest first."""
         savings = []
         for name, pins in self._questions():
             best = BestLayouts.of(self.search, pins).best_below(self._most)
@@ -168,10 +152,9 @@ class Savings:
 def memory_front(
     search: FoldedSearch, pins: LayoutRequest, graphs: CudaGraphs = "none"
 ) -> tuple[PricedLayout, ...]:
-    """Return the layouts of which none is both as fast and as small as another one.
+    """Return the layouts of which none is both as fast and as small as another, by memory.
 
-    In order of memory, whose only limit is the hosts'; what is in host memory takes none of the
-    devices'.
+    What is in host memory, the only limit, takes none of the devices'.
 
     Args:
         graphs: CUDA graphs that layouts may have, too, where the pins name none.
@@ -255,11 +238,7 @@ class _Sweep:
 
 
 def _falling(layouts: Sequence[PricedLayout]) -> Iterator[PricedLayout]:
-    """Yield layouts in the order of their own memory, each so much faster than the one before.
-
-    Args:
-        layouts: in the order of the memory that the mean of their layers needs.
-    """
+    """Yield layouts in the order of their own memory, each so much faster than the one before."""
     worth = float("inf")
     by_size = sorted(layouts, key=lambda row: (row.memory.peak_bytes, row.step.seconds))
     for priced in by_size:

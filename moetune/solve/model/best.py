@@ -40,11 +40,7 @@ class BestLayouts:
         return search.remembered(pins, lambda: cls(search, pins))
 
     def best(self) -> PricedLayout:
-        """Return the best one; where none fits, the smallest.
-
-        Raises:
-            InputError: the pins break a rule, or no layout obeys the rules.
-        """
+        """Return the best, else the smallest layout; InputError where no layout obeys the pins."""
         self._run(lambda: self._leaders.tie_limit)
         return self._answers()[0]
 
@@ -74,11 +70,7 @@ class BestLayouts:
                 leaders.add(search.price(node.layout))
 
     def _wholes(self, row: FoldedLayout) -> Iterator[Node]:
-        """Yield the layouts of a row that may fit.
-
-        Higher ZeRO stages take no less time: those behind one that leaves memory free are not
-        tried.
-        """
+        """Yield a row's layouts that may fit, up to the first ZeRO stage that leaves memory."""
         search, table = self.search, self._table
         rounds, limit = search.prices.rounds_at_least(row), self._leaders.limit_of(row)
         for cut in table.cuts(row):

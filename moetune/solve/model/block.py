@@ -347,10 +347,7 @@ class BlockPrices:
 
     @property
     def _copies_rows_to_pad(self) -> bool:
-        """Whether rows are copied so that those of each expert fill the tiles of narrow GEMMs.
-
-        HybridEP writes them so, and graphs of the whole iteration need a router that pads.
-        """
+        """Whether rows are copied to fill tiles of narrow GEMMs; HybridEP and graphs pad them."""
         layout = self.layout
         is_narrow = self.job.dtype in _QUANTIZED
         return is_narrow and layout.dispatcher != "hybrid_ep" and layout.cuda_graphs != "full"

@@ -58,10 +58,7 @@ def _of_tokens(layout: FoldedLayout) -> _Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockTable(Tables):
-    """Blocks of a job on a machine: each kind, and then each block of predictions.
-
-    Those that are alike are priced once.
-    """
+    """Blocks of a job, each kind and then each of predictions; those alike are priced once."""
 
     job: TrainingJob
     device: DevicePrices
@@ -141,10 +138,7 @@ class BlockTable(Tables):
         )
 
     def most_saved(self, layout: FoldedLayout) -> float:
-        """Return the seconds of a micro-batch in the whole model that chunks save at most.
-
-        Those are its exchanges, as far as shared experts do not hide them in one chunk.
-        """
+        """Return what chunks save of a micro-batch at most: what its exchanges expose."""
         repeats = repeats_exchange(layout)
         times_of_kinds, hidden = self._times_of_kinds(layout), self._hidden_in_one_chunk(layout)
         kinds = zip(self._counts, times_of_kinds, hidden, strict=True)

@@ -29,12 +29,7 @@ FARTHEST = 3.0
 def calibration_of(
     runs: Iterable[ObservedRun], *, model: str, target: TargetName
 ) -> Calibration | None:
-    """Return the calibration of a model's steps; None without any run to go by.
-
-    Args:
-        runs: of a profile and a runtime, the newest first, of which each question and layout
-            counts once.
-    """
+    """Return the calibration by the newest run of each question and layout; None without any."""
     newest = {run.what: run for run in reversed([*runs])}
     near = [run for run in newest.values() if 1 / FARTHEST <= run.ratio <= FARTHEST]
     if not near:
@@ -51,12 +46,7 @@ def calibration_of(
 def expected(
     models: Sequence[str], logs: Sequence[float], *, model: str, target: TargetName
 ) -> tuple[float, float]:
-    """Return the logarithm that is expected of a model's run, and half the range of nine in ten.
-
-    Args:
-        models: of the observed runs.
-        logs: of their measured over predicted seconds.
-    """
+    """Return the expected logarithm of a run of a model, and half the range of nine in ten."""
     names = np.array(models)
     observed = MACHINE_SHARE + MODEL_SHARE * (names[:, None] == names)
     shared = MACHINE_SHARE + MODEL_SHARE * (names == model)

@@ -56,12 +56,7 @@ class ChunkedPasses(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkedBlock:
-    """A block whose exchanges are cut into chunks.
-
-    Args:
-        slack: seconds by which the device's computation is longer than the host's launches.
-        repeats: whether the backward pass repeats the forward one, exchanges and all.
-    """
+    """A block in chunks: the device's lead over the host, and whether passes are repeated."""
 
     passes: ChunkedPasses
     slack: float
@@ -88,11 +83,7 @@ class ChunkedBlock:
 def chunked_passes(
     prices: BlockPrices, part: RoutedExperts, degree: int | None = None
 ) -> ChunkedPasses:
-    """Return the passes of a layer in chunks, which exchanges tokens.
-
-    Args:
-        degree: to price next to one chunk; None for up to 16.
-    """
+    """Return the passes of a layer next to those in one chunk; in up to 16 for None."""
     degrees = range(1, MOST_CHUNKS + 1) if degree is None else sorted({1, degree})
     chunks = {degree: prices.chunk(part, degree) for degree in degrees}
     shared, gemms = prices.shared_experts(part), part.num_gemms
@@ -142,10 +133,7 @@ def _chunked_pass(
     prices: BlockPrices, part: RoutedExperts, chunks: Mapping[int, tuple[float, float]],
     shared_seconds: float, *, kernels: int,
 ) -> ChunkedPass:  # fmt: skip
-    """Return a pass by its number of chunks, of which each has (experts, exchanges).
-
-    Chunks take no less in all than the whole: points of a curve may say so, kernels do not.
-    """
+    """Return a pass by its number of chunks of (experts, exchanges), no less than the whole."""
     whole_experts, whole_exchange = chunks[1]
     num_bytes = prices.own_tokens * part.mean_top_k * part.d_expert * ELEMENT
     makespans = {}

@@ -1,8 +1,4 @@
-"""Times of the operations that a training step is made of, on a rank of a machine.
-
-GEMMs and collectives come from the profile. What no profile of published tables has is modelled
-from it, by rules with their sources beside them.
-"""
+"""Times of a training step's operations on a rank: of the profile, or modelled from it."""
 
 import math
 from collections.abc import Mapping
@@ -160,10 +156,7 @@ class DevicePrices(Tables):
         self, product: GemmForm, *, rows: float, d_in: int, d_out: int, num_experts: int = 1,
         dtype: str = "",
     ) -> float:  # fmt: skip
-        """Return the seconds of one GEMM of `num_experts` experts with so many rows each.
-
-        Its dtype is `element` unless another is named.
-        """
+        """Return the seconds of a GEMM of experts with so many rows each; `element` by default."""
         if rows <= 0:
             return 0.0
         key = GemmKey(dtype or self.element, product, num_experts, d_in, d_out)
@@ -179,11 +172,7 @@ class DevicePrices(Tables):
         return self.trusts.note(self.costs.seconds(key, num_bytes))
 
     def copy_seconds(self, direction: Direction, num_bytes: float) -> float:
-        """Return the seconds of a copy between the device and pinned host memory.
-
-        Raises:
-            ProfileError: no such copy is in the profile.
-        """
+        """Return the seconds of a copy from or to pinned host memory; ProfileError without any."""
         key = CopyKey(direction, pinned=True)
         return self.trusts.note(self.costs.seconds(key, num_bytes))
 
@@ -265,11 +254,7 @@ class DevicePrices(Tables):
         return macs / (rate * rates.attention * length / (length + _HALF_FORWARD))
 
     def recurrence(self, macs: float, *, backward: bool) -> float:
-        """Return the seconds of a state's updates (state spaces, linear attention).
-
-        Args:
-            macs: of the forward pass, as the recurrence is written; chunked kernels do more.
-        """
+        """Return the seconds of a state's updates, by forward MACs as the recurrence is written."""
         rate = self._large_macs_per_second * _RECURRENCE * self._rates.triton
         return self.attention_factor * macs * (2 if backward else 1) / rate
 

@@ -66,22 +66,13 @@ _PARTS = (
 
 
 def fillable_bytes(memory_bytes: int) -> int:
-    """Return what a layout may take of a GPU, with the libraries that it counts.
-
-    Args:
-        memory_bytes: that a process has beside them.
-    """
+    """Return what a layout may take of a GPU, with the libraries that a process has besides."""
     return memory_bytes + round(LIBRARY_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Bytes of one pipeline rank's device, by part; they add up to `peak_bytes`.
-
-    Args:
-        activations: those among the parts by module, of all micro-batches in work.
-        host_bytes: of what is in host memory, of one device.
-    """
+    """Bytes of a pipeline rank's device by part, of activations by module, and of its host."""
 
     rank: int
     parts: Mapping[str, float]
@@ -169,11 +160,7 @@ class MemoryModel(Tables):
         return self._memory(layout, fullest)
 
     def needs(self, layout: FoldedLayout, *, on_host: float | None = None) -> tuple[float, float]:
-        """Return the bytes of the fullest device, and of its host.
-
-        Args:
-            on_host: another share of the optimizer than the layout's.
-        """
+        """Return the bytes of the fullest device and its host, with a share `on_host` if given."""
         share = layout.offload_optimizer if on_host is None else on_host
         ranks = (self._parts(layout, rank, share) for rank in self._bytes_of_ranks(layout))
         return max((sum(parts), host) for parts, host in ranks)
@@ -181,11 +168,7 @@ class MemoryModel(Tables):
     def least(self, layout: FoldedLayout, *, on_host: float) -> float:
         """Return bytes that the fullest device needs at least, however the stages are cut.
 
-        The parameters, gradients and states of a mean rank: the fullest has no less. Activations
-        are left out.
-
-        Args:
-            on_host: the largest share of the optimizer that the host may keep.
+        The states of a mean rank, with the largest share of the optimizer that the host may keep.
         """
         whole = self.stages.whole
         held = self.stages.parameters(layout, whole).over(layout.pp)
@@ -268,11 +251,7 @@ class MemoryModel(Tables):
         return states
 
     def _gathered(self, layout: FoldedLayout, rank: _RankBytes) -> float:
-        """Return the bytes of what is sharded and yet whole for a while.
-
-        Gradients before they are reduced, from ZeRO stage 2 on, and under stage 3 gathered
-        parameters, in bfloat16.
-        """
+        """Return the bytes that are whole for a while: gradients, under stage 3 parameters."""
         if layout.zero < SHARDS_GRADIENTS:
             return 0.0
         gathered, summed = self._largest_blocks(layout, rank.blocks)
@@ -393,10 +372,7 @@ class MemoryModel(Tables):
         return blocks
 
     def _logits(self, layout: FoldedLayout, rank: RankBlocks) -> float:
-        """Return the logits of a rank's heads at the loss, with their gradients.
-
-        Steps of multi-token prediction have logits of their own, which wait for the backward pass.
-        """
+        """Return a rank's logits at the loss, with gradients; each step of prediction has some."""
         target, decoder = self.target, self.job.decoder
         tokens = layout.micro_batch * self.job.length / layout.cp
         padded = target.vocabulary_multiple * layout.tp

@@ -34,22 +34,14 @@ _ALL_STATES = 3
 
 
 class Module(NamedTuple):
-    """One module that has parameters of its own, which it needs at once.
-
-    Args:
-        block: index of its block; None before the first and after the last block.
-    """
+    """One module with parameters, and its block; None before the first and after the last."""
 
     block: int | None
     parameters: tuple[PackedParameter, ...]
 
 
 def chunks_of(job: TrainingJob, layout: FoldedLayout) -> Chunks | None:
-    """Return the chunks in which `moetune.shard` runs a layout.
-
-    Returns:
-        None where replicas do not shard all states, or are several ranks.
-    """
+    """Return the chunks that `moetune.shard` runs; None unless single ranks shard all states."""
     is_single = layout.tp * layout.cp * layout.pp == 1
     if layout.zero != _ALL_STATES or not is_single or job.decoder.predictions:
         return None

@@ -26,11 +26,7 @@ STEPS = 5
 
 
 class Orthogonal(NamedTuple):
-    """Matrices of a device: how many, and their sides.
-
-    Args:
-        is_expert: whether replicas of experts share them.
-    """
+    """Matrices of a device, how many and their sides, and whether replicas of experts have them."""
 
     num: int
     rows: int
@@ -95,12 +91,7 @@ def shared_seconds(
     blocks: Iterable[tuple[int, tuple[Orthogonal, ...]]],
     sharers: tuple[int, int],
 ) -> float:
-    """Return the seconds of a replica that has its share of a rank's matrices.
-
-    Args:
-        blocks: numbers of blocks, each with its matrices.
-        sharers: replicas of dense matrices, and of experts.
-    """
+    """Return the seconds of a replica with its share of a rank's matrices, dense and experts."""
     totals, longest = [0.0, 0.0], [0.0, 0.0]
     for count, matrices in blocks:
         for matrix in matrices if count else ():

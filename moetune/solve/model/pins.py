@@ -1,8 +1,4 @@
-"""Pins that no layout obeys: the rules that they break, and the nearest pins that agree.
-
-The nearest pins change as few as possible: of these the layout whose sizes have the least product
-of ratios to what was asked.
-"""
+"""Pins that no layout obeys: the rules that they break, and the nearest pins that agree."""
 
 import itertools
 import math
@@ -55,10 +51,7 @@ def contradiction(space: LayoutSpace, pins: LayoutRequest) -> InputError | Refus
 def _fewest_broken(
     space: LayoutSpace, pins: LayoutRequest, near: NearPins | None
 ) -> Sequence[BrokenRule]:
-    """Return the rules that the pins break where they break fewest.
-
-    The pins are tried in the nearest layout that obeys the rules, and in the first sizes.
-    """
+    """Return the rules that the pins break where they break fewest, of the sizes tried."""
     if near is None:
         return [*_all_broken(space, _plainest(space))]
     changed = [name for name in pins.pinned if getattr(pins, name) != getattr(near.pins, name)]
@@ -78,10 +71,7 @@ def _with_pins(space: LayoutSpace, layout: FoldedLayout, pins: LayoutRequest) ->
 
 
 def nearest(space: LayoutSpace, pins: LayoutRequest) -> NearPins | None:
-    """Return the pins that some layout obeys of which fewest are others, and these near.
-
-    None where even without pins no layout obeys the rules.
-    """
+    """Return the obeyed pins of which fewest are others, and these near; None without any."""
     names = tuple(pins.pinned)
     for num in range(1, len(names) + 1):
         tried = (_nearest_of(space, pins, some) for some in itertools.combinations(names, num))
@@ -114,11 +104,7 @@ def _whole(
     changed: Sequence[str],
     modules: Sequence[str],
 ) -> Iterator[FoldedLayout]:
-    """Yield the layouts of sizes that are allowed.
-
-    What is not pinned is the plainest, which goes with most, but for what is to be changed: lists
-    of modules to recompute come in the order of how many they do not share with `modules`.
-    """
+    """Yield the allowed layouts of sizes: what is free plainest, recomputed most as `modules`."""
     overlaps = space.target.overlaps if "overlap" in changed else (pins.overlap or "none",)
     recomputes = space.recomputes(pins)[: None if "recompute" in changed else 1]
     recomputes = sorted(recomputes, key=lambda again: len({*again} ^ {*modules}))

@@ -55,12 +55,7 @@ class RankBlocks(StageBlocks):
 
 
 class Cut(NamedTuple):
-    """Stages of a pipeline.
-
-    Args:
-        distinct: the stages, of equal ones the first.
-        which: the index of each stage in `distinct`.
-    """
+    """Stages of a pipeline: those that differ, and the index of each stage among them."""
 
     distinct: tuple[StageBlocks, ...]
     which: tuple[int, ...]
@@ -153,11 +148,7 @@ def counted(stage: StageBlocks, blocks: Sequence[_Of]) -> list[tuple[int, _Of]]:
 
 
 def summed(stage: StageBlocks, blocks: Sequence[Parameters], dense: float = 0.0) -> Parameters:
-    """Return the parameters of a stage's blocks.
-
-    Args:
-        dense: of what is no block.
-    """
+    """Return the parameters of a stage's blocks, with dense ones of what is no block."""
     experts = 0.0
     for count, block in counted(stage, blocks):
         dense, experts = dense + count * block.dense, experts + count * block.experts
@@ -325,11 +316,7 @@ class PassSpan(NamedTuple):
 
 
 def pass_spans(pipeline: StagePipeline, num_micro_batches: int) -> tuple[PassSpan, ...]:
-    """Return all passes of so many micro-batches, each as early as its input is there.
-
-    Args:
-        num_micro_batches: that the schedule can have: of several stages a rank, whole rounds.
-    """
+    """Return all passes of micro-batches, in whole rounds of virtual stages, as early as can be."""
     turns, lengths = _timetable(pipeline, num_micro_batches).turns, pipeline.lengths
     spans = []
     for turn, end in zip(turns, _ends(pipeline, num_micro_batches), strict=True):

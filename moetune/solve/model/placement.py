@@ -31,7 +31,8 @@ class PlacedLayers(RecordedLayers):
 
     def fullest_at_least(self, layer: int, ep: int) -> float:
         """Return what `fullest` is at least, without placing anything."""
-        return min(self.layers[layer].fullest(ep), self._least(layer, ep))
+        least = 1.0 if ep == 1 else least_fullest(self._shares(layer), ep) * ep
+        return min(self.layers[layer].fullest(ep), least)
 
     def placements(self, ep: int) -> tuple[LayerPlacement, ...]:
         """Return the placement of every layer on ep ranks."""
@@ -41,9 +42,6 @@ class PlacedLayers(RecordedLayers):
     def placement(self, layer: int, ep: int) -> LayerPlacement:
         """Return the placement of a layer on ep ranks."""
         return place_experts(self._shares(layer), ep, natural_skew=self.layers[layer].fullest(ep))
-
-    def _least(self, layer: int, ep: int) -> float:
-        return 1.0 if ep == 1 else least_fullest(self._shares(layer), ep) * ep
 
     def _shares(self, layer: int) -> tuple[float, ...]:
         recorded = self.layers[layer]
@@ -57,10 +55,7 @@ _MOST_ZERO: ZeroStage = 1
 
 
 def placing(target: Target) -> Target:
-    """Return the target with those of its layouts that can place experts.
-
-    FSDP2 does not shard them, so that there is one replica of each.
-    """
+    """Return the target with layouts that can place experts, of which FSDP2 shards none."""
     zero = tuple(stage for stage in target.zero if stage <= _MOST_ZERO)
     largest = MappingProxyType({**target.largest, "edp": 1})
     return replace(target, zero=zero, zero_with_pp=_MOST_ZERO, largest=largest)
@@ -131,11 +126,7 @@ def _mean(choice: ModelPlacement, name: str) -> str:
 
 
 def _judged(choice: ModelPlacement) -> ModelPlacement:
-    """Return the placement that a plan takes, or the natural order that it keeps, with the reason.
-
-    Args:
-        choice: with placed experts; the natural order fits nowhere where it has no gain.
-    """
+    """Return the placement that a plan takes, or the natural order that it keeps, and why."""
     before, rows = _mean(choice, "natural_skew"), "× the mean rows"
     if choice.gain is None:
         why = f"in their order they do not fit: the fullest ranks have {before} {rows}"

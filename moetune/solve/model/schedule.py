@@ -106,11 +106,7 @@ class _Loop(NamedTuple):
         return *first, *filter(None, chain.from_iterable(zip_longest(*lanes)))
 
     def _passes(self, kind: Pass, chunks: Sequence[int]) -> list[Action]:
-        """Return all passes of a kind: each round of micro-batches passes one stage, then the next.
-
-        Args:
-            chunks: the rank's stages in the order in which they are passed.
-        """
+        """Return all passes of a kind: each round of micro-batches passes chunk after chunk."""
         round_size = _round(self.pp, self.num)
         stages = cycle(self.rank + chunk * self.pp for chunk in chunks for _ in range(round_size))
         rounds = (
@@ -157,10 +153,7 @@ def _dualpipe_v(rank: int, pp: int, num: int) -> Iterator[Action]:
 
 
 def _counted(words: str, rank: int, pp: int) -> Iterator[Action]:
-    """Yield passes from words such as F0 (of the rank's first stage) with their micro-batches.
-
-    A bare W is of the oldest pass whose weights wait.
-    """
+    """Yield passes of words such as F0; a bare W is of the oldest pass whose weights wait."""
     stages = rank, 2 * pp - 1 - rank
     seen: dict[tuple[str, int], int] = {}
     waiting: list[tuple[int, int]] = []

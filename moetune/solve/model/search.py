@@ -37,10 +37,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedLayout:
-    """A layout with its step and its fullest pipeline rank.
-
-    What it saves, and parts on the mean of the ranks, are of a search's answers (`TrainingStep`).
-    """
+    """A layout with its step and fullest rank; savings and mean parts are of answers alone."""
 
     layout: FoldedLayout
     step: StepSeconds
@@ -54,11 +51,8 @@ class PricedLayout:
 class FoldedSearch(Tables):
     """The layouts of a job.
 
-    Where layers are told apart by their routing, bounds are those of their mean: `prices`, `memory`
-    and `job` are of it.
-
-    Args:
-        wholes: prices of whole layouts, of which the runtime's rules bound the layouts.
+    Where layers are told apart by their routing, bounds are those of their mean, as is all but
+    `wholes` and `memory_of_wholes`.
     """
 
     wholes: StepPrices
@@ -109,10 +103,7 @@ class FoldedSearch(Tables):
         return replace(self.fitting, memory=self.memory_of_wholes).fits(layout)
 
     def _cut(self, layout: FoldedLayout) -> FoldedLayout:
-        """Return a layout with the degree that is the fastest on the mean of its layers.
-
-        All layers have the same one, and a hundred layers told apart need not be priced in each.
-        """
+        """Return a layout with the degree that is the fastest on the mean of its layers."""
         if layout.overlap != "chunks" or self.prices is self.wholes:
             return layout
         return replace(layout, degree=self.prices.blocks.degree(layout))
@@ -144,12 +135,7 @@ Group = Sequence[FoldedLayout]
 
 
 class Row(NamedTuple):
-    """A pipeline that recomputes a list of modules.
-
-    Args:
-        peak_bytes: that a device needs at least, with all in host memory that may be there.
-        alone_bytes: that it needs at least where only what is pinned is in host memory.
-    """
+    """A pipeline that recomputes modules, and the least bytes with and without host memory."""
 
     layout: FoldedLayout
     peak_bytes: float
@@ -180,11 +166,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayoutTable(Tables):
-    """Layouts of a job that obey some pins.
-
-    Args:
-        numbers: of nodes, which tables that are looked at together share.
-    """
+    """Layouts of a job that obey some pins; tables that are searched together share `numbers`."""
 
     search: FoldedSearch
     pins: LayoutRequest
@@ -225,12 +207,7 @@ class LayoutTable(Tables):
         *,
         most_bytes: float,
     ) -> list[Node]:
-        """Return a heap of the groups that may take so few bytes; each opens into its rows.
-
-        Args:
-            order: returns the bounds of a node from its least seconds and bytes.
-            parts: returns the nodes that a row's layout opens into.
-        """
+        """Return a heap of groups that may fit; rows open into `parts`, and `order` bounds them."""
 
         def rows(group: Group) -> Iterator[Node]:
             for row in self.rows(group):
@@ -268,10 +245,7 @@ class LayoutTable(Tables):
         return sorted(priced, key=lambda way: way.seconds)
 
     def cuts(self, layout: FoldedLayout) -> Sequence[FoldedLayout]:
-        """Return a row's layout, where it is allowed, with equal stages and with balanced ones.
-
-        It has the fastest dispatcher, whose times balanced stages are cut by.
-        """
+        """Return an allowed row with its fastest dispatcher, in equal and in balanced stages."""
         ranked = self.dispatchers(layout)
         able = layout.changed(dispatcher=ranked[0].dispatcher) if ranked else layout
         if not ranked or not self.search.space.is_allowed(able):
@@ -290,14 +264,7 @@ class LayoutTable(Tables):
                 yield layout
 
     def smallest(self) -> FoldedLayout:
-        """Return the layout that takes least memory, of equals the fastest by its bound.
-
-        Nothing is in host memory unless it is pinned.
-
-        Raises:
-            InputError: the pins break a rule, or no layout obeys the rules.
-            RefusedLayoutError: the runtime would refuse every layout that obeys the pins.
-        """
+        """Return the layout of least memory, the host's as pinned; raise if none obeys the pins."""
         search, prices = self.search, self.search.prices
         least, smallest = (float("inf"), float("inf")), None
         rows = (row for group in self.groups for row in self.rows(group))
@@ -324,11 +291,7 @@ class LayoutTable(Tables):
         return min((least(layout.changed(dispatcher=name)) for name in able), default=float("inf"))
 
     def optimizer_at_least(self, row: Row, most_bytes: float) -> float:
-        """Return the optimizer's least seconds, with a share on the host where a row needs it.
-
-        Of a mean rank, sharded most: no cut, stage or larger share takes less. Bytes fall no faster
-        than evenly with the share.
-        """
+        """Return the least seconds of a mean rank's optimizer, with what a row must offload."""
         layout, search = row.layout, self.search
         share = self.pins.offload_optimizer or 0.0
         is_over = not share and most_bytes < row.alone_bytes
@@ -347,12 +310,7 @@ class LayoutTable(Tables):
 def wholes_in_order(
     heap: list[Node], is_open: Callable[[Node], bool], is_worth: Callable[[Node], bool]
 ) -> Iterator[Node]:
-    """Yield whole layouts in the order of their bounds, as long as the first node is open.
-
-    Args:
-        heap: that is searched, which is left with what is not open.
-        is_worth: what it refuses is left out for good.
-    """
+    """Yield whole layouts by their bounds while the first is open, without what is not worth it."""
     while heap and is_open(heap[0]):
         node = heapq.heappop(heap)
         if not is_worth(node):

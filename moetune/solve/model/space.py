@@ -68,11 +68,7 @@ class LayoutSpace:
     asks_runtime: bool = True
 
     def shapes(self, pins: LayoutRequest) -> Iterator[FoldedLayout]:
-        """Yield every layout of the ranks that the rules allow, without recomputation.
-
-        Micro-batches that are not pinned are powers of two, experts are cut no further than
-        attention is, and the ZeRO stage is the lowest.
-        """
+        """Yield the allowed layouts, nothing recomputed, experts cut as attention, least ZeRO."""
         for sizes in self.sizes(pins):
             yield from filter(self.is_allowed, self.pipelines(sizes, pins))
 
@@ -146,11 +142,7 @@ class LayoutSpace:
         return not self.asks_runtime or next(refused(rules, asked), None) is None
 
     def zeros(self, pins: LayoutRequest, pp: int, tp: int) -> Sequence[ZeroStage]:
-        """Return the pinned stage, or those that go with the sizes, ascending.
-
-        Stage 0 takes no less time than stage 1 and more memory: only a pin asks for it where the
-        target has others.
-        """
+        """Return the pinned stage, or those of the sizes without 0, which saves nothing."""
         if pins.zero is not None:
             return (pins.zero,)
         most = 3 if pp == 1 else max(self.target.zero_with_pp, self.target.zero[0])
@@ -220,12 +212,7 @@ _BEYOND = np.array([[[0.0]], [[-1.0]]])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitting:
-    """Layouts that fit into memory.
-
-    Args:
-        limit_bytes: usable memory of a device.
-        host_bytes: host memory of one rank.
-    """
+    """Layouts that fit into the memory of a device, and of one rank's host."""
 
     space: LayoutSpace
     memory: MemoryModel

@@ -30,12 +30,7 @@ _SEEN = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSeconds:
-    """A step's time, in seconds as of `TrainingStep`.
-
-    Args:
-        parts: seconds on the slowest pipeline rank by name, all micro-batches; they add up to
-            `seconds`.
-    """
+    """A step's time, and its parts on the slowest pipeline rank, in seconds (`TrainingStep`)."""
 
     seconds: float
     parts: Mapping[str, float]
@@ -82,10 +77,7 @@ class StepPrices(UpdatePrices):
         )  # fmt: skip
 
     def mean_parts(self, layout: FoldedLayout) -> dict[str, float]:
-        """Return a step's seconds by part on the mean of its pipeline ranks; they add up to it.
-
-        Steps are compared by it: the slowest ranks of two layouts have other modules.
-        """
+        """Return a step's seconds by part on the mean of its ranks, by which steps compare."""
         pipeline = self.pipeline(layout)
         _, _, rest = self._rest(layout, pipeline)
         parts: dict[str, float] = {}

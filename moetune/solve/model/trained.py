@@ -19,13 +19,7 @@ from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.tuning import Adapters, Trained, Tuning, adapted_matrices
 from moetune.solve.model.muon import Orthogonal, matrices_of
-from moetune.solve.model.pipeline import (
-    DecoderStages,
-    Parameters,
-    StageBlocks,
-    counted,
-    summed,
-)
+from moetune.solve.model.pipeline import DecoderStages, Parameters, StageBlocks, counted, summed
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,10 +83,7 @@ class UpdatePrices(Tables):
     def _alone(
         self, layout: FoldedLayout, held: Parameters, trained: Parameters
     ) -> tuple[float, float]:
-        """Return the seconds to reduce gradients and to gather parameters, with no overlap.
-
-        Gathered are those that an optimizer's step changes, and under ZeRO stage 3 all.
-        """
+        """Return the seconds to reduce gradients, and to gather what changes; at stage 3 all."""
         data = self.device.span(layout.dp * layout.cp, layout.tp)
         replicas = self.device.span(layout.edp, layout.ep * layout.etp)
         summed, reduced, gathered = self._optimizer.gradient_bytes, 0.0, 0.0
