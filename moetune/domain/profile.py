@@ -1,5 +1,6 @@
 """A profile: everything known about one machine's speed, with the keys of `profiles/*.toml`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -166,17 +167,19 @@ OperationLine = GemmLine | CollectiveLine | CopyLine | RowsLine
 _Line = TypeVar("_Line", GemmLine, CollectiveLine, CopyLine, RowsLine)
 
 
-def slower_line(line: _Line, *, start: float = 1.0, rate: float) -> _Line:
-    """Return the line, and the intervals of its error, with so many times its start-up and rate."""
+def changed_line(
+    line: _Line, *, rate: Callable[[float], float], start: Callable[[float], float] = float
+) -> _Line:
+    """Return the line, and its error's intervals, with other seconds of each size and start-ups."""
     changes: dict[str, Any] = {
-        "alpha_seconds": start * line.alpha_seconds, _rate_of(line): rate * line.cost.beta_seconds
+        "alpha_seconds": start(line.alpha_seconds), _rate_of(line): rate(line.cost.beta_seconds)
     }  # fmt: skip
     error: FitError | None = line.error
     if error is not None:
         (alpha_low, alpha_high), (beta_low, beta_high) = error.alpha_seconds, error.beta_seconds
         changes["error"] = replace(
-            error, alpha_seconds=(start * alpha_low, start * alpha_high),
-            beta_seconds=(rate * beta_low, rate * beta_high),
+            error, alpha_seconds=(start(alpha_low), start(alpha_high)),
+            beta_seconds=(rate(beta_low), rate(beta_high)),
         )  # fmt: skip
     return replace(line, **changes)
 

@@ -16,12 +16,14 @@ import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
+from operator import mul
 from types import MappingProxyType
 
 from moetune.domain.cluster import HOST_MEMORY, NUM_NICS, NVLINK_PEERS, Group, Machine, nodes_of
 from moetune.domain.cost_keys import CollectiveKey, GemmKey
 from moetune.domain.errors import InputError
-from moetune.domain.profile import Profile, slower_line
+from moetune.domain.profile import Profile, changed_line
 from moetune.domain.reference import CollectiveTable, GemmTable, Table
 from moetune.domain.samples import LAUNCHES
 from moetune.domain.site import site_of
@@ -90,21 +92,22 @@ def scaled_base(base: Profile, scaled: BaseScaling) -> Profile:
             return _scaled_table(table, base, scaled.factor("links"), _LINK_SPREAD)
         return table
 
+    slower = {part.name: partial(mul, scaled.factor(part.name)) for part in fields(scaled)}
     links = [
-        slower_line(line, rate=scaled.factor("links"))
+        changed_line(line, rate=slower["links"])
         if _is_inside(line.key.group, base.machine)
         else line
         for line in base.collective
     ]
     rows = [
-        line if line.op in LAUNCHES else slower_line(line, rate=scaled.factor("memory"))
+        line if line.op in LAUNCHES else changed_line(line, rate=slower["memory"])
         for line in base.rows
     ]
     return replace(
         base,
-        gemm=tuple(slower_line(line, rate=scaled.factor("computation")) for line in base.gemm),
+        gemm=tuple(changed_line(line, rate=slower["computation"]) for line in base.gemm),
         collective=tuple(links), tables=tuple(map(of_table, base.tables)), rows=tuple(rows),
-        copy=tuple(slower_line(line, rate=scaled.factor("host")) for line in base.copy),
+        copy=tuple(changed_line(line, rate=slower["host"]) for line in base.copy),
     )  # fmt: skip
 
 

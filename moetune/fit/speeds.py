@@ -18,7 +18,7 @@ from moetune.domain.profile import (
     GemmLine,
     Profile,
     RowsLine,
-    slower_line,
+    changed_line,
 )
 from moetune.domain.reference import Network, Table
 from moetune.domain.samples import (
@@ -110,7 +110,10 @@ def scale_profile(profile: Profile, speeds: Speeds) -> Profile:
 
 
 def _lines(lines: tuple[_Line, ...], factor: float) -> tuple[_Line, ...]:
-    return tuple(slower_line(line, start=1 / factor, rate=1 / factor) for line in lines)
+    def faster(seconds: float) -> float:
+        return seconds / factor
+
+    return tuple(changed_line(line, start=faster, rate=faster) for line in lines)
 
 
 def _table(table: Table, speeds: Speeds) -> Table:
