@@ -25,7 +25,6 @@ from moetune.app.verify import Verification
 from moetune.app.why_not import ComparedVerdict, WhyNotAnswer
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.budget import Budget, Spread, TrainingRun
-from moetune.domain.calibration import Calibration
 from moetune.domain.cluster import Machine
 from moetune.domain.document import DERIVED, ErrorDocument, is_required, written_kinds
 from moetune.domain.layer import LayerShape
@@ -33,7 +32,7 @@ from moetune.domain.model import Model, WholeModel
 from moetune.domain.placement import ModelPlacement
 from moetune.domain.plan import Confidence, Plan
 from moetune.domain.profile import Profile, ProfileQuality
-from moetune.domain.records import Observation, ObservedRun, PlanInfo
+from moetune.domain.records import Calibration, Observation, ObservedRun, PlanInfo
 from moetune.domain.routing_record import ModelRoutingRecord, RoutingRecord
 from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.domain.training import FoldedLayout

@@ -3,9 +3,8 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from moetune.domain.calibration import Calibration
 from moetune.domain.profile import Profile
-from moetune.domain.records import ObservedRun
+from moetune.domain.records import Calibration, ObservedRun
 from moetune.domain.targets import Target
 from moetune.report.section import plural
 from moetune.solve.model.calibration import calibration_of

@@ -19,11 +19,10 @@ from moetune.app.training import check_numbers, search_of, step_prices, step_spr
 from moetune.app.training_plan import answer_of
 from moetune.domain.ask import LARGEST_RANKS
 from moetune.domain.budget import Budget, Spread, TrainingRun
-from moetune.domain.calibration import Calibration, factor_of
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layout import BrokenRule
 from moetune.domain.profile import Profile
-from moetune.domain.records import ObservedRun
+from moetune.domain.records import Calibration, ObservedRun, factor_of
 from moetune.domain.rules import broken_rules
 from moetune.domain.site import site_of
 from moetune.domain.target_rules import model_rules, target_rules

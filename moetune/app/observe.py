@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from moetune.app.calibration import calibration_for
 from moetune.app.predicted_runs import PredictedRun
-from moetune.domain.calibration import Calibration
 from moetune.domain.errors import InputError
-from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, ObservedRun
+from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, Calibration, ObservedRun
 from moetune.domain.targets import TargetName, planned_target
 from moetune.domain.training_document import TrainingMemory
 from moetune.logs.formats import LABELS, LogFormat, MemoryScope

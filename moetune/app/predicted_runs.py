@@ -10,8 +10,8 @@ from moetune.app.subjects import ModelSubject
 from moetune.app.subjects.values import is_same_step
 from moetune.app.training_plan import planned_job
 from moetune.domain.architecture import Decoder
-from moetune.domain.calibration import Calibration, factor_of
 from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.records import Calibration, factor_of
 from moetune.domain.targets import TargetName
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import SCHEMA, TrainingAnswer, TrainingDocument

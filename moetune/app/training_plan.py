@@ -6,12 +6,12 @@ from typing import Any
 
 from moetune.app.models import find_planned_model
 from moetune.domain.budget import Budget
-from moetune.domain.calibration import Calibration, factor_of
 from moetune.domain.chips import peak_flops
 from moetune.domain.document import digest, encode
 from moetune.domain.errors import InputError
 from moetune.domain.plan import MAKE_ONE
 from moetune.domain.profile import Profile
+from moetune.domain.records import Calibration, factor_of
 from moetune.domain.routing import ExpertLoads
 from moetune.domain.routing_record import RecordedLayers
 from moetune.domain.targets import Target, planned_target

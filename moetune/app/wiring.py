@@ -71,13 +71,22 @@ def find_store(settings: Settings) -> Iterator["SqlStore | None"]:
         InputError: the file is not a database.
         MoetuneError: it cannot be reached or read.
     """
+    if settings.db == config.NO_STORE or not _may_exist(settings.db):
+        yield None
+        return
     from moetune import store
 
-    if settings.db == config.NO_STORE or store.current(settings.db).revision is None:
+    if store.current(settings.db).revision is None:
         yield None
         return
     with store.open_store(settings.db, read_only=True) as opened:
         yield opened
+
+
+def _may_exist(db: str) -> bool:
+    """Return whether there may be a database: no plain path without a file, known without SQL."""
+    is_plain = ":" not in db and "\0" not in db and bool(db.strip()) and not db.startswith("~")
+    return not is_plain or Path(db).exists()
 
 
 def service_client(url: str) -> "ServiceClient":

@@ -37,11 +37,7 @@ def plan_from_document(document: object, where: str = "") -> AnyPlan:
 
 
 def plan_from_json(text: str | bytes, where: str) -> AnyPlan:
-    """Return the plan in a JSON text, also in that of the error that a plan without room ends in.
-
-    Raises:
-        InputError: the text is no JSON or no plan.
-    """
+    """Return the plan in a JSON text, or in that of an error; InputError where it is none."""
     refuse_pointer(text, where)
     try:
         document = json.loads(text)

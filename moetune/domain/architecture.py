@@ -32,12 +32,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One block of a decoder: its parts in order.
-
-    Args:
-        norms: parameters of its norms and of what mixes its residual streams.
-        streams: residual streams (hyper-connections have several).
-    """
+    """One block of a decoder: its parts in order, norms' parameters, and residual streams."""
 
     parts: tuple[Part, ...]
     norms: int
@@ -134,8 +129,7 @@ class Decoder:
         is_tied: whether the head's matrix is the embedding's.
         embedding_extra: parameters beside the token embedding, such as positions.
         tables: parameters of further tables, of which a token meets a few rows alone.
-        uncounted: what towers beside the language model are for, such as "vision": they are not
-            counted.
+        uncounted: towers beside the language model, such as "vision", which are not counted.
         path: absolute path of the configuration, "" for a model that is known by its name.
 
     Raises:

@@ -105,11 +105,7 @@ class Ask:
 def described(
     group: Group, label: str, words: str, *, default: object = None, **more: object
 ) -> Any:  # noqa: ANN401 - as of dataclasses.field
-    """Return a field of a dataclass that an `Ask` describes: the name and kind are the field's.
-
-    Args:
-        more: of the attributes of an `Ask` that have a default, and `parse`.
-    """
+    """Return a field of a dataclass with the attributes of an `Ask` but its name and kind."""
     metadata = {"group": group, "label": label, "words": words, **more}
     return field(default=default, metadata=metadata)
 

@@ -158,8 +158,7 @@ class LatentAttention:
         q_rank: None where queries are projected at once.
         nope_dim, rope_dim: widths of a head's query without and with rotary positions; all heads
             share one rotary key.
-        indexer: selects each token's keys; None where a token reads all earlier ones, or those
-            that an earlier block's indexer selected.
+        indexer: selects each token's keys; None for all, or an earlier block's selection.
         top_keys: how many an earlier block's indexer selected.
         norm_parameters: more than the norms of the two latent vectors.
 

@@ -41,7 +41,6 @@ class ChunkGroup:
     dtype: str
     ranks: int
     label: str = ""
-    is_trainable: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

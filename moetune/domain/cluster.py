@@ -57,8 +57,7 @@ class Machine:
     """One kind of device, how many there are and how they are grouped.
 
     Args:
-        memory_bytes: of one device: where it was measured on CUDA, what is left beside the context,
-            the kernels and NCCL's buffers.
+        memory_bytes: of one device, on CUDA without the context, kernels and NCCL's buffers.
     """
 
     kind: DeviceKind

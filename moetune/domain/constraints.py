@@ -60,12 +60,7 @@ class Bounds:
         return max(1, min(self.max_degree, tokens // self.min_chunk_tokens))
 
     def check_degree(self, tokens: int) -> None:
-        """Check that so many tokens allow the pinned degree.
-
-        Raises:
-            InputError: two different degrees are pinned.
-            InfeasiblePlanError: there are too few tokens, or a bound excludes it.
-        """
+        """Raise where a pinned degree is not allowed: InfeasiblePlanError, or InputError of two."""
         pinned, largest = self.degree, self.largest(tokens)
         if pinned is None or pinned <= largest:
             return

@@ -90,12 +90,7 @@ class Costs(Protocol):
         ...
 
     def seconds(self, key: CostKey, size: float) -> Estimate:
-        """Return the time of an operation at a size.
-
-        Raises:
-            ProfileError: it was not measured, and nothing stands in; the text names the command
-                that measures it.
-        """
+        """Return the time at a size; ProfileError names the command that measures what lacks."""
         ...
 
     def knows(self, key: CostKey) -> bool:

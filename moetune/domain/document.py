@@ -104,22 +104,14 @@ def is_required(item: "dataclasses.Field[Any]") -> bool:
 
 
 def decode(cls: type[T], plain: object, where: str) -> T:
-    """Return the dataclass that `encode` wrote.
-
-    Raises:
-        InputError: a wrong key or value; `where` is what errors call the document.
-    """
+    """Return the dataclass that `encode` wrote; InputError names a wrong key or value."""
     return cast("T", _decode(cls, plain, where))
 
 
 def decode_schema(
     cls: type[T], plain: object, where: str, *, schemas: tuple[int, ...], hint: str
 ) -> T:
-    """Return the dataclass in a file's plain values, in a schema that this moetune reads.
-
-    Raises:
-        InputError: a foreign schema, with the hint, or whatever `decode` finds wrong.
-    """
+    """Return the dataclass in a file's values; InputError of a foreign schema has the hint."""
     if not isinstance(plain, dict) or "schema" not in plain:
         raise InputError(f"{where} lacks the key 'schema'", f"is this a moetune {where} file?")
     if plain["schema"] not in schemas:

@@ -120,12 +120,7 @@ class InfeasiblePlanError(MoetuneError):
 
 
 class PricedPlanError(InfeasiblePlanError):
-    """A layout that cannot be run, priced all the same.
-
-    Args:
-        plan: the document that `moetune plan --json` would have printed; None where its times are
-            not known.
-    """
+    """A layout that cannot be run, priced all the same, with the plan, None without times."""
 
     def __init__(
         self,
@@ -188,11 +183,7 @@ EXTRAS: Mapping[str, str] = {
 
 @contextmanager
 def needed_by(what: str) -> Iterator[None]:
-    """Turn a missing package into an error with the line that installs it.
-
-    Raises:
-        MissingPackageError: `what`, such as "the service", needs a package of an extra.
-    """
+    """Raise MissingPackageError with the line that installs what "the service" or such needs."""
     try:
         yield
     except ModuleNotFoundError as error:

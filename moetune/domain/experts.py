@@ -107,8 +107,7 @@ class Router:
 
     Args:
         num_groups, top_groups: groups of experts, of which only the best are chosen from.
-        has_bias: whether a bias of each expert balances the choice (it is a buffer or a
-            parameter of one number an expert).
+        has_bias: whether a bias of each expert balances the choice, as a buffer or a parameter.
         is_normalized: whether the chosen weights are divided by their sum.
     """
 

@@ -1,6 +1,6 @@
 """How operations that run at once slow each other down: a speed of each class beside the others."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from moetune.domain.errors import InputError
@@ -78,11 +78,8 @@ class Interference:
 
     def overlapped(self, speeds: OverlapSpeeds) -> "Interference":
         """Return the table with these speeds of computation and communication beside each other."""
-        return Interference(
-            comp=CompSpeed(comm=speeds.comp, mem=self.comp.mem, all=self.comp.all),
-            comm=CommSpeed(comp=speeds.comm, mem=self.comm.mem, all=self.comm.all),
-            mem=self.mem,
-        )
+        comp, comm = replace(self.comp, comm=speeds.comp), replace(self.comm, comp=speeds.comm)
+        return replace(self, comp=comp, comm=comm)
 
     @property
     def is_none(self) -> bool:

@@ -75,14 +75,11 @@ class KeptByExperts:
     """What routed experts keep for their backward pass, beside their rows and up-projections.
 
     Args:
-        activations: whether the activation's results are kept unless "moe_act" is recomputed;
-            otherwise they are computed again in any case.
+        activations: whether their results are kept unless "moe_act" is, else never.
         results: whether a token's results are kept, one for each of its experts, for the gradients
             of the combine weights; otherwise these are factors of the activation.
-        gradients_wait: whether those of the up-projections are kept beside them under a schedule
-            that splits the backward pass.
-        router_copies: of the router's scores in float32; three are the logits, the probabilities
-            and the map of the chosen ones.
+        gradients_wait: whether up-projections' are kept beside them where passes are split.
+        router_copies: of its scores in float32; three are logits, probabilities and the map.
     """
 
     activations: bool = True

@@ -25,11 +25,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class LayerShape:
-    """One MoE layer.
-
-    Raises:
-        InputError: a size below 1, more choices than experts, or an unknown activation.
-    """
+    """One MoE layer; InputError for a size below 1, too many choices, or no activation."""
 
     d_model: int
     d_hidden: int
@@ -74,8 +70,7 @@ class Workload:
 
     Args:
         tokens_per_rank: each rank's own, or with "tensor" those that every rank computes.
-        sequence_parallel: with "tensor", whether each rank has only a shard of those tokens
-            around the layer.
+        sequence_parallel: with "tensor", whether a rank has a shard of the tokens around it.
         routing: text of a `LayerRouting`; "" for balanced.
         placement: expert of each place in the order of the ranks; empty for the natural order.
         kernel: of the experts; "" for what a layer takes by itself.

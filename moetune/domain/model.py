@@ -25,8 +25,7 @@ class Transformer:
         moe_every: 1 for experts in every block, 2 for the 2nd, 4th and so on; 0 for a dense model.
 
     Raises:
-        InputError: a size below 1 or so large that it is a mistake, heads that do not divide the
-            width, or experts in no block.
+        InputError: a size out of range, heads that do not divide the width, or no experts.
     """
 
     moe: LayerShape
@@ -90,11 +89,7 @@ class Transformer:
 
 
 def read_shape(text: str) -> Transformer | None:
-    """Return the sizes that a text of `Transformer.text` names; None where it is none.
-
-    Raises:
-        InputError: the sizes make no transformer.
-    """
+    """Return the sizes in a `Transformer.text`; None of other texts, InputError of wrong sizes."""
     match = _SHAPE.fullmatch(text)
     if match is None:
         return None
@@ -142,12 +137,7 @@ class WholeModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A named MoE layer.
-
-    Args:
-        num_experts: of the layer; None where they grow with the ranks.
-        tokens_per_rank: of one step in the source, the default of a request.
-    """
+    """A named MoE layer, its experts or those of a rank, and tokens of a step in the source."""
 
     name: str
     title: str
@@ -250,11 +240,7 @@ WHOLE_MODELS = MappingProxyType(
 
 
 def find_model(name: str) -> Model:
-    """Return the layer of that name.
-
-    Raises:
-        InputError: there is none, or a whole model has it; the error names the nearest.
-    """
+    """Return the layer of that name; InputError names the nearest, or a whole model as one."""
     if name in MODELS:
         return MODELS[name]
     if name in WHOLE_MODELS:

@@ -54,11 +54,7 @@ def once(
 
 
 def once_for(*names: str) -> Callable[[_Method], _Method]:
-    """Return a decorator of methods that are computed once for attributes of their first argument.
-
-    Args:
-        names: of the attributes; further arguments are keys themselves.
-    """
+    """Return `once` for methods by attributes of their first argument, and the others."""
     attributes = attrgetter(*names)
 
     def key(first: object, *rest: Hashable) -> Hashable:

@@ -55,11 +55,7 @@ def packing_of_mean(mean: int, length: int) -> Packing:
 
 
 def packing_of(lengths: Sequence[int], length: int, file: str) -> Packing:
-    """Return documents of these lengths, cut to a sequence, the longest packed first by best fit.
-
-    Raises:
-        InputError: there are none, or one is below 1.
-    """
+    """Return packed documents, cut to a sequence; InputError without any, or of one below 1."""
     if not lengths or min(lengths) < 1:
         raise InputError(f"{file}: a length is below 1, or there are none", field="seq_lengths")
     cut = [min(size, length) for size in lengths]

@@ -44,11 +44,7 @@ def rank_of_stage(stage: int, pp: int, schedule: Schedule) -> int:
 
 
 def read_stages(text: str) -> StageLetters:
-    """Return the stages of a text in Megatron's grammar: commas are ignored, `*` repeats.
-
-    Raises:
-        InputError: the text has other letters, or more than 10,000 of them.
-    """
+    """Return the stages in Megatron's grammar; InputError of other letters, or over 10,000."""
     letters = text.replace(",", "").replace(" ", "")
     for pattern in (_GROUP, _LETTER):
         for match in pattern.finditer(letters):

@@ -14,11 +14,9 @@ class LayerPlacement:
     """Where the experts of one layer are.
 
     Args:
-        experts: expert of each place, of which rank r has the r-th of equal parts; empty for the
-            natural order.
+        experts: expert of each place, equal parts of which are ranks'; empty for the natural order.
         natural_skew: rows of the fullest rank over the mean in the natural order.
-        placed_skew: with the best placement that was found, the natural order's where none is
-            better.
+        placed_skew: with the best placement, the natural order's where none is better.
         least_skew: no placement is below.
 
     Raises:
@@ -55,8 +53,7 @@ class ModelPlacement:
 
     Args:
         layers: of experts, in order, for the ranks of the plan's layout.
-        natural_step_seconds: predicted step of the best layout in the natural order; None where
-            none fits.
+        natural_step_seconds: of the best layout in the natural order; None where none fits.
         placed_step_seconds: of the best layout with placed experts; None where none was tried.
     """
 

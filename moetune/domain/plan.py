@@ -68,11 +68,7 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes on one device, and what the strategy saves (MPipeMoE Eq. 1–6).
-
-    Args:
-        peak_bytes: of a step as the layer runs it, which limits hold for; None in older plans.
-    """
+    """Bytes on one device, saved ones (MPipeMoE Eq. 1–6), and the peak; None in old plans."""
 
     strategy: Strategy
     state_bytes: int
@@ -190,8 +186,7 @@ class Plan:
     Args:
         terms: behind `predicted`; None in plans of schema 1.
         profile_quality: None where the profile says nothing of its errors, and in older plans.
-        placement: of the experts; None where the routing has no load for each of them, and in
-            older plans.
+        placement: of the experts; None in older plans, and without the load of each of them.
         kernel: of the experts; None where the profile has measured no second kernel, and in older
             plans: the layer then takes torch's `grouped_mm` where the GPU has it.
     """

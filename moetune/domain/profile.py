@@ -42,12 +42,7 @@ class FitError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspectGroup:
-    """A group of operations whose measurements predict each other badly, such as "all_to_all".
-
-    Args:
-        median_error, p95_error: of its worst fits, as of `FitError`; None where no fit has an
-            error, and samples themselves vary too much.
-    """
+    """Operations whose measurements predict each other badly, with their errors, if any."""
 
     group: str
     median_error: float | None = None
@@ -225,11 +220,7 @@ class Profile:
 
 
 def profile_from_document(document: object) -> Profile:
-    """Return the profile in the plain values of a profile file.
-
-    Raises:
-        InputError: a foreign schema, or whatever `decode` finds wrong.
-    """
+    """Return the profile in a file's plain values; InputError names what is wrong."""
     return decode_schema(
         Profile,
         without_unread_points(document),

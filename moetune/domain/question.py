@@ -262,11 +262,7 @@ class Question:
 
     @property
     def shape(self) -> Transformer | None:
-        """The whole model of sizes; None without any but `seq`. A paper's model takes others.
-
-        Raises:
-            InputError: sizes are missing, or the named model has no others.
-        """
+        """The whole model of sizes, None of `seq` alone; InputError where some are missing."""
         sizes_of_flags = {
             "num_layers": "num_layers", "num_heads": "num_heads", "seq": "length",
             "vocab": "vocab_size", "moe_every": "moe_every",
@@ -295,11 +291,7 @@ class Question:
 
     @property
     def budget(self) -> Budget | None:
-        """The whole training and its price; None where nothing is asked of it.
-
-        Raises:
-            InputError: there is a price or a utilization, and no tokens.
-        """
+        """The whole training and its price; None without any, InputError without its tokens."""
         return Budget.of(self.train_tokens, self.price, self.utilization)
 
     @property

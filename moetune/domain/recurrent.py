@@ -17,8 +17,7 @@ class GatedDeltaNet:
     Args:
         gate_rank: 0 where gates are a number a head (projected from `d_model`); the rank of the
             projections of channel-wise decay and output gate in Kimi Delta Attention.
-        gate_width: outputs of an output gate that is projected at once; with a `gate_rank`, the
-            decay alone is of low rank.
+        gate_width: of an output gate projected at once; with `gate_rank` the decay is of low rank.
         extra_parameters: decay rates, time-step biases and norms.
         conv_channels: channels of the short convolution, over `kernel` tokens.
     """

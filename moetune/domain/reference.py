@@ -152,11 +152,7 @@ class Network:
         _check_spread(self.spread)
 
     def bytes_per_second(self, num_nodes: int = 0) -> float:
-        """Return the rate of one device's share of the cards.
-
-        Args:
-            num_nodes: that all send to each other; 0 where each sends to the next.
-        """
+        """Return the rate of a device's share of the cards, less where so many nodes all send."""
         loss = self.loss_per_node * min(num_nodes, self.most_nodes)
         return self.nic_bytes_per_second * self.efficiency / (1 + loss)
 

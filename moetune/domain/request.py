@@ -37,8 +37,7 @@ class PlanInputs:
     """Everything the decision depends on; the plan's id is the hash of it.
 
     Args:
-        tokens_per_rank: each rank's own; of a tensor-parallel group those that all ranks
-            compute, whether each has all of them or a shard.
+        tokens_per_rank: each rank's own; of a tensor-parallel group all that its ranks compute.
         constraints: what the caller pinned or bounded, by flag name; empty when nothing.
 
     Raises:

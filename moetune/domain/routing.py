@@ -98,11 +98,7 @@ class ExpertLoads:
     def fullest_shares(
         self, num_experts: int, top_k: float, ep: int, experts: tuple[int, ...] = ()
     ) -> tuple[float, ...]:
-        """Return the shares of the fullest rank's rows that its experts have, 1 in all.
-
-        Returns:
-            Descending; empty for balanced loads. Of a law, the means over seeded placements.
-        """
+        """Return the fullest rank's shares of its rows, descending, 1 in all; () if balanced."""
         if self.name == "balanced":
             return ()
         if self.loads is None:
@@ -124,10 +120,7 @@ class LayerRouting:
     """Routing that a layer's plan is for.
 
     Args:
-        spread: of the steps, the fullest rank's rows in one of a hundred over those of the middle.
-
-    Raises:
-        InputError: the spread is below 1 or no number.
+        spread: of steps: the fullest rank's rows in one of a hundred over the middle's, 1 or more.
     """
 
     loads: ExpertLoads = field(default_factory=ExpertLoads)

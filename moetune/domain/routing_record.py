@@ -93,11 +93,7 @@ class ModelRoutingRecord(_Record):
 def record_of(
     rows_SP: Sequence[Sequence[int]], totals_E: Sequence[int], *, top_k: int, num_ranks: int
 ) -> RoutingRecord:
-    """Return the record of steps, by rows of each rank, [step][rank], and of each expert in all.
-
-    Raises:
-        InputError: no step was recorded, or none had a token.
-    """
+    """Return the record of rows, [step][rank], and experts' totals; InputError without any."""
     ratios = sorted(max(rows) * num_ranks / sum(rows) for rows in rows_SP if sum(rows))
     if not ratios:
         raise InputError(

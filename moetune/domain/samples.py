@@ -146,8 +146,7 @@ class CollectivePoint:
 
     Args:
         in_flight: number of them issued at once, as a pipeline does; the time is that of one.
-        num_nodes: nodes that the group's ranks are spread over evenly; 0 for consecutive ranks,
-            which fill one node after the other.
+        num_nodes: that the ranks are spread over evenly; 0 for ranks that fill node after node.
     """
 
     kind: Literal["collective"] = "collective"
@@ -245,8 +244,7 @@ class Sample:
     """Raw times of one point.
 
     Args:
-        seconds: time of one operation in each block, in order; of collectives, the maximum
-            over the ranks.
+        seconds: of one operation in each block, in order; of collectives the ranks' maximum.
         num_iterations: operations in one block.
         marks: reasons to doubt the sample ("unstable", "drift", "busy", "stolen", "throttled").
         error: why there are no times ("out of memory"), empty for a good sample.

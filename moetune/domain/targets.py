@@ -64,11 +64,9 @@ class Target:
 
     Args:
         version: that the facts were read in, with its package: "megatron-core 0.16.1".
-        source: the files that say so; where the package registry does not have the version, the
-            repository and the tag that were read.
+        source: files that say so; the repository and tag where no package registry has it.
         tp_divides_ep: whether ep above 1 is a multiple of tp.
-        gathers_over_tp: whether all_gather works on tokens that tensor ranks share, so that ep is
-            tp.
+        gathers_over_tp: whether all_gather is over tensor ranks' tokens, so that ep is tp.
         gather_family: of models whose experts all_gather is for; "" for all.
         largest: of sizes that it bounds: {"vpp": 1} has no interleaved stages.
         zero_with_pp: highest ZeRO stage beside pipeline stages.
@@ -93,13 +91,10 @@ class Target:
         splits_logits: whether tensor ranks share the logits at the loss.
         saves_exchanges: whether selective recomputation keeps what exchanges of rows give.
         caches_narrow_weights: whether 8-bit copies of the weights are kept between micro-batches.
-        offloads_optimizer: whether the host can keep and compute a share of the optimizer, with
-            ZeRO stage 1.
-        offloads_states: whether the host can keep all states and compute the optimizer, with ZeRO
-            stage 3, of replicas that are single ranks.
+        offloads_optimizer: whether the host takes a share of the optimizer, at ZeRO stage 1.
+        offloads_states: whether it takes all states of single ranks, at ZeRO stage 3.
         cuda_graphs: partial ones are of attention, the router and the order of rows.
-        graphs_in_recipes: which of them its own recipes take, and on what; a search that pins none
-            tries these.
+        graphs_in_recipes: which of them its recipes take, and on what: searches try these.
         offloads_activations: whether activations of whole blocks can wait in host memory, without
             a pipeline, recomputation, overlap of exchanges and CUDA graphs.
         kernels_per_expert: that both passes launch for each expert of a rank one by one, in
@@ -108,8 +103,7 @@ class Target:
         shared_beside: whether shared experts that no tensor parallelism cuts run beside the first
             dispatch of a layer, and their backward pass beside its last combine, whatever the
             overlap.
-        scatters_beside_weights: whether tensor ranks scatter gradients of inputs while they compute
-            those of the weights.
+        scatters_beside_weights: whether inputs' gradients are scattered beside weights' GEMMs.
         multiplies_in_pieces: whether GEMMs in pieces, one for each tensor rank, hide all but one of
             their exchanges (`tp_comm_overlap`, which exports leave off).
         places_experts: whether each layer's experts may be in another order than their own.
@@ -213,12 +207,7 @@ class Target:
                 yield row.graphs
 
     def refusal(self, what: str, instead: str, source: str = "") -> BrokenRule:
-        """Return the rule that something of a layout breaks.
-
-        Args:
-            instead: flags that the runtime runs.
-            source: the runtime's file that says so, "" where `source` of the row is meant.
-        """
+        """Return the broken rule: what cannot run, flags that can, and the file that says so."""
         where = f": {source}" if source else ""
         return BrokenRule(
             f"{self.label} cannot run {what}{where}", f"use {instead}, or another --target"
@@ -363,13 +352,7 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
 
 
 def find_target(name: str) -> Target:
-    """Return a target's facts, of its newest version unless one is named: "megatron@0.17".
-
-    A version is named as its release, 0.16, or in full, 0.16.1.
-
-    Raises:
-        InputError: there is no such target, or no row of that version.
-    """
+    """Return a target's facts, "megatron@0.17" or the newest; InputError where there are none."""
     target, _, version = name.partition("@")
     rows = _rows(target)
     if "@" not in name:

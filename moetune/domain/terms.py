@@ -11,10 +11,8 @@ class PhaseTerms:
     """One phase of the plan, in seconds.
 
     Args:
-        gathering_seconds: the all-gather of all ranks' tokens before the first chunk; 0 without
-            sequence shards.
-        transfer_seconds: one chunk's dispatch, which is also its combine; in tensor parallelism
-            its all-reduce or reduce-scatter.
+        gathering_seconds: all ranks' tokens before the first chunk; 0 without sequence shards.
+        transfer_seconds: a chunk's dispatch, as its combine; an all-reduce or reduce-scatter.
         total_transfer_seconds: all transfers of the phase, undisturbed.
         total_compute_seconds: all experts, undisturbed.
         exposed_communication_seconds: time of the phase beyond its experts'.

@@ -128,8 +128,7 @@ class Recipe:
         num_parameters: of the text model, without towers and multi-token prediction.
         max_length: of a sequence, which the rotary embedding of the flavor bounds.
         shares_sequence: whether `parallelize.py` takes context parallelism.
-        tower: whether the flavor has a vision encoder, which the first stage builds, and which is
-            dropped where its text model runs without it.
+        tower: whether it has a vision encoder, in the first stage, dropped where text runs alone.
     """
 
     family: str

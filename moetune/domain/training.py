@@ -117,8 +117,7 @@ class FoldedLayout:
     Args:
         dp: replicas of attention; those of the experts follow (`edp`).
         cp: ranks that share a sequence.
-        tp: tensor-parallel ranks of attention and dense FFNs, which also share the sequence
-            between them (sequence parallelism).
+        tp: tensor-parallel ranks of attention and dense FFNs, which also share the sequence.
         vpp: stages of one pipeline rank.
         ep, etp: ranks that share the experts, and the width of one of them.
         recompute: modules whose activations are computed again in the backward pass.
@@ -293,10 +292,8 @@ class TrainingJob:
     Args:
         global_batch: sequences of a step.
         length: tokens of a sequence.
-        dtype: of the GEMMs; 8-bit formats keep attention's core, the router and the head in
-            bfloat16.
-        routing: of tokens to experts, one for all layers or each layer's own; a step waits for the
-            fullest rank.
+        dtype: of the GEMMs; in 8 bits attention's core, the router and the head are bfloat16.
+        routing: to experts, of all layers or of each; a step waits for the fullest rank.
         optimizer: its name, which says the bytes that it keeps for each parameter.
         leaves_room: whether memory has room for natural routing beside balanced one.
         tuning: what of the model trains.

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
 from moetune.domain.budget import Budget, Spread, TrainingRun
-from moetune.domain.calibration import Calibration, factor_of
 from moetune.domain.chunks import Chunks
 from moetune.domain.document import UNLESS_DEFAULT, encode, shown
 from moetune.domain.errors import InputError
@@ -17,6 +16,7 @@ from moetune.domain.packing import Packing
 from moetune.domain.placement import ModelPlacement
 from moetune.domain.plan import Confidence
 from moetune.domain.profile import ProfileQuality, Provenance
+from moetune.domain.records import Calibration, factor_of
 from moetune.domain.targets import Target, TargetName, planned_target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingDtype
 from moetune.domain.tuning import TRAINS_ALL, Trained, Tuning
@@ -30,8 +30,7 @@ class TrainingInputs:
     """The question of a training plan.
 
     Args:
-        target_version: of the runtime; "" where it has none, and in plans of before versions were
-            told apart, which are of the only one that there was.
+        target_version: of the runtime; "" without one, and in plans of the first one known.
         model_path: the configuration that the model was read from; "" for a name.
         budget: of the whole training; None where nothing was asked of it.
         packing: of documents into sequences; None where each has a single one.
@@ -86,8 +85,7 @@ class TrainingStep:
 
     Args:
         parts: seconds on the slowest pipeline rank, by name.
-        mean_parts: the same on the mean of the pipeline ranks; empty without a pipeline, and in
-            older plans.
+        mean_parts: the same on the ranks' mean; empty without a pipeline, or in old plans.
         saved_by_overlap_seconds: as against no overlap.
         saved_by_graphs_seconds: of CUDA graphs, as against none.
         hidden_by_shared_experts_seconds: of exchanges on that rank, whatever the overlap.
@@ -153,12 +151,7 @@ class TrainingAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOrigin:
-    """Where a plan's numbers come from.
-
-    Args:
-        public_ratios: measured over predicted seconds of public runs, between which nine of ten
-            are (docs/results/public-runs.md).
-    """
+    """Where numbers come from, and nine in ten public ratios (docs/results/public-runs.md)."""
 
     provenance: Provenance
     device: str
@@ -184,8 +177,7 @@ class TrainingDocument:
         trust: the least in any number behind the choice.
         front: the fastest layout for each memory, least first; empty where not asked for.
         placement: of experts, by a record of the layers' routing; None without one.
-        chunks: in which moetune.shard keeps the states; None where replicas do not shard all of
-            them, or are several ranks, and for other runtimes.
+        chunks: of states in moetune.shard; None unless single replicas shard all of them.
         savings: of single flags, the shortest step first.
         free: the best layout without pins, where it is faster.
         run: the whole training of the inputs' budget; None without one.

@@ -138,11 +138,7 @@ class Trained:
 
 
 def read_tuning(text: str | None, freeze: str | None, *, experts: ExpertAdapters) -> Tuning:
-    """Return what trains by the texts of `--train` and `--freeze`, with adapters by default.
-
-    Raises:
-        InputError: a text is none, or both exclude each other.
-    """
+    """Return what trains by `--train` and `--freeze`; InputError where they are wrong."""
     kind, _, rest = (text or "all").partition(":")
     if kind not in ("all", "lora", "qlora") or (kind == "all" and rest):
         raise InputError(f"--train {text}: unknown", _USES, field="train")

@@ -88,12 +88,7 @@ def _positive(value: float, text: str, what: str) -> float:
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes in `text`, such as "40GiB", "512 MB", "80G" (80 · 10⁹) or "4096B".
-
-    Raises:
-        InputError: the text is no size, has no unit (24 could be bytes, MB or GB), or one that
-            reads as bits ("Gb").
-    """
+    """Return the bytes in `text`, such as "40GiB" or "80G"; InputError of no unit, or of bits."""
     match = _NUMBER.fullmatch(text)
     is_many = match is not None and float(match[1]) >= _SURELY_BYTES
     _check_has_unit(text, "size", *(("B", "kB") if is_many else ("GB", "GiB", "MiB", "B")))
@@ -105,11 +100,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_rate(text: str) -> float:
-    """Return the bytes per second in `text`, such as "50GB/s", "400Gbit/s" or "3.35TB/s".
-
-    Raises:
-        InputError: the text is no rate above 0, or its unit does not tell bits from bytes.
-    """
+    """Return the bytes per second in `text`, such as "50GB/s"; InputError if it may be bits."""
     _check_has_unit(text, "rate", "GB/s", "Gbit/s", "MB/s")
     match = _NUMBER.fullmatch(text)
     doubtful = _BITS_OR_BYTES.fullmatch(match[2]) if match else None
@@ -129,23 +120,13 @@ def parse_flops(text: str) -> float:
 
 
 def parse_startup(text: str) -> float:
-    """Return the seconds of an operation's start-up in `text`, such as "12us" or "0.3ms".
-
-    Minutes are no such unit: in "5m" an s is missing.
-
-    Raises:
-        InputError: the text is no time, or has no unit.
-    """
+    """Return the seconds of a start-up in `text`, such as "12us"; InputError of no unit or "5m"."""
     _check_has_unit(text, "time", "us", "ms", "s")
     return _parse(text, _TIMES, "time")
 
 
 def parse_count(text: str, *, least: int = 0) -> int:
-    """Return the whole number in `text`, such as "8192" or "8k" (8192).
-
-    Raises:
-        InputError: the text is no whole count; it names the least, which is not checked.
-    """
+    """Return the whole number in `text`, such as "8k" (8192); InputError names the least."""
     value = _parse(text, _COUNTS, "count", least=least)
     if value != int(value):
         raise InputError(f"count {text!r} is not a whole number")
@@ -153,11 +134,7 @@ def parse_count(text: str, *, least: int = 0) -> int:
 
 
 def parse_train_tokens(text: str) -> int:
-    """Return the tokens of a training in `text`: "15T", "500B" or "1e12"; units are decimal.
-
-    Raises:
-        InputError: the text is no number of tokens, or a small one without a unit.
-    """
+    """Return a training's tokens in `text`: "15T" or "1e12"; InputError of few without a unit."""
     try:
         plain = float(text)
     except ValueError:

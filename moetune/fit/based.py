@@ -168,10 +168,7 @@ def without_foreign(
 
 
 def _with_facts(profile: Profile, base: Profile, facts: Mapping[str, str]) -> Profile:
-    """Return the profile with its own facts, and those of a base with the same device.
-
-    Of a base's node and host they hold where the machine's has as many devices.
-    """
+    """Return the profile with its own facts, and those of a base that are of the same hardware."""
     here, there = profile.machine, base.machine
     hardware = dict(base.fingerprint.hardware) if here.device == there.device else {}
     is_node = here.devices_per_node == there.devices_per_node

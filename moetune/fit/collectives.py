@@ -166,11 +166,7 @@ class Ruled:
 def rule_of(
     key: CollectiveKey, *, index: ProfileIndex, predictor: Callable[[CollectiveKey], Times]
 ) -> Ruled | None:
-    """Return the rule for a group that the profile does not know; None without any.
-
-    Args:
-        predictor: returns the times of the operation over another group.
-    """
+    """Return the rule for a group, of other groups' times; None without any."""
     machine, network, op = index.profile.machine, index.profile.network, key.op
     of_one_node = [group for group in index.groups(op) if nodes_of(group, machine) == 1]
     nodes = nodes_of(key.group, machine)
@@ -209,23 +205,20 @@ def _between_nodes(
             crossing_seconds_per_byte=1 / rate,
             startup_seconds=inside.seconds_at(np.zeros(1)) if inside else startup,
         )
+    # Inside, a node's own ranks move as many bytes as they do in the group.
+    inside_share = here / size
+    if op != "all_to_all" and here > 1:
+        inside_share = _passed(op, size) / _passed(op, here)
     crossing = wire_share(op, key.group, machine) / (machine.devices_per_node * rate)
     if op in _RINGS:
         crossing *= _RING_LOSS * (1 + _RING_LOSS_PER_NODE * nodes)
         startup = startup + _RING_HOP_SECONDS * size
     return Ruled(
         inside=inside if here > 1 else None,
-        inside_share=_inside_share(op, size, here) if here > 1 else 0.0,
+        inside_share=inside_share if here > 1 else 0.0,
         crossing_seconds_per_byte=crossing,
         startup_seconds=startup,
     )
-
-
-def _inside_share(op: CollectiveOp, size: int, here: int) -> float:
-    """Return the size at which a node's own ranks move as many bytes as they do in the group."""
-    if op == "all_to_all":
-        return here / size
-    return _passed(op, size) / _passed(op, here)
 
 
 def _startup_growth(key: CollectiveKey, startups: Sequence[tuple[int, Floats]]) -> Floats:

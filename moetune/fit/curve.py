@@ -117,8 +117,7 @@ class Curve:
         pieces: as of `monotone.pieces_through`, over log(size); None of less than three points.
         floor_seconds: shape (curves, 1).
         relative_error: the typical error of a prediction between the points, for draws.
-        least_seconds_per_size: no time between the points is below this rate's, shape (1 or
-            curves, 1).
+        least_seconds_per_size: the fastest rate between points, shape (1 or curves, 1).
         growth_seconds: above the largest size, of that shape; None for its rate.
         deviates: of random draws: by how many standard deviations each lies away from the curve,
             below the smallest size and above the largest, shape (2, curves, 1); None of no draws.

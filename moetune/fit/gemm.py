@@ -299,11 +299,7 @@ class Surface(Tables):
         )
 
     def _blended(self, shape: Shape, use: Bools) -> tuple[Floats, float]:
-        """Return the times at the table's rows, blended from shapes in use, and their best rate.
-
-        Args:
-            use: shape (shapes,).
-        """
+        """Return the times at the table's rows, blended from shapes in use, and their best rate."""
         table, roofline, sizes = self._table, self._roofline(use), np.asarray(shape, float)
         [macs], _ = work_of(sizes[None], table.rows)
         correction = np.log(table.seconds / roofline.of_work(table.macs, table.elements))

@@ -28,6 +28,7 @@ from moetune.domain.cost_keys import (
 from moetune.domain.reference import CollectiveTable, GemmTable, Label, Table
 from moetune.domain.samples import InterferencePoint, ResourceClass, Sample, undisturbed
 
+_NOWHERE = (math.inf, -math.inf)
 Key = TypeVar("Key", GemmKey, CollectiveKey, CopyKey, RowsKey, AttentionKey)
 _KINDS = (GemmKey, CollectiveKey, CopyKey, RowsKey, AttentionKey)
 Overlapped = tuple[int, bool]
@@ -37,12 +38,7 @@ InterferenceKey = tuple[ResourceClass, frozenset[ResourceClass]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One operation over its sizes.
-
-    Args:
-        sizes: distinct, positive and ascending; rows, bytes or elements.
-        times: raw block times in seconds at each size, of the undisturbed visits.
-    """
+    """One operation at ascending sizes, with raw times of undisturbed visits and medians."""
 
     sizes: tuple[float, ...]
     times: tuple[tuple[float, ...], ...]
@@ -56,8 +52,8 @@ class Origin:
     label: Label
     source: str
     spread: float
-    low: float = math.inf
-    high: float = -math.inf
+    low: float
+    high: float
 
     @property
     def words(self) -> str:
@@ -166,8 +162,12 @@ def with_tables(measured: Pool, tables: Iterable[Table]) -> Pool:
     for table in tables:
         for key, series in _series_by_key(table).items():
             if key not in origins:
-                origins[key] = _origin(table, measured.series.get(key))
-                joined[key] = _joined(measured.series.get(key), series)
+                samples = measured.series.get(key)
+                low, high = (samples.sizes[0], samples.sizes[-1]) if samples else _NOWHERE
+                origins[key] = Origin(
+                    label=table.label, source=table.source, spread=table.spread, low=low, high=high
+                )
+                joined[key] = _joined(samples, series)
     return replace(measured, series=in_order(joined), origins=origins)
 
 
@@ -208,13 +208,6 @@ def series_of(points: Iterable[tuple[float, ...]]) -> Series:
     )
 
 
-def _origin(table: Table, measured: Series | None) -> Origin:
-    origin = Origin(label=table.label, source=table.source, spread=table.spread)
-    if measured is None:
-        return origin
-    return replace(origin, low=measured.sizes[0], high=measured.sizes[-1])
-
-
 def _joined(measured: Series | None, table: Series) -> Series:
     if measured is None:
         return table
@@ -234,14 +227,7 @@ def _joined(measured: Series | None, table: Series) -> Series:
 def resampled_medians(
     *, times: Sequence[Sequence[float]], num: int, rng: "np.random.Generator"
 ) -> Floats:
-    """Return medians of raw times drawn with replacement, point by point.
-
-    Args:
-        times: raw block times of each point.
-
-    Returns:
-        Shape (num, points).
-    """
+    """Return medians of each point's raw times drawn with replacement, shape (num, points)."""
     columns = []
     for point in times:
         raw = np.asarray(point, float)

@@ -113,7 +113,12 @@ def _gemm_lines(pooled: Pool, seed: int) -> tuple[GemmLine, ...]:
         even = {
             key: series for key, series in forms.items() if key.product == even_form(key.product)
         }
-        sizes, times, medians = _over_macs(even)
+        points = [
+            (rows * math.prod(key.shape), times, median)
+            for key, series in even.items()
+            for rows, times, median in zip(series.sizes, series.times, series.medians, strict=True)
+        ]
+        sizes, times, medians = zip(*points, strict=True)
         cost = fit_line(sizes=sizes, seconds=medians)
         errors = _gemm_errors(forms, cost.alpha_seconds)
         lines.append(
@@ -125,19 +130,6 @@ def _gemm_lines(pooled: Pool, seed: int) -> tuple[GemmLine, ...]:
             )
         )
     return tuple(lines)
-
-
-def _over_macs(
-    forms: Mapping[GemmKey, Series],
-) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...], tuple[float, ...]]:
-    """Return MACs, raw times and medians of all points; the same MACs may come several times."""
-    points = [
-        (rows * math.prod(key.shape), times, median)
-        for key, series in forms.items()
-        for rows, times, median in zip(series.sizes, series.times, series.medians, strict=True)
-    ]
-    macs, times, medians = zip(*points, strict=True)
-    return macs, times, medians
 
 
 def _gemm_errors(forms: Mapping[GemmKey, Series], alpha_seconds: float) -> list[float]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from moetune.domain.costs import Costs
-from moetune.domain.layer import Phase, Workload
+from moetune.domain.layer import PHASES, Phase, Workload
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.samples import ResourceClass
 from moetune.domain.units import dtype_bytes
@@ -30,13 +30,7 @@ _MOST_PASSES = 20_000
 
 
 class TraceSpan(NamedTuple):
-    """One bar.
-
-    Args:
-        track: its stream.
-        start_seconds, end_seconds: since the step began.
-        args: shown when the bar is chosen.
-    """
+    """One bar on a stream's track, in seconds since the step began, with what it shows."""
 
     name: str
     resource: ResourceClass
@@ -67,32 +61,22 @@ def layer_spans(
 ) -> list[TraceSpan]:
     """Return the bars of a layer's predicted step, with the fullest rank's bytes by its costs."""
     workload, pipeline = plan.workload, plan.pipeline
-    layer = layer_costs(workload=workload, costs=costs)
-    rows_of_all = layer.rows(workload.tokens_per_rank)
-    spans = []
-    start_seconds = 0.0
-    phases: tuple[tuple[Phase, int, Timeline], ...] = (
-        ("forward", pipeline.forward_degree, forward),
-        ("backward", pipeline.backward_degree, backward),
-    )
-    for phase, degree, timeline in phases:
+    layer, tokens = layer_costs(workload=workload, costs=costs), workload.tokens_per_rank
+    spans, start = [], 0.0
+    degrees = pipeline.forward_degree, pipeline.backward_degree
+    for phase, degree, timeline in zip(PHASES, degrees, (forward, backward), strict=True):
+        rows = layer.rows(tokens) / degree
         for span in timeline.spans:
             operation, chunk = operation_and_chunk(span.name)
-            bar = span._replace(
-                name=operation,
-                start_seconds=start_seconds + span.start_seconds,
-                end_seconds=start_seconds + span.end_seconds,
-            )
-            spans.append(
-                chunk_span(
-                    bar, phase=phase, chunk=chunk or 0, tokens=workload.tokens_per_rank,
-                    degree=degree,
-                    num_bytes=_moved_bytes(
-                        bar, workload, rows=rows_of_all / degree, bytes_per_row=layer.bytes_per_row
-                    ),
-                )
+            ends = start + span.start_seconds, start + span.end_seconds
+            bar = Span(operation, span.resource, span.stream, *ends)
+            num_bytes = _moved_bytes(bar, workload, rows=rows, bytes_per_row=layer.bytes_per_row)
+            bar_of_chunk = chunk_span(
+                bar, phase=phase, chunk=chunk or 0, tokens=tokens, degree=degree,
+                num_bytes=num_bytes,
             )  # fmt: skip
-        start_seconds += timeline.makespan_seconds
+            spans.append(bar_of_chunk)
+        start += timeline.makespan_seconds
     return spans
 
 
@@ -147,12 +131,7 @@ def rank_spans(
 
 
 def plan_step(*, plan: Plan, costs: Costs, decision: Decision | None = None) -> StepTime:
-    """Return the predicted step of the plan's layer, or with another decision.
-
-    Raises:
-        InputError: phases have different numbers of chunks, as in plans of before.
-        ProfileError: an operation was not measured.
-    """
+    """Return the predicted step of a plan's layer or another decision; InputError, ProfileError."""
     workload = plan.workload
     chosen = decision or plan.decide(workload.tokens_per_rank)
     return step_time(

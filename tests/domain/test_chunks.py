@@ -19,7 +19,7 @@ GROUPS = (
     ChunkGroup(dtype="float32", ranks=4),
     ChunkGroup(dtype="bfloat16", ranks=4),
     ChunkGroup(dtype="float32", ranks=1, label="experts"),
-    ChunkGroup(dtype="float32", ranks=4, is_trainable=False),
+    ChunkGroup(dtype="float32", ranks=4, label="frozen"),
 )
 SIZES = st.lists(st.tuples(st.integers(1, 2000), st.sampled_from(GROUPS)), min_size=1, max_size=40)
 

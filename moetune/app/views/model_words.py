@@ -5,9 +5,9 @@ from math import fsum
 from types import MappingProxyType
 
 from moetune.app.views.words import sure_words
-from moetune.domain.calibration import Calibration
 from moetune.domain.packing import Packing
 from moetune.domain.profile import Provenance
+from moetune.domain.records import Calibration
 from moetune.domain.targets import TargetName
 from moetune.domain.training import FoldedLayout, LayoutRequest
 from moetune.domain.training_document import (

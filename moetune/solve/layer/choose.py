@@ -122,13 +122,7 @@ class DegreeChooser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DegreeTable:
-    """Seconds of both phases at every degree that is allowed, for some tokens.
-
-    Args:
-        tokens: that are timed.
-        most_tokens: that have to fit.
-        forward, backward: seconds by number of chunks.
-    """
+    """Seconds of both phases by degree, for timed tokens, and the most that have to fit."""
 
     chooser: DegreeChooser
     tokens: int
@@ -219,8 +213,7 @@ class Ranking:
     """The degree chosen with one strategy, and the table that it was chosen from.
 
     Args:
-        strategy: the plan's. One chunk reuses no memory: the chooser is then that of "none",
-            whatever the strategy.
+        strategy: the plan's; one chunk reuses no memory, and has the chooser of "none".
         chooser: of other numbers of tokens.
         table: that the degree was chosen from.
         sequential: one chunk, allowed or not.

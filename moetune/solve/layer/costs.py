@@ -259,10 +259,7 @@ class TensorParallelCosts(LayerCosts):
     def operations(
         self, phase: Phase, rows: float, *, recompute: bool = False
     ) -> tuple[list[Estimate | None], list[Estimate | None]]:
-        """Return also the gather of the experts' rows and the scatter-add of their results.
-
-        Backward two gathers: of the gradient's rows, and of x's again.
-        """
+        """Return also gathers of rows, backward of x's again, and the scatter-add of results."""
         mine = rows / self.world_size
         gather = self.rows_op("gather", mine, self.layer.d_model)
         add = self.rows_op("scatter_add", mine, self.layer.d_model)

@@ -119,14 +119,7 @@ class LayerOperations(Tables):
         return total(choice, *gemms)
 
     def gemm(self, product: GemmForm, *, rows: float, is_second: bool = False) -> Estimate:
-        """Return one GEMM of all local experts, `rows` rows in all.
-
-        Args:
-            is_second: with W₂ instead of W₁ (or, for swiglu, W₃).
-
-        Raises:
-            ProfileError: nothing is known about the dtype.
-        """
+        """Return a GEMM of all local experts' rows, or with W₂; ProfileError of no such dtype."""
         expert_rows = rows / self.local_experts
         even = self._gemm_of(product, rows=expert_rows, is_second=is_second)
         if len(self.expert_shares) <= 1:
@@ -202,12 +195,7 @@ _LEAST, _MOST = -1.0, 1.5
 
 
 def unevenness(form: GemmForm, shares: Sequence[float], *, rows: float) -> float:
-    """Return which part of the uneven form's extra time loads take: 0 if even, 1 as measured.
-
-    Args:
-        shares: of all rows, of each expert.
-        rows: of all experts together, or an array of them.
-    """
+    """Return which part of the uneven form's extra time shares of rows take; 1 as measured."""
     num_experts = len(shares)
     hottest = hottest_share(num_experts)
     by_share = (max(shares) - 1 / num_experts) / (hottest - 1 / num_experts)

@@ -118,14 +118,7 @@ def _reason(choice: PlacementChoice) -> str:
 
 
 def group_experts(loads: Sequence[float], num_groups: int) -> Groups:
-    """Return equal groups whose fullest one has little load; deterministic.
-
-    Args:
-        loads: of each expert; their number divides by that of the groups.
-
-    Returns:
-        Each ascending, in the order of their first experts.
-    """
+    """Return equal ascending groups of experts, by their first, the fullest with little load."""
     order = sorted(range(len(loads)), key=lambda expert: (-loads[expert], expert))
     sorted_loads = [loads[expert] for expert in order]
     places = _swapped(sorted_loads, _longest_first(sorted_loads, num_groups))

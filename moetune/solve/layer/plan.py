@@ -43,8 +43,7 @@ class LayerProblem:
         resamples: refits of the same measurements, for how sure the choice is; may be empty.
         bounds: what is pinned; `inputs.constraints` records the same for the plan's id.
         device_memory_bytes: the limit where the inputs set none.
-        kernels: of the experts, that the profile has measured for the layer; None for the usual
-            kernel.
+        kernels: of the experts that were measured for the layer; None for the usual one.
     """
 
     inputs: PlanInputs
@@ -61,8 +60,7 @@ class LayerProblem:
 
         Raises:
             InputError: two different degrees are pinned.
-            InfeasiblePlanError: a pinned degree that the tokens or bounds do not allow, or more
-                memory than there is.
+            InfeasiblePlanError: a pinned degree that is not allowed, or too little memory.
             ProfileError: the profile lacks an operation that the layer needs.
         """
         self.bounds.check_degree(self.inputs.tokens_per_rank)
@@ -162,13 +160,7 @@ def phase_terms(phase: PhaseTime) -> PhaseTerms:
 
 
 def _strategy_terms(ranked: RankedLayer) -> tuple[StrategyTerms, ...]:
-    """Return one row for each memory strategy whose operations were measured.
-
-    None in tensor parallelism, where no memory is reused.
-
-    Raises:
-        ProfileError: the profile lacks an operation of the layer.
-    """
+    """Return a row for each measured strategy; none in tensor parallelism."""
     best = ranked.best
     if best.budget.workload.expert_parallel == "tensor":
         return ()
@@ -218,11 +210,7 @@ def solve_ranges(chooser: DegreeChooser, tokens: int, degree: int) -> tuple[Rang
 
 
 def _sizes(chooser: DegreeChooser, tokens: int) -> list[int]:
-    """Return the last sizes of spans, ascending.
-
-    They are powers of two, the plan's own, that below a pin, and the most that fit in 1, 2, 4 …
-    chunks.
-    """
+    """Return the spans' last sizes: powers of two, the plan's, below a pin, most that fit."""
     top = max(MIN_TOP, HEADROOM * tokens)
     powers = [2**step for step in range(top.bit_length())]
     sizes = {*powers, tokens, (chooser.bounds.degree or 1) - 1}

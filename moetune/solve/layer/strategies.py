@@ -41,8 +41,7 @@ class RankedLayer:
     """The chosen strategy with its degree, and all strategies at their best.
 
     Args:
-        contenders: every strategy whose operations were measured, the chosen one too, in the
-            order of their names.
+        contenders: each strategy whose operations were measured, the chosen one too.
         declined: several chunks that would have been the choice, had they been measured.
     """
 
@@ -87,8 +86,7 @@ def choose_strategy(
     strategies within `choose.NOISE` of each other are one: the first of them is taken.
 
     Raises:
-        InfeasiblePlanError: nothing fits; the text names the smallest plan, and the hint what
-            would make it fit.
+        InfeasiblePlanError: nothing fits: the smallest plan, and what would make it fit.
         ProfileError: the pinned strategy copies, and no copies were measured.
     """
     budget = MemoryBudget.of(workload=workload, costs=costs, limit_bytes=limit_bytes)

@@ -164,11 +164,7 @@ def phase_seconds(
     *, costs: LayerCosts, phase: Phase, tokens: Ints, degrees: Ints, order: Order,
     strategy: Strategy,
 ) -> Floats:  # fmt: skip
-    """Return the seconds of `phase_time` in many cases at once, shape (cases,).
-
-    Raises:
-        ArithmeticError: the costs are absurd, and a time is no finite number.
-    """
+    """Return the seconds of `phase_time` in many cases; ArithmeticError where not finite."""
     time = phase_time(
         costs=costs, phase=phase, tokens=array_of(tokens), degree=cast("int", degrees),
         order=order, strategy=strategy,

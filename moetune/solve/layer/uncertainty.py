@@ -92,11 +92,7 @@ def _under_refits(
 
 
 def error_factors(errors: StepErrors, strategy: Strategy, degree: int, *, num: int) -> Floats:
-    """Return draws of the error of phases in chunks around the expected one, shape (refits,).
-
-    Args:
-        num: refits; a single one is the nominal costs, which count as certain.
-    """
+    """Return draws of phases' error around the expected, (refits,); of one refit, 1."""
     if num == 1:
         return np.ones(1)
     name = strategy if degree > 1 else "none"  # one chunk reuses no memory

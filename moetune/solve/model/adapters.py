@@ -88,12 +88,7 @@ class AdapterPrices(NamedTuple):
     def _of_matrix(
         self, matrix: Matrix, rank: int, rows: float, cut: int, *, num_experts: int = 1
     ) -> Passes:
-        """Return the passes of A and B, without collectives.
-
-        Args:
-            rows: of all experts together.
-            cut: tensor ranks that share the matrix.
-        """
+        """Return the passes of A and B for all experts' rows, without collectives."""
         d_out = max(1, matrix.d_out // (cut if matrix.is_cut else 1))
         both = self._thin(rows, matrix.d_in, rank, num_experts)
         both += self._thin(rows, rank, d_out, num_experts)

@@ -1,8 +1,4 @@
-"""The fastest layouts that fit: the table's rows in the order of their seconds.
-
-Only what is near the best is cut, held against the memory, and played. The answer is that of
-playing all.
-"""
+"""The fastest layouts that fit: rows in the order of their seconds, played where near the best."""
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence

@@ -77,11 +77,11 @@ class BlockTable(Tables):
         counts = [0] * len(kinds)
         for count, index in counted(self.stages.whole, places):
             counts[index] += count
-        object.__setattr__(self, "_kinds", kinds)
-        object.__setattr__(self, "_at", places)
-        object.__setattr__(self, "_counts", tuple(counts))
-        object.__setattr__(self, "_local", _distinct(kind.with_record(None) for kind in kinds))
-        object.__setattr__(self, "_routed", _distinct(kind.routed for kind in kinds))
+        local = _distinct(kind.with_record(None) for kind in kinds)
+        routed, derived = _distinct(kind.routed for kind in kinds), (kinds, places, tuple(counts))
+        names = ("_kinds", "_at", "_counts", "_local", "_routed")
+        for name, value in zip(names, (*derived, local, routed), strict=True):
+            object.__setattr__(self, name, value)
 
     @once(
         lambda layout: (

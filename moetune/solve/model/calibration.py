@@ -15,8 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from moetune.domain.calibration import Calibration
-from moetune.domain.records import ObservedRun
+from moetune.domain.records import Calibration, ObservedRun
 from moetune.domain.targets import TargetName
 from moetune.solve.model.uncertainty import public_ratios
 

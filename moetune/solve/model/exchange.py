@@ -52,13 +52,12 @@ def exchange_seconds(
     if sends_once and part.num_experts > layout.ep:
         top_k = min(part.top_k, part.num_experts)
         num_bytes *= reached_ranks(top_k, part.num_experts, layout.ep) / top_k
-    seconds = _shared_width(device, layout, num_bytes, phase)
+    # The ranks that share one expert's width have all of its rows.
+    seconds = _gathered(device, device.span(layout.etp, 1), num_bytes, phase)
     if span.size == 1:
         return seconds
     if layout.dispatcher == "all_gather":
-        if phase == "dispatch":
-            return seconds + device.collective("all_gather", span, tokens * row_bytes)
-        return seconds + device.collective("reduce_scatter", span, tokens * row_bytes * span.size)
+        return seconds + _gathered(device, span, tokens * row_bytes, phase)
     if layout.dispatcher in DEDUPLICATING:
         return seconds + _deduplicated(device, layout, part, tokens, phase)
     return seconds + device.collective("all_to_all", span, num_bytes)
@@ -91,11 +90,10 @@ def _deduplicated(
     return max(wire, chunks * device.posted_chunk_seconds)
 
 
-def _shared_width(
-    device: DevicePrices, layout: FoldedLayout, num_bytes: float, phase: TransferPhase
+def _gathered(
+    device: DevicePrices, span: RankSpan, num_bytes: float, phase: TransferPhase
 ) -> float:
-    """Return the gather or scatter over the ranks that share one expert's width."""
-    span = device.span(layout.etp, 1)
+    """Return the gather of each rank's bytes, or the scatter of them back."""
     if phase == "dispatch":
         return device.collective("all_gather", span, num_bytes)
     return device.collective("reduce_scatter", span, num_bytes * span.size)

@@ -191,12 +191,7 @@ class DevicePrices(Tables):
     @property
     @once(lambda: ())
     def memory_bytes_per_second(self) -> float:
-        """Rate of memory-bound kernels.
-
-        Raises:
-            ProfileError: the profile has no time of Adam, whose rate this is, and no data sheet
-                of the device is known.
-        """
+        """Rate of memory-bound kernels, by Adam's time, or the data sheet; else ProfileError."""
         adam = seconds_if_known(self.costs, RowsKey("adam", self.element), 1e9)
         seconds = self.trusts.note(adam or self._adam_of_data_sheet())
         return _MEMORY_EFFICIENCY * ADAM_BYTES * 1e9 / seconds
@@ -233,8 +228,7 @@ class DevicePrices(Tables):
         """Return the seconds of causal attention without projections.
 
         Args:
-            macs: of the forward pass; the backward pass has 2.5 times as many, since it computes
-                the scores again.
+            macs: of the forward pass; the backward pass, with scores again, has 2.5 times as many.
             head_dim: mean width of a head's queries and values.
             length: tokens of a sequence that a kernel gets.
         """

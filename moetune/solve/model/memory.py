@@ -166,10 +166,7 @@ class MemoryModel(Tables):
         return max((sum(parts), host) for parts, host in ranks)
 
     def least(self, layout: FoldedLayout, *, on_host: float) -> float:
-        """Return bytes that the fullest device needs at least, however the stages are cut.
-
-        The states of a mean rank, with the largest share of the optimizer that the host may keep.
-        """
+        """Return bytes that a mean rank's states need, which the fullest device needs at least."""
         whole = self.stages.whole
         held = self.stages.parameters(layout, whole).over(layout.pp)
         trained = self.trained.of_rank(layout, whole).over(layout.pp)

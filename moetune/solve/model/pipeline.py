@@ -137,12 +137,7 @@ class DecoderStages(Tables):
 
 
 def counted(stage: StageBlocks, blocks: Sequence[_Of]) -> list[tuple[int, _Of]]:
-    """Return each value with the number of its blocks in a stage.
-
-    Args:
-        blocks: a value of each kind of block, then of each block of multi-token prediction; all of
-            these are on the stage that has them.
-    """
+    """Return each kind's value, then each prediction's, with the number of blocks in a stage."""
     predictions = (int(stage.has_predictions),) * (len(blocks) - len(stage.counts))
     return [*zip((*stage.counts, *predictions), blocks, strict=True)]
 
@@ -238,8 +233,7 @@ class StagePipeline:
     """The stages, and the schedule on p ranks, that are played.
 
     Args:
-        stages: seconds of each one's passes for one micro-batch, s of them on each rank, placed as
-            the schedule has them.
+        stages: seconds of each stage's passes for a micro-batch, in the schedule's order.
         send_seconds: of one micro-batch from a stage to the next one on another rank.
         hides_sends: whether a rank computes while it sends; 1F1B of torch and Megatron does not.
     """

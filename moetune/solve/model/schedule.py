@@ -57,10 +57,7 @@ def most_live(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> 
 
 
 def _loop_of(schedule: Schedule, rank: int, pp: int, vpp: int, num_micro_batches: int) -> "_Loop":
-    """Return a rank's loop: of 1F1B, interleaved 1F1B (Narayanan et al. 2021, §2.2) and ZB1P.
-
-    In ZB1P (Qi et al. 2023) rank r has r gradients of weights waiting, as much as 1F1B keeps.
-    """
+    """Return a rank's loop: 1F1B, interleaved (Narayanan et al. 2021), ZB1P (Qi et al. 2023)."""
     loop = partial(_Loop, rank=rank, pp=pp, vpp=vpp, num=num_micro_batches)
     behind = pp - 1 - rank
     rounds = (vpp - 1) * _round(pp, num_micro_batches)

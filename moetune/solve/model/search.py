@@ -78,10 +78,9 @@ class FoldedSearch(Tables):
         fitting = Fitting(
             space=space, memory=memory, limit_bytes=self.limit_bytes, host_bytes=self.host_bytes
         )
-        object.__setattr__(self, "prices", prices)
-        object.__setattr__(self, "memory_of_wholes", of_wholes)
-        object.__setattr__(self, "space", space)
-        object.__setattr__(self, "fitting", fitting)
+        derived = {"prices": prices, "memory_of_wholes": of_wholes, "space": space}
+        for name, value in {**derived, "fitting": fitting}.items():
+            object.__setattr__(self, name, value)
 
     @property
     def job(self) -> TrainingJob:

@@ -55,12 +55,7 @@ _RECOMPUTES: tuple[tuple[Recompute, ...], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutSpace:
-    """The layouts of a job for a target.
-
-    Args:
-        site: the machine; None where it is not known, and rules that need it are not asked.
-        asks_runtime: whether layouts that the runtime would refuse are left out.
-    """
+    """The layouts of a job for a target, on a site if known, by the runtime's rules if asked."""
 
     job: TrainingJob
     target: Target

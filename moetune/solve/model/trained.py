@@ -56,10 +56,7 @@ class TrainedParameters(Tables):
 
     @once_for("dp", "cp", "tp", "ep", "etp", "zero")
     def muon_bytes(self, layout: FoldedLayout, rank: StageBlocks, optimizer: Optimizer) -> float:
-        """Return the bytes of a rank's states under Muon beyond those of its share of matrices.
-
-        Adam's second moment of what is no matrix; and a replica has whole matrices.
-        """
+        """Return the bytes under Muon beyond a share: Adam's second moment, and whole matrices."""
         blocks, trained = counted(rank, self.orthogonal(layout)), self.of_rank(layout, rank)
         matrices = [(count, matrix) for count, some in blocks if count for matrix in some]
         of_adam = sum(trained) - sum(n * matrix.num * matrix.parameters for n, matrix in matrices)

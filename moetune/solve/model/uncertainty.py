@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
-from moetune.domain.calibration import Calibration
 from moetune.domain.plan import Confidence
+from moetune.domain.records import Calibration
 from moetune.domain.targets import TargetName
 
 P05_RATIO, P95_RATIO = 0.86, 1.36
