@@ -122,7 +122,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder-only language model.
+    """A decoder-only language model; InputError of a size below 1.
 
     Args:
         norms: parameters of the last norm and of what joins residual streams.
@@ -131,9 +131,6 @@ class Decoder:
         tables: parameters of further tables, of which a token meets a few rows alone.
         uncounted: towers beside the language model, such as "vision", which are not counted.
         path: absolute path of the configuration, "" for a model that is known by its name.
-
-    Raises:
-        InputError: a size below 1.
     """
 
     name: str
@@ -235,7 +232,7 @@ class Decoder:
 
     @cached_property
     def kv_head_counts(self) -> tuple[int, ...]:
-        """Distinct numbers of key-value heads; latent attention has none of its own."""
+        """Distinct numbers of key-value heads of its mixers; latent attention has none."""
         return _distinct(map(_kv_heads, self.mixers))
 
     @cached_property

@@ -152,7 +152,7 @@ class Indexer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """Multi-head latent attention: queries, keys and values come from low-rank projections.
+    """Multi-head latent attention by low-rank projections; InputError of a size below 1.
 
     Args:
         q_rank: None where queries are projected at once.
@@ -161,9 +161,6 @@ class LatentAttention:
         indexer: selects each token's keys; None for all, or an earlier block's selection.
         top_keys: how many an earlier block's indexer selected.
         norm_parameters: more than the norms of the two latent vectors.
-
-    Raises:
-        InputError: a size below 1.
     """
 
     d_model: int
@@ -249,14 +246,11 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressedAttention:
-    """DeepSeek-V4's attention: one shared key-value head, a window and compressed older tokens.
+    """DeepSeek-V4's attention: a shared key-value head, a window, compressed older tokens.
 
     Args:
         rate: tokens that are compressed into one entry, 0 for the window alone.
         indexer: selects among the entries; None where a token reads all of them.
-
-    Raises:
-        InputError: a size below 1.
     """
 
     d_model: int

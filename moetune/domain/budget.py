@@ -46,16 +46,13 @@ class TrainingRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Tokens of a whole training, and the price of its GPUs.
+    """Tokens of a whole training, and the price of its GPUs; InputError out of range.
 
     Args:
         train_tokens: on which the model is trained, repeated ones among them.
         price_per_gpu_hour: in any currency; None where no price is given.
         utilization: share of the wall-clock time in which steps run. The rest are restarts,
             checkpoints and evaluations. Llama 3 405B had more than 0.9 (arXiv 2407.21783, 3.3.4).
-
-    Raises:
-        InputError: a number is out of its range.
     """
 
     train_tokens: int

@@ -25,7 +25,7 @@ Shape = tuple[int, int, int]
 
 
 class GemmKey(NamedTuple):
-    """GEMMs of `num_experts` experts, over one's rows; with the default sizes, over MACs."""
+    """GEMMs of `num_experts` experts, over rows of an expert; with the default sizes over MACs."""
 
     dtype: str
     product: GemmForm = "forward"

@@ -240,7 +240,7 @@ WHOLE_MODELS = MappingProxyType(
 
 
 def find_model(name: str) -> Model:
-    """Return the layer of that name; InputError names the nearest, or a whole model as one."""
+    """Return the layer of that name; InputError names the nearest, or the whole model."""
     if name in MODELS:
         return MODELS[name]
     if name in WHOLE_MODELS:

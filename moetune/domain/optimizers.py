@@ -123,7 +123,7 @@ def optimizer_of(name: OptimizerName) -> Optimizer:
 
 @cache  # a plan asks for it for each peak
 def layer_optimizer(dtype: str) -> Optimizer:
-    """Return Adam of a single layer, whose gradients have their parameter's own dtype."""
+    """Return Adam of a single layer, whose gradients have the dtype of their parameter."""
     element = dtype_bytes(dtype)
     full = max(FULL_BYTES, element)
     return Optimizer(

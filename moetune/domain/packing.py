@@ -17,16 +17,13 @@ _MOST_PACKED = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """Lengths of the documents of a training.
+    """Lengths of the documents of a training; InputError of a length below 1, or no share.
 
     Args:
         mean: tokens of a document.
         attended: tokens of the sequence in which a token would read as much, Σl²/Σl.
         useful: share of a sequence's tokens that documents have.
         file: of the lengths; "" where all documents have the mean.
-
-    Raises:
-        InputError: a length below 1, or no share.
     """
 
     mean: float
@@ -55,7 +52,7 @@ def packing_of_mean(mean: int, length: int) -> Packing:
 
 
 def packing_of(lengths: Sequence[int], length: int, file: str) -> Packing:
-    """Return packed documents, cut to a sequence; InputError without any, or of one below 1."""
+    """Return packed documents, cut to a sequence; InputError without any, or a length below 1."""
     if not lengths or min(lengths) < 1:
         raise InputError(f"{file}: a length is below 1, or there are none", field="seq_lengths")
     cut = [min(size, length) for size in lengths]

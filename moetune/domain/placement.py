@@ -11,16 +11,13 @@ PlacementRule = Literal["planned", "natural"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPlacement:
-    """Where the experts of one layer are.
+    """Where the experts of one layer are; InputError if an expert has no place.
 
     Args:
         experts: expert of each place, equal parts of which are ranks'; empty for the natural order.
         natural_skew: rows of the fullest rank over the mean in the natural order.
         placed_skew: with the best placement, the natural order's where none is better.
         least_skew: no placement is below.
-
-    Raises:
-        InputError: an expert has no place.
     """
 
     experts: tuple[int, ...] = ()

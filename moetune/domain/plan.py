@@ -91,16 +91,13 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """Predicted times of one step of the layer.
+    """Predicted times of one step of the layer; InputError of one below 0.
 
     Args:
         forward_seconds, backward_seconds: the pipelined part.
         sequential_forward_seconds, sequential_backward_seconds: the same in one chunk.
         overhead_seconds: gate and permutation, 0 where the profile has not measured them.
         model_flops_per_second_per_device: see `Throughput`; None in older plans.
-
-    Raises:
-        InputError: a time is below 0.
     """
 
     forward_seconds: float

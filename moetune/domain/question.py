@@ -52,15 +52,12 @@ class Configuration(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question for a plan: values as they were given, and None for those that were not.
+    """A question for a plan: values as given, or None; InputError of wrong or excluded values.
 
     Args:
         tokens, seq, vocab: numbers, without a unit.
         memory_limit, memory_taken: bytes.
         config: of a Hugging Face model, in place of its name; a command line has its path.
-
-    Raises:
-        InputError: a number is out of range, or values exclude each other.
     """
 
     model: str | None = described(PLANNED, "Model", "A named model: see `moetune models list`.")

@@ -46,16 +46,13 @@ SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 1e7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """Measured times of a step, and the plan that predicted it.
+    """Measured times of a step, and the plan that predicted it; InputError of wrong times.
 
     Args:
         seconds: raw times of single steps, in order.
         predicted_seconds: 0 where nothing was predicted.
         source: who measured: "verify", or of before "training" and "search".
         device_id: of the machine, see `Fingerprint`; "" where the sender does not know it.
-
-    Raises:
-        InputError: a count below 1, no times, or one that is negative or not finite.
     """
 
     plan_id: str
@@ -95,7 +92,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedRun:
-    """Steps of a model's training as they were measured, and as they were predicted.
+    """Steps of a training as measured, and as predicted; InputError of what no step takes.
 
     Args:
         plan_id: of the plan that the run is of; "" for a launch file.
@@ -109,9 +106,6 @@ class ObservedRun:
         memory_bytes: peak of a device; None where it was not observed.
         parts: measured seconds of a step by name, as far as a log has timers.
         source: the name of the log; "step" where the step was given.
-
-    Raises:
-        InputError: a count below 1, or a time that no step takes.
     """
 
     plan_id: str
@@ -161,7 +155,7 @@ class ObservedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What observed runs say of the steps of a question.
+    """What observed runs say of a question's steps; InputError of factors in no order.
 
     Args:
         factor: on every predicted step, and so of no influence on their order.
@@ -169,9 +163,6 @@ class Calibration:
         num_runs: that it is from, each of another question or layout.
         num_of_model: of them of the question's model.
         num_left_out: that are so far off that they are taken to be mistaken.
-
-    Raises:
-        InputError: the factors are in no order, or not above 0.
     """
 
     factor: float

@@ -34,14 +34,11 @@ CONSTRAINTS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInputs:
-    """Everything the decision depends on; the plan's id is the hash of it.
+    """All that a decision depends on, whose hash is the plan's id; InputError of withdrawn pins.
 
     Args:
         tokens_per_rank: each rank's own; of a tensor-parallel group all that its ranks compute.
         constraints: what the caller pinned or bounded, by flag name; empty when nothing.
-
-    Raises:
-        InputError: something was pinned that was withdrawn since.
     """
 
     model: str | None

@@ -32,14 +32,11 @@ def reached_ranks(top_k: int, num_experts: int, ranks: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLoads:
-    """Loads of the experts.
+    """Loads of the experts; InputError of negative or infinite ones, or all 0.
 
     Args:
         name: "balanced", "natural", or a file's name.
         loads: of each expert, in any unit; None for a law that fits every number of experts.
-
-    Raises:
-        InputError: a load is negative or no number, or all are 0.
     """
 
     name: str = "balanced"

@@ -34,16 +34,13 @@ class _Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingRecord(_Record):
-    """Rows of a layer's recorded steps.
+    """Rows of a layer's recorded steps; InputError of a number out of range.
 
     Args:
         loads: rows of each expert, of all ranks and steps.
         num_steps: newest ones, of which the quantiles are; the loads are of all steps.
         fullest_p50, fullest_p99: quantiles over the steps of the fullest rank's rows, over the
             mean of the ranks, with the experts where the layer had them.
-
-    Raises:
-        InputError: a number is out of range.
     """
 
     schema: Literal["moetune.routing/1"] = SCHEMA

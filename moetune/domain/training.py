@@ -287,7 +287,7 @@ def _flag_text(name: str, value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """A training, and the number of its ranks.
+    """A training, and the number of its ranks; InputError of a size below 1, or other routing.
 
     Args:
         global_batch: sequences of a step.
@@ -298,9 +298,6 @@ class TrainingJob:
         leaves_room: whether memory has room for natural routing beside balanced one.
         tuning: what of the model trains.
         packing: of documents into sequences; None where each has a single one.
-
-    Raises:
-        InputError: a size below 1, or a routing of another number of experts.
     """
 
     decoder: Decoder

@@ -30,7 +30,7 @@ class TrainingInputs:
     """The question of a training plan.
 
     Args:
-        target_version: of the runtime; "" without one, and in plans of the first one known.
+        target_version: of the runtime; "" without one, and in plans of the first version.
         model_path: the configuration that the model was read from; "" for a name.
         budget: of the whole training; None where nothing was asked of it.
         packing: of documents into sequences; None where each has a single one.
@@ -81,7 +81,7 @@ class TrainingInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingStep:
-    """The predicted step.
+    """The predicted step; InputError if it takes no time.
 
     Args:
         parts: seconds on the slowest pipeline rank, by name.
@@ -91,9 +91,6 @@ class TrainingStep:
         hidden_by_shared_experts_seconds: of exchanges on that rank, whatever the overlap.
         bound_by_host_seconds: of blocks on that rank that take as long as their launches.
         bound_by_replicas_seconds: of passes that collectives of gradients and parameters outlast.
-
-    Raises:
-        InputError: the step takes no time.
     """
 
     step_seconds: float
@@ -170,7 +167,7 @@ class Saving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingDocument:
-    """A training plan: what `moetune plan --json` prints.
+    """A training plan: what `moetune plan --json` prints; InputError if its id is no digest.
 
     Args:
         layout, predicted, memory: the chosen one's; `alternatives` are the next ones.
@@ -183,9 +180,6 @@ class TrainingDocument:
         run: the whole training of the inputs' budget; None without one.
         calibration: of all its times; None for predictions as they are.
         trained: how many parameters train; None where all do.
-
-    Raises:
-        InputError: the id is no digest.
     """
 
     schema: Literal["moetune.training-plan/1"] = SCHEMA

@@ -56,15 +56,12 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """What of a model trains; by default all parameters do.
+    """What of a model trains, by default all parameters; InputError if parts contradict.
 
     Args:
         adapters: which alone train; None without.
         frozen: parts that do not train, where there are no adapters.
         base: format of the frozen matrices that adapters are of.
-
-    Raises:
-        InputError: frozen parts next to adapters, a 4-bit base without, or no block that trains.
     """
 
     adapters: Adapters | None = None

@@ -48,16 +48,13 @@ class Peaks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseScaling:
-    """The table `[scaled]` of a profile file: peaks by which the base's times are scaled.
+    """The table `[scaled]` of a profile file: peaks, with units, that scale the base's times.
 
     Args:
         computation: of GEMMs, "989TFLOP/s".
         links: of a GPU to the others of its node, one way, "450GB/s".
         memory: of a GPU's memory, "3.35TB/s": of memory-bound operations.
         host: between a GPU and the host, one way, "63GB/s": of copies.
-
-    Raises:
-        InputError: a peak without a unit, or one a thousand times the other.
     """
 
     computation: Peaks | None = None

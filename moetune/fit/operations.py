@@ -312,6 +312,6 @@ def nearest_attention(wanted: AttentionKey, shapes: Iterable[AttentionKey]) -> A
 
 
 def work_ratio(wanted: AttentionKey, near: AttentionKey) -> float:
-    """Return the sequences of the known shape in one wanted, by length² · heads · head_dim."""
+    """Return the known shape's sequences for each wanted, by length² · heads · head_dim."""
     widths = (key.num_heads * key.head_dim for key in (wanted, near))
     return (wanted.length / near.length) ** 2 * next(widths) / next(widths)

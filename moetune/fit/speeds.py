@@ -44,15 +44,12 @@ _CLASSES: Mapping[ResourceClass, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """Factors by which the parts of a machine are taken to be faster than measured.
+    """Factors by which the parts of a machine are faster than measured; InputError out of range.
 
     Args:
         computation: GEMMs, attention and whatever else the ranks compute.
         communication: collectives and sends.
         copies: between host and device.
-
-    Raises:
-        InputError: a factor out of range.
     """
 
     computation: float = 1.0

@@ -10,7 +10,6 @@ from moetune.domain.samples import GemmPoint, Sample
 from moetune.domain.units import format_share
 from moetune.solve.layer.choose import NOISE
 
-_AS_LONG = "as long within the measurement's noise"
 _NUM_FORMS = 3
 _GROUPED_DTYPE = "bfloat16"
 
@@ -81,11 +80,15 @@ class MeasuredKernels:
         if self._pinned is not None:
             return f"{name} was asked for."
         slower = ", ".join(
-            f"{other or self.usual} takes "
-            + (f"{format_share(more)} longer" if abs(more) > NOISE else _AS_LONG)
-            for more, other in ((time / seconds - 1, other) for time, other in others)
+            f"{other or self.usual} takes {_against(time / seconds - 1)}" for time, other in others
         )
         return f"Of the kernels measured for the experts, {name} is taken: {slower}."
+
+
+def _against(share: float) -> str:
+    if abs(share) <= NOISE:
+        return "as long within the measurement's noise"
+    return f"{format_share(share)} longer"
 
 
 def _measured(samples: Iterable[Sample], workload: Workload) -> tuple[KernelName, ...]:

@@ -240,7 +240,7 @@ def best_tried(*, space: Space, tried: Sequence[Tried]) -> Tried:
 
 
 def is_clearly_worse(seconds: Sequence[float], best_seconds: float) -> bool:
-    """Return whether a trial is slower than the best one's median already in its first steps."""
+    """Return whether a trial's first steps are all slower than the best trial's median."""
     return len(seconds) >= PRUNE_AFTER and min(seconds) > best_seconds * (1 + PRUNE_MARGIN)
 
 

@@ -43,7 +43,7 @@ class LayerProblem:
         resamples: refits of the same measurements, for how sure the choice is; may be empty.
         bounds: what is pinned; `inputs.constraints` records the same for the plan's id.
         device_memory_bytes: the limit where the inputs set none.
-        kernels: of the experts that were measured for the layer; None for the usual one.
+        kernels: of the experts that were measured for the layer; None for the usual kernel.
     """
 
     inputs: PlanInputs

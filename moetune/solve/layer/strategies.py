@@ -30,7 +30,7 @@ NO_REUSE: tuple[Strategy, ...] = ("none",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declined:
-    """Chunks that were not taken: over refits they lose `regret` against one on the mean."""
+    """Chunks that were not taken: over refits they lose `regret` against one chunk on the mean."""
 
     step: StepTime
     regret: float

@@ -238,7 +238,7 @@ class _Sweep:
 
 
 def _falling(layouts: Sequence[PricedLayout]) -> Iterator[PricedLayout]:
-    """Yield layouts in the order of their own memory, each so much faster than the one before."""
+    """Yield layouts in the order of their own memory, each so much faster than the last."""
     worth = float("inf")
     by_size = sorted(layouts, key=lambda row: (row.memory.peak_bytes, row.step.seconds))
     for priced in by_size:
