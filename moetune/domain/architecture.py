@@ -32,7 +32,12 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One block of a decoder: its parts in order, norms' parameters, and residual streams."""
+    """One block of a decoder: its parts in order.
+
+    Args:
+        norms: parameters of its norms and of what mixes its residual streams.
+        streams: residual streams (hyper-connections have several).
+    """
 
     parts: tuple[Part, ...]
     norms: int
@@ -107,7 +112,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """A step of multi-token prediction: blocks, and a projection of state and next embedding."""
+    """One step of multi-token prediction: blocks after the decoder, with logits of their own.
+
+    Args:
+        projection: parameters of the projection of hidden state and next token's embedding.
+    """
 
     blocks: tuple[Block, ...]
     projection: int

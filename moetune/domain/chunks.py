@@ -24,7 +24,14 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """One module's need for chunks, forward or backward, and those that it leaves reduced."""
+    """One module's need for chunks, at its forward or its backward.
+
+    An order is the uses of one training step, forward then backward.
+
+    Args:
+        chunks: indices into the packed chunks; fused ones never appear.
+        leaves: chunks that are reduced after this use and leave the cache.
+    """
 
     chunks: tuple[int, ...]
     leaves: tuple[int, ...] = ()
@@ -36,7 +43,12 @@ ALIGNMENT_BYTES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkGroup:
-    """Properties of one chunk's parameters: `ranks` have replicas, and shard their states."""
+    """Properties that all parameters of one chunk share.
+
+    Args:
+        ranks: number of ranks with replicas of them, over which the chunk's states are sharded.
+        label: distinguishes groups of equally many ranks.
+    """
 
     dtype: str
     ranks: int
@@ -63,7 +75,12 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Parameters that travel together; a fused chunk holds a small group, and stays."""
+    """Parameters that travel together.
+
+    Args:
+        num_elements: its capacity; divides by the group's ranks.
+        is_fused: it holds a group that is smaller than one chunk, and is always resident.
+    """
 
     group: ChunkGroup
     num_elements: int

@@ -21,7 +21,14 @@ MAX_DEGREE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Bounds and pins of a layer's chunks, both phases alike, and memory: InputError below 1."""
+    """Bounds and pins (not None) of a layer's chunks and memory.
+
+    Args:
+        forward_degree, backward_degree: a pin of one phase holds for both.
+
+    Raises:
+        InputError: a degree or a size below 1.
+    """
 
     forward_degree: int | None = None
     backward_degree: int | None = None

@@ -58,7 +58,11 @@ class Doubt(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A predicted time, with doubts about it; no dataclass, because a plan makes thousands."""
+    """A predicted time; not a dataclass, because a plan makes thousands.
+
+    Args:
+        doubts: what of it a measured profile has not measured.
+    """
 
     seconds: float
     trust: Trust

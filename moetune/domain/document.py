@@ -45,7 +45,13 @@ LARGEST = 2**63 - 1
 
 
 class Written(NamedTuple):
-    """Form of a field in documents (metadata `written`): its annotation, writer and reader."""
+    """Form of a field in documents, as the metadata `written` of the field.
+
+    Args:
+        kind: annotation of the form.
+        write: returns the form of a value.
+        read: returns the value of a form; InputError where it is none.
+    """
 
     kind: Any
     write: Callable[[Any], object]

@@ -120,7 +120,12 @@ class InfeasiblePlanError(MoetuneError):
 
 
 class PricedPlanError(InfeasiblePlanError):
-    """A layout that cannot be run, priced all the same, with the plan, None without times."""
+    """A layout that cannot be run, priced all the same.
+
+    Args:
+        plan: the document that `moetune plan --json` would have printed; None where its times are
+            not known.
+    """
 
     def __init__(
         self,

@@ -57,7 +57,11 @@ RouterScore = Literal["softmax", "softmax_of_top_k", "sigmoid", "sqrtsoftplus", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseFfn:
-    """Feed-forward network of every token; gated ones have three matrices."""
+    """Feed-forward network that every token passes; gated ones have three matrices.
+
+    Args:
+        function: activation as the configuration names it.
+    """
 
     d_model: int
     d_hidden: int

@@ -55,7 +55,11 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKey:
-    """Key of a layer's plans, for any number of tokens; `num_ranks` share its experts."""
+    """Key of a layer's plans, for any number of tokens.
+
+    Args:
+        num_ranks: ranks that share the layer's experts, not all that a plan is for.
+    """
 
     layer: LayerShape
     num_ranks: int
@@ -188,7 +192,11 @@ OPERATIONS_OF_A_MAC = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """Model FLOPs a second of one device, and their share of its peak; None of no known peak."""
+    """Model FLOPs a second of one device.
+
+    Args:
+        mfu: their share of the device's peak; None where no peak is known.
+    """
 
     flops_per_second: float
     mfu: float | None = None

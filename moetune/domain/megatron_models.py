@@ -95,7 +95,13 @@ _BRIDGES = "megatron/bridge/models"
 
 
 class BridgeRecipe(NamedTuple):
-    """A recipe of Megatron-Bridge: its package and function, and its first version's core."""
+    """A recipe of Megatron-Bridge.
+
+    Args:
+        package: of `megatron.bridge.recipes`.
+        function: that returns its configuration; `_config` ends its name.
+        since: the core of the first version that has it.
+    """
 
     package: str
     function: str

@@ -126,7 +126,11 @@ PPMoE names no vocabulary; it builds on Megatron-LM and GPT-3, whose tokens are 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeModel:
-    """A named whole model of a paper, with the sequences of a step there, a request's default."""
+    """A named whole model of a paper.
+
+    Args:
+        sequences_per_rank: of a step in the source, the default of a request.
+    """
 
     name: str
     title: str
@@ -137,7 +141,12 @@ class WholeModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A named MoE layer, its experts or those of a rank, and tokens of a step in the source."""
+    """A named MoE layer.
+
+    Args:
+        num_experts: of the layer; None where they grow with the ranks.
+        tokens_per_rank: of one step in the source, the default of a request.
+    """
 
     name: str
     title: str

@@ -32,7 +32,11 @@ class LayerPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementChoice(LayerPlacement):
-    """A layer's placement of experts against their natural order, None where that does not fit."""
+    """A layer's placement of experts on ranks, against their natural order.
+
+    Args:
+        natural_step_seconds: predicted step of the natural order; None where it does not fit.
+    """
 
     natural_step_seconds: float | None
     placed_step_seconds: float

@@ -68,7 +68,11 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes on one device, saved ones (MPipeMoE Eq. 1–6), and the peak; None in old plans."""
+    """Bytes on one device, and what the strategy saves (MPipeMoE Eq. 1–6).
+
+    Args:
+        peak_bytes: of a step as the layer runs it, which limits hold for; None in older plans.
+    """
 
     strategy: Strategy
     state_bytes: int
@@ -155,7 +159,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Degree, order, strategy and kernel (None: the usual) of a layer for a number of tokens."""
+    """The degree, order, memory strategy and kernel of a layer for one number of tokens.
+
+    Args:
+        kernel: of the experts; None for torch's `grouped_mm` where the GPU has it.
+    """
 
     forward_degree: int
     backward_degree: int

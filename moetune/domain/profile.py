@@ -42,7 +42,12 @@ class FitError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspectGroup:
-    """Operations whose measurements predict each other badly, with their errors, if any."""
+    """A group of operations whose measurements predict each other badly, such as "all_to_all".
+
+    Args:
+        median_error, p95_error: of its worst fits, as of `FitError`; None where no fit has an
+            error, and samples themselves vary too much.
+    """
 
     group: str
     median_error: float | None = None

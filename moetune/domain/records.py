@@ -18,7 +18,12 @@ RunStatus = Literal["running", "complete", "partial"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored(Generic[T]):
-    """A value with its number, larger for later ones, and its time in UTC as of ISO 8601."""
+    """A value with the number and the time that the store gave it.
+
+    Args:
+        id: larger for later values.
+        created_at: UTC, ISO 8601.
+    """
 
     id: int
     created_at: str

@@ -161,7 +161,13 @@ class LayerRouting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSkew:
-    """Rows of the fullest rank over the mean: for times, for memory, and its experts' shares."""
+    """Rows of the fullest rank over the mean of all.
+
+    Args:
+        mean: of the steps, for times.
+        p99: of one step in a hundred, for memory.
+        shares: of its rows, of each of its experts; empty where about equal.
+    """
 
     mean: float = 1.0
     p99: float = 1.0

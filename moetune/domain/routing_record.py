@@ -121,7 +121,11 @@ def _quantile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedLayer:
-    """Routing of one layer; its spread over the steps is that of `LayerRouting`."""
+    """Routing of one layer.
+
+    Args:
+        spread: of the steps, as in `LayerRouting`.
+    """
 
     loads: ExpertLoads
     spread: float

@@ -202,7 +202,12 @@ FIRST_CORE: MegatronCore = (0, 16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What rules are asked of; without job or site those that need it are not."""
+    """What rules are asked of.
+
+    Args:
+        job: None for rules that no model and no batch decides.
+        site: the machine; None where it is not known, and rules that need it are not asked.
+    """
 
     target: Target
     layout: FoldedLayout

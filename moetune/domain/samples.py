@@ -164,7 +164,11 @@ class CollectivePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class AttentionPoint:
-    """Causal self-attention without projections; backward, the gradient of its inputs."""
+    """Causal self-attention of `num_sequences` sequences, without its projections.
+
+    Args:
+        backward: the gradient of query, key and value, instead of the result.
+    """
 
     kind: Literal["attention"] = "attention"
     dtype: str
@@ -301,7 +305,12 @@ def undisturbed(visits: Sequence[Sample]) -> tuple[Sample, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """A layer's step as it was measured, and both phases and overhead as they are predicted."""
+    """A step of a layer as it was measured, beside the sum of its operations.
+
+    Args:
+        chunks_seconds: of both phases, predicted from the profile's operations.
+        overhead_seconds: around them, predicted.
+    """
 
     workload: Workload
     degree: int

@@ -28,7 +28,11 @@ _KEYS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelling:
-    """A surface's names of a question's fields: templates for keys of inputs and constraints."""
+    """A surface's names of the fields of a question.
+
+    Args:
+        key, constraint: templates with `{}` for the key of an input and for a constraint's flag.
+    """
 
     key: str = "{}"
     constraint: str = "{}"

@@ -51,7 +51,11 @@ MegatronCore: TypeAlias = tuple[int, int]
 
 
 class GraphsInRecipes(NamedTuple):
-    """CUDA graphs of a runtime's own recipes, for some dtypes, or where empty for any."""
+    """CUDA graphs of a runtime's own recipes.
+
+    Args:
+        dtypes: of the recipes; any where empty.
+    """
 
     graphs: CudaGraphs
     generations: frozenset[Generation]

@@ -60,7 +60,11 @@ class StrategyTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTerms:
-    """The terms of a layer's plan, of candidates by strategy but in tensor parallelism."""
+    """The terms of one layer's plan, from the candidates that it was chosen among.
+
+    Args:
+        strategies: empty in a whole model and in tensor parallelism, where none is chosen.
+    """
 
     forward: PhaseTerms
     backward: PhaseTerms

@@ -228,7 +228,11 @@ class FoldedLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRequest:
-    """Sizes of a layout, and the placement of recorded experts, that a caller pins, or None."""
+    """Sizes of a layout that the caller pins; None for what the solver chooses.
+
+    Args:
+        expert_placement: of experts whose layers were recorded.
+    """
 
     cp: int | None = None
     tp: int | None = None

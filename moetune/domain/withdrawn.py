@@ -10,7 +10,12 @@ SINCE = "2026-11-28"
 
 
 class Withdrawn(NamedTuple):
-    """A key of a class's documents, or a key's value, that is withdrawn, and what to do."""
+    """A key of a document, or a value of a key, that no longer is one.
+
+    Args:
+        place: the class that had the key, or the key that had the value.
+        instead: what to do with a file that has it.
+    """
 
     place: str
     key: str

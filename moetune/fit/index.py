@@ -22,7 +22,11 @@ from moetune.fit.step_errors import RECORDED_SPREAD, MachineErrors, drift_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Points:
-    """Measured points of an operation, None but of tables, and other inputs of its curve."""
+    """Measured points of one operation, and the other inputs of its curve.
+
+    Args:
+        origin: of the points that are no samples; None where all are.
+    """
 
     label: str
     family: str

@@ -55,7 +55,12 @@ def table_of(medians: Mapping[InterferenceKey, float]) -> Interference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapLoss:
-    """Seconds that computation, or the exchange, loses to an exchange of so many bytes."""
+    """Seconds that computation, or else the exchange, loses when one exchange overlaps it.
+
+    Args:
+        sizes: bytes, ascending.
+        seconds: at those sizes.
+    """
 
     sizes: tuple[float, ...]
     seconds: tuple[float, ...]

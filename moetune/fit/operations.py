@@ -122,7 +122,11 @@ _BACKWARD = "_backward"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Operations(Tables):
-    """Operations of a profile, by nominal curves or by random draws."""
+    """Operations of a profile.
+
+    Args:
+        curves: nominal ones, or random draws.
+    """
 
     index: ProfileIndex
     curves: Curves

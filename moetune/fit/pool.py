@@ -38,7 +38,12 @@ InterferenceKey = tuple[ResourceClass, frozenset[ResourceClass]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One operation at ascending sizes, with raw times of undisturbed visits and medians."""
+    """One operation over its sizes.
+
+    Args:
+        sizes: distinct, positive and ascending; rows, bytes or elements.
+        times: raw block times in seconds at each size, of the undisturbed visits.
+    """
 
     sizes: tuple[float, ...]
     times: tuple[tuple[float, ...], ...]
@@ -47,7 +52,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The table behind times, but for sizes from `low` to `high`, which samples have."""
+    """The table behind an operation's times.
+
+    Args:
+        low, high: sizes between which the times are the machine's own, as samples have them.
+    """
 
     label: Label
     source: str

@@ -30,7 +30,13 @@ _MOST_PASSES = 20_000
 
 
 class TraceSpan(NamedTuple):
-    """One bar on a stream's track, in seconds since the step began, with what it shows."""
+    """One bar.
+
+    Args:
+        track: its stream.
+        start_seconds, end_seconds: since the step began.
+        args: shown when the bar is chosen.
+    """
 
     name: str
     resource: ResourceClass

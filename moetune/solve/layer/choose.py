@@ -35,7 +35,12 @@ Seconds = Mapping[int, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DegreeChooser:
-    """The best degree for any number of tokens, with a strategy, within bounds and memory."""
+    """The best degree for any number of tokens.
+
+    Args:
+        strategy: one that reuses memory needs several chunks.
+        budget: memory that the peak of a step has to fit into; None without a bound.
+    """
 
     costs: LayerCosts
     bounds: Bounds
@@ -122,7 +127,13 @@ class DegreeChooser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DegreeTable:
-    """Seconds of both phases by degree, for timed tokens, and the most that have to fit."""
+    """Seconds of both phases at every degree that is allowed, for some tokens.
+
+    Args:
+        tokens: that are timed.
+        most_tokens: that have to fit.
+        forward, backward: seconds by number of chunks.
+    """
 
     chooser: DegreeChooser
     tokens: int

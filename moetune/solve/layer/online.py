@@ -85,7 +85,15 @@ class AdaptiveRanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """Degrees, smallest and largest, and strategies to try within the memory, the seed first."""
+    """Degrees and strategies to try.
+
+    Args:
+        seed: the plan's answer, within the degrees; tried first and always allowed.
+        degrees: the smallest and the largest, both included.
+        strategies: the most promising first.
+        budget: memory at the largest number of tokens that the decision will hold for; None
+            without a limit.
+    """
 
     seed: Decision
     degrees: tuple[int, int]
@@ -210,7 +218,12 @@ class Tried:
 
 
 class _Opening(NamedTuple):
-    """A degree to try, of a run that was not, and the most that any of them can save, or ∞."""
+    """A run of degrees that were not tried yet.
+
+    Args:
+        degree: the one of them to try.
+        gain_seconds: the most that any of them can save, ∞ where nothing is known.
+    """
 
     degree: int
     gain_seconds: float

@@ -77,7 +77,12 @@ NOTHING = Estimate(seconds=0.0, trust="measured")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerOperations(Tables):
-    """A layer on its ranks, and what its operations take; shares are of the fullest's experts."""
+    """A layer on so many ranks, and what its operations take there.
+
+    Args:
+        key: the layer, the P ranks that share its experts, and how they do.
+        expert_shares: of the fullest rank's rows, of each of its experts; empty for even ones.
+    """
 
     key: LayerKey
     costs: Costs

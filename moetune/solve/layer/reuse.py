@@ -241,7 +241,12 @@ def reused_seconds(
 
 
 class _Chunks(NamedTuple):
-    """A phase's program, which tasks end chunks between its edges, and tasks a stream and chunk."""
+    """The program of a phase in some numbers of chunks.
+
+    Args:
+        ends_chunk: whether a task is the experts' last one of a chunk between the edges.
+        step: tasks of a chunk in each stream, shape (streams,).
+    """
 
     program: Program
     ends_chunk: NDArray[np.bool_]

@@ -30,7 +30,11 @@ NO_REUSE: tuple[Strategy, ...] = ("none",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declined:
-    """Chunks that were not taken: over refits they lose `regret` against one chunk on the mean."""
+    """Several chunks that were not taken, as they may lose more than they promise.
+
+    Args:
+        regret: mean relative loss against one chunk, over refits.
+    """
 
     step: StepTime
     regret: float

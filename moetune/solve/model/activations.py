@@ -54,7 +54,12 @@ Counts: TypeAlias = tuple[float, float]
 
 
 class _Kept(NamedTuple):
-    """What modules keep: of tokens before heads and widths are cut, of those behind, of GEMMs."""
+    """What a block's modules keep: of so many tokens, with so many bytes of a GEMM's input.
+
+    Args:
+        shared: tokens whose residual sums and norms a rank has.
+        tokens: those whose heads and widths, cut over tensor ranks, it has.
+    """
 
     target: Target
     layout: FoldedLayout

@@ -72,7 +72,12 @@ class FasterLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Savings:
-    """Faster layouts than a search's answer, which fits and obeys the pins."""
+    """Faster layouts than a search's answer.
+
+    Args:
+        pins: that the answer obeys.
+        best: the answer, which fits.
+    """
 
     search: FoldedSearch
     pins: LayoutRequest

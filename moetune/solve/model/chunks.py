@@ -56,7 +56,12 @@ class ChunkedPasses(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkedBlock:
-    """A block in chunks: the device's lead over the host, and whether passes are repeated."""
+    """A block whose exchanges are cut into chunks.
+
+    Args:
+        slack: seconds by which the device's computation is longer than the host's launches.
+        repeats: whether the backward pass repeats the forward one, exchanges and all.
+    """
 
     passes: ChunkedPasses
     slack: float

@@ -72,7 +72,12 @@ def fillable_bytes(memory_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Bytes of a pipeline rank's device by part, of activations by module, and of its host."""
+    """Bytes of one pipeline rank's device, by part; they add up to `peak_bytes`.
+
+    Args:
+        activations: those among the parts by module, of all micro-batches in work.
+        host_bytes: of what is in host memory, of one device.
+    """
 
     rank: int
     parts: Mapping[str, float]

@@ -34,7 +34,11 @@ _ALL_STATES = 3
 
 
 class Module(NamedTuple):
-    """One module with parameters, and its block; None before the first and after the last."""
+    """One module that has parameters of its own, which it needs at once.
+
+    Args:
+        block: index of its block; None before the first and after the last block.
+    """
 
     block: int | None
     parameters: tuple[PackedParameter, ...]

@@ -26,7 +26,11 @@ STEPS = 5
 
 
 class Orthogonal(NamedTuple):
-    """Matrices of a device, how many and their sides, and whether replicas of experts have them."""
+    """Matrices of a device: how many, and their sides.
+
+    Args:
+        is_expert: whether replicas of experts share them.
+    """
 
     num: int
     rows: int

@@ -127,7 +127,11 @@ NO_TIME = Passes()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockTimes:
-    """Seconds of a block's modules for one micro-batch, and their sums, asked for every layout."""
+    """Seconds of a block's modules, or of some of them, for one micro-batch.
+
+    Args:
+        compute, communication: all of each, summed up once: a search asks them for every layout.
+    """
 
     modules: Mapping[ModuleName, Passes]
     compute: Passes
@@ -244,7 +248,12 @@ def _of_part(name: str, layout: FoldedLayout) -> float:
 
 
 class DevicePasses(NamedTuple):
-    """Seconds that passes keep the device, without exchanges, and their lead over the host."""
+    """Seconds that a block's passes keep the device, without exchanges.
+
+    Args:
+        recomputed: of the backward pass, what the forward pass has computed already.
+        slack: by how much both passes are longer than the host that launches them.
+    """
 
     times: BlockTimes
     forward: float

@@ -55,7 +55,12 @@ class RankBlocks(StageBlocks):
 
 
 class Cut(NamedTuple):
-    """Stages of a pipeline: those that differ, and the index of each stage among them."""
+    """Stages of a pipeline.
+
+    Args:
+        distinct: the stages, of equal ones the first.
+        which: the index of each stage in `distinct`.
+    """
 
     distinct: tuple[StageBlocks, ...]
     which: tuple[int, ...]

@@ -51,8 +51,11 @@ class PricedLayout:
 class FoldedSearch(Tables):
     """The layouts of a job.
 
-    Where layers are told apart by their routing, bounds are those of their mean, as is all but
-    `wholes` and `memory_of_wholes`.
+    Where layers are told apart by their routing, bounds are those of their mean: `prices`, `memory`
+    and `job` are of it.
+
+    Args:
+        wholes: prices of whole layouts, of which the runtime's rules bound the layouts.
     """
 
     wholes: StepPrices
@@ -134,7 +137,12 @@ Group = Sequence[FoldedLayout]
 
 
 class Row(NamedTuple):
-    """A pipeline that recomputes modules, and the least bytes with and without host memory."""
+    """A pipeline that recomputes a list of modules.
+
+    Args:
+        peak_bytes: that a device needs at least, with all in host memory that may be there.
+        alone_bytes: that it needs at least where only what is pinned is in host memory.
+    """
 
     layout: FoldedLayout
     peak_bytes: float
@@ -165,7 +173,11 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayoutTable(Tables):
-    """Layouts of a job that obey some pins; tables that are searched together share `numbers`."""
+    """Layouts of a job that obey some pins.
+
+    Args:
+        numbers: of nodes, which tables that are looked at together share.
+    """
 
     search: FoldedSearch
     pins: LayoutRequest

@@ -55,7 +55,12 @@ _RECOMPUTES: tuple[tuple[Recompute, ...], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutSpace:
-    """The layouts of a job for a target, on a site if known, by the runtime's rules if asked."""
+    """The layouts of a job for a target.
+
+    Args:
+        site: the machine; None where it is not known, and rules that need it are not asked.
+        asks_runtime: whether layouts that the runtime would refuse are left out.
+    """
 
     job: TrainingJob
     target: Target
@@ -207,7 +212,12 @@ _BEYOND = np.array([[[0.0]], [[-1.0]]])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitting:
-    """Layouts that fit into the memory of a device, and of one rank's host."""
+    """Layouts that fit into memory.
+
+    Args:
+        limit_bytes: usable memory of a device.
+        host_bytes: host memory of one rank.
+    """
 
     space: LayoutSpace
     memory: MemoryModel

@@ -30,7 +30,12 @@ _SEEN = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSeconds:
-    """A step's time, and its parts on the slowest pipeline rank, in seconds (`TrainingStep`)."""
+    """A step's time, in seconds as of `TrainingStep`.
+
+    Args:
+        parts: seconds on the slowest pipeline rank by name, all micro-batches; they add up to
+            `seconds`.
+    """
 
     seconds: float
     parts: Mapping[str, float]
