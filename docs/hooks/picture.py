@@ -24,18 +24,13 @@ from moetune.app.views.model_words import (
 )
 from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes
-from moetune.report.axes import ROWS, Axis, seconds_unit
-from moetune.report.html import STATIC
-from moetune.report.marks import Bars, Panel
-from moetune.report.section import Figure, seconds_span
-from moetune.report.svg import figure_svg
+from moetune.report.figure import Axis, Bar, Figure, Series, seconds_unit
+from moetune.report.section import seconds_span
+from moetune.report.svg import STATIC, drawing_of
 
 PICTURE = Path(__file__).resolve().parents[1] / "assets" / "plan.svg"
 _WIDTH, _LETTERS, _LINE = 860, 100, 20
 _COLORS = re.compile(r"(--\w+): light-dark\((#\w+), (#\w+)\);")
-_PART = re.compile(
-    r'<svg class="(?:ends|area)"(.*?)>(.*?)</svg>(?=<svg class="area"|</div>)', re.DOTALL
-)
 
 
 def picture() -> str:
@@ -81,80 +76,69 @@ def _figures(plan: TrainingDocument) -> Iterator[Figure]:
     answers = {f"plan: {plan.words}": plan.best}
     answers |= {answer.words: answer for answer in plan.alternatives[:3]}
     parts = {words: kinds_of(answer.mean_parts) for words, answer in answers.items()}
-    title = "Why: the plan's step, and the next layouts'"
-    yield Figure(name="steps", title=title, words="", panels=(_steps(parts, plan.range_seconds),))
-    memory, limit = plan.memory, plan.inputs.memory_limit_bytes
-    title = f"Memory: {format_bytes(memory.peak_bytes)} of {format_bytes(limit)} of a device"
-    yield Figure(name="memory", title=title, words="", panels=(_memory(memory.parts, limit),))
+    yield _steps(parts, plan.range_seconds)
+    yield _memory(plan.memory.parts, plan.inputs.memory_limit_bytes)
 
 
-def _steps(parts: Mapping[str, Mapping[str, float]], span: tuple[float, float]) -> Panel:
+def _steps(parts: Mapping[str, Mapping[str, float]], span: tuple[float, float]) -> Figure:
     """Return steps as bars of the kinds of their parts, then the range of the plan's."""
     longest = max(sum(kinds.values()) for kinds in parts.values())
     second, unit = seconds_unit(longest)
-    ends, bars = dict.fromkeys(parts, 0.0), []
+    ends, series = dict.fromkeys(parts, 0.0), []
     names = dict.fromkeys(kind for kinds in parts.values() for kind in kinds)
     for name, color in zip(names, ("accent", "second", "third"), strict=False):
         lengths = {row: kinds.get(name, 0.0) / second for row, kinds in parts.items()}
         if any(lengths.values()):
-            bars.append(
-                Bars(
-                    name=name, color=color, rows=tuple(parts), starts=tuple(ends.values()),
-                    lengths=tuple(lengths.values()),
-                )
-            )  # fmt: skip
+            bars = tuple(Bar(row, ends[row], lengths[row]) for row in parts)
+            series.append(Series(name=name, color=color, bars=bars))
         ends = {row: end + lengths[row] for row, end in ends.items()}
     low, high = (seconds / second for seconds in span)
-    ranges = Bars(
-        name="nine in ten steps", color="accent/0.35", rows=("range of the plan",),
-        starts=(low,), lengths=(high - low,),
+    ranges = (Bar("range of the plan", low, high - low),)
+    series.append(Series(name="nine in ten steps", color="accent/0.35", bars=ranges))
+    return Figure(
+        name="steps", title="Why: the plan's step, and the next layouts'",
+        x=Axis(title=unit, end=1.03 * max(longest / second, high)), series=tuple(series),
     )  # fmt: skip
-    end = 1.03 * max(longest / second, high)
-    return Panel(x=Axis(title=unit, end=end), y=ROWS, marks=(*bars, ranges))
 
 
-def _memory(parts: Mapping[str, float], limit_bytes: int) -> Panel:
+def _memory(parts: Mapping[str, float], limit_bytes: int) -> Figure:
     """Return the parts that take memory as bars, the largest first, then what the limit leaves."""
+    peak = sum(parts.values())
     sizes = sorted(((size, name) for name, size in parts.items() if size), reverse=True)
-    left = [(limit_bytes - sum(parts.values()), "free")]
-    bars = tuple(
-        Bars(
-            rows=tuple(f"{name} {format_bytes(size)}" for size, name in rows), color=color,
-            starts=(0.0,) * len(rows), lengths=tuple(size / 2**30 for size, _ in rows),
-        )
-        for rows, color in ((sizes, "accent"), (left, "third"))
+    series = tuple(
+        Series(color=color, bars=tuple(
+            Bar(f"{name} {format_bytes(size)}", 0.0, size / 2**30) for size, name in rows
+        ))
+        for rows, color in ((sizes, "accent"), ([(limit_bytes - peak, "free")], "third"))
     )  # fmt: skip
-    return Panel(x=Axis(title="GiB", end=1.03 * max(sizes)[0] / 2**30), y=ROWS, marks=bars)
+    return Figure(
+        name="memory",
+        title=f"Memory: {format_bytes(peak)} of {format_bytes(limit_bytes)} of a device",
+        x=Axis(title="GiB", end=1.03 * max(sizes)[0] / 2**30), series=series,
+    )  # fmt: skip
 
 
 def _drawn(figure: Figure, top: float) -> tuple[str, float]:
     """Return a figure's drawing at a place of the picture, and its height."""
-    ends, area = _PART.findall(figure_svg(figure))
-    left, height = (float(_size(name, ends[0])) for name in ("width", "height"))
-    places = ((ends, 20.0, left), (area, 20.0 + left, _WIDTH - left - 60))
+    drawing = drawing_of(figure)
+    left, height = drawing.left, drawing.height
+    places = ((drawing.labels, 20.0, left), (drawing.area, 20.0 + left, _WIDTH - left - 60))
     drawn = "".join(
         f'<svg x="{x:g}" y="{top:g}" width="{width:g}" height="{height:g}" '
-        f'class="drawing">{part[1]}</svg>\n'
+        f'class="drawing">{part}</svg>\n'
         for part, x, width in places
     )
-    bars = [mark for mark in figure.panels[0].marks if isinstance(mark, Bars) and mark.name]
-    return drawn + _legend(bars, top - 18), height
+    return drawn + _legend(drawing.legend, top - 18), height
 
 
-def _size(name: str, attributes: str) -> str:
-    return str(re.findall(f'{name}="([^"]+)"', attributes)[0])
-
-
-def _legend(series: list[Bars], top: float) -> str:
+def _legend(swatches: Mapping[str, str], top: float) -> str:
     """Return a swatch and a name for each series, at the right of the title."""
     x, drawn = _WIDTH - 40.0, ""
-    for bars in reversed(series):
-        x -= 7 * len(bars.name) + 26
-        role, _, opacity = bars.color.partition("/")
+    for name, swatch in reversed(swatches.items()):
+        x -= 7 * len(name) + 26
         drawn += (
-            f'<rect x="{x:g}" y="{top:g}" width="14" height="10" fill="var(--{role})" '
-            f'fill-opacity="{opacity or 1}"/><text x="{x + 20:g}" y="{top + 9:g}" '
-            f'class="tick">{escape(bars.name)}</text>'
+            f'<svg x="{x:g}" y="{top - 1:g}" width="18" height="12">{swatch}</svg>'
+            f'<text x="{x + 20:g}" y="{top + 9:g}" class="tick">{escape(name)}</text>'
         )
     return drawn
 

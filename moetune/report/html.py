@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 from moetune.domain.errors import MoetuneError
 from moetune.domain.units import format_bytes
 from moetune.report.section import Section
-from moetune.report.svg import figure_svg
+from moetune.report.svg import STATIC, figure_svg
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 
 FOLDER = Path(__file__).resolve().parent
-STATIC = FOLDER / "static"
 _COLORS = re.compile(r"--\w+: light-dark\(.*\);")
 _COMMAND = re.compile(r"`([^`]+)`|(?<=:  )((?:moetune|torchrun|git|pip) .*?)(?=\.?$)", re.MULTILINE)
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|×|[mµn]?s|[KMGT]i?B|[KMGTP]?FLOP/s)(?![\w/]))")

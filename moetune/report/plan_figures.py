@@ -5,9 +5,7 @@ from types import MappingProxyType
 
 from moetune.domain.samples import ResourceClass
 from moetune.domain.units import format_seconds
-from moetune.report.axes import ROWS, Axis, seconds_unit
-from moetune.report.marks import Bars, Panel
-from moetune.report.section import Figure
+from moetune.report.figure import Axis, Bar, Figure, Series, seconds_unit
 from moetune.solve.layer.timeline import Span, Timeline, operation_and_chunk, shown_name
 
 CLASSES: Mapping[ResourceClass, str] = MappingProxyType({
@@ -30,48 +28,38 @@ def timeline_figure(*, forward: Timeline, backward: Timeline) -> Figure:
     phases = {"forward": forward, "backward": backward}
     longest = max(timeline.makespan_seconds for timeline in phases.values())
     second, unit = seconds_unit(longest)
+    took = {name: format_seconds(timeline.makespan_seconds) for name, timeline in phases.items()}
     return Figure(
-        name="timeline",
-        title="Timeline of one step",
-        words=(
-            f"The simulated forward pass takes {format_seconds(forward.makespan_seconds)}, the "
-            f"backward pass {format_seconds(backward.makespan_seconds)}. "
-            f"{_letters(forward, backward)}"
-        ),
-        panels=tuple(
-            Panel(
-                title=f"{phase} {format_seconds(timeline.makespan_seconds)}",
-                x=Axis(title=unit, end=1.02 * longest / second),
-                y=ROWS,
-                marks=tuple(_bars(phase, timeline, second)),
-            )
+        name="timeline", title="Timeline of one step",
+        words=f"The simulated forward pass takes {took['forward']}, the backward pass "
+        f"{took['backward']}. {_letters(forward, backward)}",
+        x=Axis(title=unit, end=1.02 * longest / second),
+        series=tuple(
+            series
             for phase, timeline in phases.items()
+            for series in _lanes(phase, timeline, second)
         ),
-    )
+    )  # fmt: skip
 
 
-def _bars(phase: str, timeline: Timeline, second: float) -> Iterator[Bars]:
+def _lanes(phase: str, timeline: Timeline, second: float) -> Iterator[Series]:
     """Yield the bars of each class of resources."""
     for resource, name in CLASSES.items():
         spans = [span for span in timeline.spans if span.resource == resource]
         color, text_color = _COLORS[resource]
-        if spans:
-            yield Bars(
-                name=name, color=color, text_color=text_color,
-                rows=tuple(span.stream for span in spans),
-                starts=tuple(span.start_seconds / second for span in spans),
-                lengths=tuple(_seconds(span) / second for span in spans),
-                texts=tuple(_short(span.name) for span in spans),
-                hover=tuple(
-                    f"{phase} {shown_name(span.name)}\n{format_seconds(_seconds(span))}, "
-                    f"from {format_seconds(span.start_seconds)}"
-                    for span in spans
-                ),
-            )  # fmt: skip
+        bars = tuple(_bar(phase, span, second) for span in spans)
+        if bars:
+            yield Series(name=name, color=color, text_color=text_color, bars=bars)
 
 
-def _seconds(span: Span) -> float:
-    return span.end_seconds - span.start_seconds
+def _bar(phase: str, span: Span, second: float) -> Bar:
+    seconds, start = span.end_seconds - span.start_seconds, span.start_seconds
+    return Bar(
+        row=f"{phase} {span.stream}", start=start / second, length=seconds / second,
+        text=_short(span.name),
+        hover=f"{phase} {shown_name(span.name)}\n{format_seconds(seconds)}, from "
+        f"{format_seconds(start)}",
+    )  # fmt: skip
 
 
 def _short(name: str) -> str:

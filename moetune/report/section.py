@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from moetune.domain.units import format_bytes, format_seconds, format_share
-from moetune.report.marks import Panel
+from moetune.report.figure import SECONDS, Figure
 
 Value: TypeAlias = str | int | float | None
 Item = TypeVar("Item")
@@ -152,22 +152,6 @@ def without_empty_columns(table: Table) -> Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A drawing with its description.
-
-    Args:
-        name: of letters, digits and hyphens; unique on its page.
-        words: caption and text alternative.
-        panels: below each other; only the last one's x axis has a title.
-    """
-
-    name: str
-    title: str
-    words: str
-    panels: tuple[Panel, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """One topic: words, highlights, tables and figures.
 
@@ -266,6 +250,5 @@ def chance(share: float) -> str:
 def seconds_span(seconds: float, low: float, high: float) -> str:
     """Return "21.4 ms (20.6–22.5)": the range in the unit and with the digits of the value."""
     number, _, unit = format_seconds(seconds).partition(" ")
-    factor = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}[unit]
-    digits = len(number.partition(".")[2])
+    factor, digits = SECONDS[unit], len(number.partition(".")[2])
     return f"{number} {unit} ({low / factor:.{digits}f}–{high / factor:.{digits}f})"

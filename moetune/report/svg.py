@@ -1,68 +1,57 @@
-"""Figures as SVG that needs no script: axes, legend and marks, in the theme's colours.
+"""Figures as SVG that needs no script, in the theme's colours: for pages, and as a file.
 
 Heights are in pixels, widths in shares of the figure: it fills whatever width it is given, and its
-texts and lines keep their size. Lines stand in an inner drawing of `SPAN` units that is stretched
-with the figure, everything else at a percentage. Labels of the y axis stand in a drawing of fixed
-width; the one beside it takes what is left.
+texts and lines keep their size. Labels at the left stand in a drawing of fixed width; the area
+next to it takes what is left.
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from html import escape
-from typing import NamedTuple
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
-from moetune.report.axes import Scale, Value
-from moetune.report.marks import (
-    ROLES,
-    Bars,
-    Line,
-    Mark,
-    Panel,
-    Points,
-    Values,
-    across,
-    along,
-)
-from moetune.report.section import Figure
+from moetune.report.figure import ROLES, Figure, Scale, Series
 
-SPAN = 1000
-"""Width of the drawing that lines stand in."""
-_CHARACTER = 7.0
-"""Width of a character of 12 pixels height, in wide fonts."""
-_IN_BARS = 0.6 * 11
-"""Width of a character in a bar."""
-_PHONE = 250
-"""Width of a drawing on a phone."""
-_WIDE = 960
-"""Pixels of a figure in the widest window, to know which texts fit into bars."""
-_HEIGHT = 190
-_ROW = 36
-"""Pixels of a row of bars."""
-_FREE = 0.25
-"""Share of a row between its bar and the next."""
-_TICKS, _TITLE, _HEAD, _GAP = 20, 20, 20, 12
-_LONG_TICK = 4
-_ROLE = re.compile(rf"({'|'.join(ROLES)})(?:/([\d.]+))?")
+STATIC = Path(__file__).resolve().parent / "static"
+_CHARACTER, _IN_BARS = 7.0, 6.6
+"""Widths of a character of 12 pixels height in wide fonts, and of a smaller one in a bar."""
+_PHONE, _WIDE = 250, 960
+"""Pixels of an area on a phone and in the widest window, to know which texts have room."""
+_TOP, _HEIGHT, _ROW, _BAR = 12, 190, 36, 27
+"""Pixels above an area, of one with points, of a row, and of its bar."""
+_TICKS, _TITLE = 22, 20
+_FILE_WIDTH, _LINE, _MARGIN = 720, 18, 12
+_LIGHT = re.compile(r"(--\w+): light-dark\((#\w+),")
+_LOOKS = """\
+text { font: 12px sans-serif }
+.tick { fill: var(--muted) }
+.head { fill: var(--ink); font-weight: 600 }
+.name { fill: var(--ink) }
+.grid { stroke: var(--grid) }
+.mark { font-size: 11px }
+"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    """A panel in its figure, from `top` pixels on."""
+_Place: TypeAlias = tuple[float, float]
+"""A share of the width, and pixels from the top."""
 
-    panel: Panel
-    x: Scale
-    y: Scale
-    top: float
+
+class Drawing(NamedTuple):
+    """The inner SVG of a figure.
+
+    Args:
+        left: pixels of the labels, at whose right the area begins.
+        area: of any width; its places are shares of it.
+        legend: SVG of each series by its name; of a single one nothing.
+    """
+
+    left: float
     height: float
-
-    @property
-    def bottom(self) -> float:
-        return self.top + self.height
-
-    def down(self, value: Value) -> float:
-        """Return the pixels above a value."""
-        return self.top + self.height * (1 - self.y.share(value))
+    labels: str
+    area: str
+    legend: dict[str, str]
 
 
 def figure_svg(figure: Figure) -> str:
@@ -72,229 +61,161 @@ def figure_svg(figure: Figure) -> str:
         ValueError: a colour is no role of the theme.
     """
     drawing = drawing_of(figure)
-    title = figure.panels[0].y.title
-    above = f'<span class="axis">{escape(title)}</span>' if title else ""
+    above = f'<span class="axis">{escape(figure.y.title)}</span>' if figure.y else ""
     items = "".join(
         f'<li><svg width="18" height="12">{swatch}</svg>{escape(name)}</li>'
-        for name, swatch in legend(figure).items()
+        for name, swatch in drawing.legend.items()
     )
     named = f'<ul class="legend">{items}</ul>' if items else ""
-    left, height = _px(drawing.left), _px(drawing.height)
     return (
-        f'<div class="plot-head">{above}{named}</div>'
-        f'<div class="drawing"><svg class="ends" width="{left}" height="{height}">'
-        f'{drawing.labels}</svg><svg class="area" height="{height}">{drawing.area}</svg></div>'
+        f'<div class="plot-head">{above}{named}</div><div class="drawing">'
+        f'<svg class="ends" width="{drawing.left:g}" height="{drawing.height:g}">{drawing.labels}'
+        f'</svg><svg class="area" height="{drawing.height:g}">{drawing.area}</svg></div>'
     )
 
 
-class Drawing(NamedTuple):
-    """The inner SVG of a figure.
-
-    Args:
-        left: pixels of the labels of the y axis, at whose right the area begins.
-        area: of any width; its places are shares of it.
-    """
-
-    left: float
-    height: float
-    labels: str
-    area: str
-
-
-def drawing_of(figure: Figure) -> Drawing:
-    """Return a figure's drawing without its legend.
+def svg_file(figure: Figure) -> str:
+    """Return the figure with its title and legend as an SVG file, in the theme's light colours.
 
     Raises:
         ValueError: a colour is no role of the theme.
     """
-    places = list(_places(figure))
-    last = places[-1]
-    height = last.bottom + _TICKS + (_TITLE if last.panel.x.title else 0) + 2
-    labels = [tick.text for place in places for tick in place.y.ticks()]
-    left = _CHARACTER * max(map(len, labels), default=0) + _GAP
-    y_labels = "".join(part for place in places for part in _y_labels(place))
-    area = "".join(part for place in places for part in (*_grid(place), *_marks(place, height)))
-    return Drawing(left, height, y_labels, area + "".join(_x_labels(last, height)))
-
-
-def _places(figure: Figure) -> Iterator[_Place]:
-    """Yield the panels, each below the one before."""
-    top = 0.0
-    for panel in figure.panels:
-        x = Scale.of(panel.x, [value for mark in panel.marks for value in along(mark)])
-        y = Scale.of(panel.y, [value for mark in panel.marks for value in across(mark)])
-        height = _ROW * len(y.categories)
-        place = _Place(
-            panel=panel, x=x, y=y, top=top + (_HEAD if panel.title else _GAP),
-            height=height or _HEIGHT,
-        )  # fmt: skip
-        yield place
-        top = place.bottom
-
-
-def _grid(place: _Place) -> Iterator[str]:
-    """Yield the title and the lines of both axes; rows have none."""
-    if place.panel.title:
-        yield _text(place.panel.title, 0, place.top - 6, look="head", anchor="start")
-    if not place.y.categories:
-        for tick in place.y.ticks():
-            down = _px(place.bottom - place.height * tick.share)
-            yield f'<line x1="0" x2="100%" y1="{down}" y2="{down}" class="grid"/>'
-    for tick in place.x.ticks():
-        yield _vertical(tick.share, place, 'class="grid"')
-
-
-def _marks(place: _Place, height: float) -> Iterator[str]:
-    for mark in place.panel.marks:
-        match mark:
-            case Line():
-                yield _stretch(_line(mark, place), height)
-            case Points():
-                for number, (x, y) in enumerate(zip(mark.x, mark.y, strict=True)):
-                    hover = _title(mark.hover, number)
-                    yield _symbol(mark, mark.size, (place.x.share(x), place.down(y)), hover)
-            case Bars():
-                yield from _bars(mark, place)
-
-
-def _line(line: Line, place: _Place) -> str:
-    points = _path(_points(line.x, line.y, place))
-    return f'<path class="line" d="{points}" {_stroke(line)}/>'
-
-
-def _points(x: Values, y: Values, place: _Place) -> list[tuple[float, float]]:
-    pairs = zip(x, y, strict=True)
-    return [(SPAN * place.x.share(right), place.down(up)) for right, up in pairs]
-
-
-def _path(points: Sequence[tuple[float, float]]) -> str:
-    return "M" + "L".join(f"{_px(x)} {_px(y)}" for x, y in points)
-
-
-def _symbol(points: Points, size: float, place: tuple[float, float], inner: str = "") -> str:
-    """Return one point at a share of the width and a height in pixels."""
-    x, y = place
-    look = _paint(points.color)
-    circle = f'cx="{_percent(x)}" cy="{_px(y)}" r="{size / 2:g}"'
-    return f"<circle {circle} {look}>{inner}</circle>"
-
-
-def _bars(bars: Bars, place: _Place) -> Iterator[str]:
-    """Yield bars, and the texts in them."""
-    thick = place.height / len(place.y.categories) * (1 - _FREE)
-    look = f"{_paint(bars.color)} {_paint('surface', 'stroke')}"
-    spans = zip(bars.rows, bars.starts, bars.lengths, strict=True)
-    for number, (row, start, length) in enumerate(spans):
-        left, right = place.x.share(start), place.x.share(start + length)
-        middle = place.down(row)
-        yield (
-            f'<rect x="{_percent(left)}" y="{_px(middle - thick / 2)}" '
-            f'width="{_percent(right - left)}" height="{_px(thick)}" {look}>'
-            f"{_title(bars.hover, number)}</rect>"
+    colors = dict(_LIGHT.findall((STATIC / "moetune.css").read_text(encoding="utf-8")))
+    drawing, down, named = drawing_of(figure), 2 * _LINE, ""
+    for name, swatch in drawing.legend.items():
+        named += (
+            f'<svg x="{_MARGIN}" y="{down - 10}" width="18" height="12">{swatch}</svg>'
+            f'<text x="{_MARGIN + 24}" y="{down}" class="name">{escape(name)}</text>'
         )
-        if bars.texts:
-            needs = len(bars.texts[number]) * _IN_BARS + 2
-            if bars.texts[number] and (right - left) * _WIDE >= needs:
-                look_in = "mark" if (right - left) * _PHONE >= needs else "mark roomy"
-                center = (left + right) / 2
-                yield _text(
-                    bars.texts[number], center, middle + 4, look=look_in, color=bars.text_color
-                )
+        down += _LINE
+    above = escape(figure.y.title) if figure.y else ""
+    left, height = drawing.left + _MARGIN, drawing.height
+    size = f'height="{height:g}" overflow="visible"'
+    text = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_FILE_WIDTH}" '
+        f'height="{down + height + _LINE:g}"><title>{escape(figure.words)}</title>'
+        f'<style>{_LOOKS}</style><rect width="100%" height="100%" fill="var(--surface)"/>'
+        f'<text x="{_MARGIN}" y="{_LINE}" class="head">{escape(figure.title)}</text>{named}'
+        f'<text x="{_MARGIN}" y="{down}" class="tick">{above}</text>'
+        f'<svg x="{_MARGIN}" y="{down}" width="{drawing.left:g}" {size}>{drawing.labels}</svg>'
+        f'<svg x="{left:g}" y="{down}" width="{_FILE_WIDTH - left - 2 * _MARGIN:g}" {size}>'
+        f"{drawing.area}</svg></svg>\n"
+    )
+    return re.sub(r"var\((--\w+)\)", lambda match: colors[match[1]], text)
 
 
-def _x_labels(place: _Place, height: float) -> Iterator[str]:
-    """Yield the labels and the title of a panel's x axis."""
-    ticks = place.x.ticks()
+def drawing_of(figure: Figure) -> Drawing:
+    """Return a figure's drawing.
+
+    Raises:
+        ValueError: a colour is no role of the theme.
+    """
+    points = [point for series in figure.series for point in series.points]
+    rows = [*dict.fromkeys(bar.row for series in figure.series for bar in series.bars)]
+    x, bottom = Scale.of(figure.x, [point.x for point in points]), _TOP + _ROW * len(rows)
+    labels = {row: _TOP + _ROW * (number + 0.5) for number, row in enumerate(rows)}
+    grid, drawn = "", [_bars(series, x, labels) for series in figure.series]
+    if figure.y is not None:
+        y, bottom = Scale.of(figure.y, [point.y for point in points]), _TOP + _HEIGHT
+        labels = {tick.text: bottom - _HEIGHT * tick.share for tick in y.ticks()}
+        grid = "".join(_segment((0, down), (1, down), 'class="grid"') for down in labels.values())
+        drawn = [_points(series, x, y) for series in figure.series]
+    grid += "".join(
+        _segment((tick.share, _TOP), (tick.share, bottom), 'class="grid"') for tick in x.ticks()
+    )
+    legend = {series.name: _swatch(series) for series in figure.series if series.name}
+    return Drawing(
+        left=_CHARACTER * max(map(len, labels), default=0) + _TOP,
+        height=bottom + _TICKS + (_TITLE if figure.x.title else 0),
+        labels="".join(
+            _text(words, 1, down + 4, 'text-anchor="end" class="tick" dx="-8"')
+            for words, down in labels.items()
+        ),
+        area=grid + "".join(drawn) + "".join(_x_labels(figure, x, bottom)),
+        legend=legend if len(legend) > 1 else {},
+    )
+
+
+def _bars(series: Series, x: Scale, middles: Mapping[str, float]) -> str:
+    """Return bars, and the texts that have room in them."""
+    drawn, look = "", f"{_paint(series.color)} {_paint('surface', 'stroke')}"
+    for bar in series.bars:
+        left, middle = x.share(bar.start), middles[bar.row]
+        width = x.share(bar.start + bar.length) - left
+        drawn += (
+            f'<rect x="{left:.2%}" y="{_px(middle - _BAR / 2)}" width="{width:.2%}" '
+            f'height="{_BAR}" {look}>{_title(bar.hover)}</rect>'
+        )
+        needs = len(bar.text) * _IN_BARS + 2
+        if bar.text and width * _WIDE >= needs:
+            mark = "mark" if width * _PHONE >= needs else "mark roomy"
+            more = f'text-anchor="middle" class="{mark}" {_paint(series.text_color)}'
+            drawn += _text(bar.text, left + width / 2, middle + 4, more)
+    return drawn
+
+
+def _points(series: Series, x: Scale, y: Scale) -> str:
+    places = [
+        (x.share(point.x), _TOP + _HEIGHT * (1 - y.share(point.y))) for point in series.points
+    ]
+    if not series.size:
+        return "".join(_segment(*ends, _line(series)) for ends in pairwise(places))
+    return "".join(
+        _circle(series, place, _title(point.hover))
+        for place, point in zip(places, series.points, strict=True)
+    )
+
+
+def _x_labels(figure: Figure, x: Scale, bottom: float) -> Iterator[str]:
+    """Yield the labels and the title of the x axis; of dense labels a phone omits each second."""
+    ticks = [*x.ticks()]
     is_dense = sum(len(tick.text) * _CHARACTER + 16 for tick in ticks) > _PHONE
     for number, tick in enumerate(ticks):
-        anchor = "end" if tick.share > 1 - 1e-3 and len(tick.text) > _LONG_TICK else "middle"
         look = "tick roomy" if is_dense and number % 2 else "tick"
-        yield _text(tick.text, tick.share, place.bottom + 15, look=look, anchor=anchor)
-    if title := place.panel.x.title:
-        yield _text(title, 0.5, height - 5)
+        yield _text(tick.text, tick.share, bottom + 15, f'text-anchor="middle" class="{look}"')
+    if title := figure.x.title:
+        yield _text(title, 0.5, bottom + _TICKS + 15, 'text-anchor="middle" class="tick"')
 
 
-def _y_labels(place: _Place) -> Iterator[str]:
-    """Yield the labels of a panel's y axis, at the right edge of their drawing."""
-    for tick in place.y.ticks():
-        down = place.bottom - place.height * tick.share + 4
-        yield _text(tick.text, 1, down, anchor="end", shift=-8)
+def _swatch(series: Series) -> str:
+    if series.bars:
+        return f'<rect y="1" width="14" height="10" {_paint(series.color)}/>'
+    if not series.size:
+        return _segment((0, 6), (1, 6), _line(series))
+    return _circle(series, (0.35, 6))
 
 
-def legend(figure: Figure) -> dict[str, str]:
-    """Return the SVG of each series by its name; of a single one nothing."""
-    named: dict[str, Mark] = {}
-    for panel in figure.panels:
-        for mark in panel.marks:
-            named.setdefault(mark.name, mark)
-    named.pop("", None)
-    if len(named) < 2:  # noqa: PLR2004 - one series needs no name
-        return {}
-    return {name: _swatch(mark) for name, mark in named.items()}
+def _circle(series: Series, place: _Place, inner: str = "") -> str:
+    spot = f'cx="{place[0]:.2%}" cy="{_px(place[1])}" r="{series.size / 2:g}"'
+    return f"<circle {spot} {_paint(series.color)}>{inner}</circle>"
 
 
-def _swatch(mark: Mark) -> str:
-    match mark:
-        case Line():
-            return f'<line x1="0" x2="16" y1="6" y2="6" {_stroke(mark)}/>'
-        case Points():
-            return _symbol(mark, min(mark.size, 9), (0.35, 6))
-        case _:
-            return f'<rect y="1" width="14" height="10" {_paint(mark.color)}/>'
+def _segment(start: _Place, end: _Place, look: str) -> str:
+    x, y = f'x1="{start[0]:.2%}" x2="{end[0]:.2%}"', f'y1="{_px(start[1])}" y2="{_px(end[1])}"'
+    return f"<line {x} {y} {look}/>"
+
+
+def _line(series: Series) -> str:
+    return f'{_paint(series.color, "stroke")} stroke-width="2"'
+
+
+def _text(words: str, x: float, y: float, look: str) -> str:
+    return f'<text x="{x:.2%}" y="{_px(y)}" {look}>{escape(words)}</text>'
+
+
+def _title(words: str) -> str:
+    """Return the element that browsers show on hovering; "" for no words."""
+    return f"<title>{escape(words)}</title>" if words else ""
 
 
 def _paint(color: str, name: str = "fill") -> str:
     """Return the attributes for a colour's role, such as "accent/0.2"."""
-    match = _ROLE.fullmatch(color)
-    if match is None:
+    role, _, opacity = color.partition("/")
+    if role not in ROLES:
         raise ValueError(f"{color!r} is no role of the theme, such as accent or accent/0.2")
-    opacity = f' {name}-opacity="{match[2]}"' if match[2] else ""
-    return f'{name}="var(--{match[1]})"{opacity}'
-
-
-def _stroke(line: Line) -> str:
-    return f'{_paint(line.color, "stroke")} stroke-width="2"'
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f}%"
+    return f'{name}="var(--{role})"' + (f' {name}-opacity="{opacity}"' if opacity else "")
 
 
 def _px(number: float) -> str:
-    """Return pixels with one digit at most."""
+    """Return pixels with a digit at most."""
     return f"{number:.1f}".removesuffix(".0")
-
-
-def _title(words: Sequence[str], number: int) -> str:
-    """Return the element that browsers show on hovering; "" for no words."""
-    return f"<title>{escape(words[number])}</title>" if words else ""
-
-
-def _text(
-    words: str, x: float, y: float, *, look: str = "tick", anchor: str = "middle",
-    shift: float = 0, color: str = "",
-) -> str:  # fmt: skip
-    """Return a text at a share of the width and a height in pixels.
-
-    Args:
-        look: style classes.
-        shift: pixels to the right.
-    """
-    more = f' dx="{shift:g}"' if shift else ""
-    more += f" {_paint(color)}" if color else ""
-    return (
-        f'<text x="{_percent(x)}" y="{_px(y)}" text-anchor="{anchor}" class="{look}"{more}>'
-        f"{escape(words)}</text>"
-    )
-
-
-def _vertical(share: float, place: _Place, look: str) -> str:
-    left = _percent(share)
-    return f'<line x1="{left}" x2="{left}" y1="{_px(place.top)}" y2="{_px(place.bottom)}" {look}/>'
-
-
-def _stretch(inner: str, height: float) -> str:
-    return (
-        f'<svg class="lines" width="100%" height="{_px(height)}" '
-        f'viewBox="0 0 {SPAN} {_px(height)}" preserveAspectRatio="none">{inner}</svg>'
-    )

@@ -211,7 +211,7 @@ def page(name: str) -> dict[str, Any]:
     sections = tuple(PAGES[name]())
     figures = [
         {"name": figure.name, "title": figure.title, "said": figure.words,
-         "panels": [_outline(plain(panel)) for panel in figure.panels]}
+         "drawn": _outline([plain(part) for part in (figure.x, figure.y, *figure.series)])}
         for section in sections
         for figure in section.figures
     ]  # fmt: skip

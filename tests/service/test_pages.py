@@ -22,7 +22,7 @@ from moetune.domain.targets import find_target
 from moetune.domain.training import LayoutRequest
 from moetune.domain.units import format_seconds
 from moetune.huggingface.registry import model_names, named_model
-from moetune.report.html import STATIC
+from moetune.report.svg import STATIC
 from moetune.service.access import Access
 from moetune.service.app import create_app
 from tests.report.lab import fill, lab_profile

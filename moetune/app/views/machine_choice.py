@@ -1,6 +1,6 @@
 """Machines side by side in a table and a figure of time against cost, and as values."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,10 @@ from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.targets import TargetName, find_target
 from moetune.domain.units import format_amount, format_days, format_train_tokens
-from moetune.report.axes import Axis
+from moetune.report.figure import Axis, Figure, Point, Series
 from moetune.report.html import Chapter, environment, report_page
-from moetune.report.marks import Line, Panel, Points
-from moetune.report.section import EMPTY, Cell, Figure, Section, Table, percent, plural
-from moetune.report.svg_file import svg_file
+from moetune.report.section import EMPTY, Cell, Section, Table, percent, plural
+from moetune.report.svg import svg_file
 from moetune.solve.model.uncertainty import UNRECORDED, public_ratios
 
 _DECADE = 10
@@ -186,43 +185,39 @@ def _verdict(choice: Choice, compared: Comparison) -> Cell:
 
 def choice_figure(compared: Comparison) -> Figure:
     """Return time against cost of all choices that have a plan."""
-    money = "cost" if compared.has_prices else "GPU-hours"
     front = [choice for choice in compared.solved if not compared.better_than(choice)]
     others = [choice for choice in compared.solved if choice not in front]
-    line = _line(sorted(front, key=lambda choice: choice.money))
-    dots = _points(others, "dominated", "second"), _points(front, "not dominated", "accent")
-    costs, days = _places([*compared.solved])
+    line = _points(sorted(front, key=lambda choice: choice.money))
+    points = _points(compared.solved)
     return Figure(
         name="choices", title="Time against cost",
         words="Down and to the left is better: no choice is both faster and cheaper than one on "
         "the line.",
-        panels=(Panel(x=_axis(money, costs), y=_axis("days", days), marks=(line, *dots)),),
+        x=_axis("cost" if compared.has_prices else "GPU-hours", [point.x for point in points]),
+        y=_axis("days", [point.y for point in points]),
+        series=(
+            Series(color="accent/0.6", points=line),
+            Series(name="dominated", color="second", size=8, points=_points(others)),
+            Series(name="not dominated", size=8, points=_points(front)),
+        ),
     )  # fmt: skip
 
 
-def _axis(title: str, values: tuple[float, ...]) -> Axis:
+def _axis(title: str, values: Sequence[float]) -> Axis:
     """Return a logarithmic axis where values are of several decades."""
-    return Axis(title=title, kind="log" if max(values) > _DECADE * min(values) > 0 else "linear")
+    return Axis(title=title, is_log=max(values) > _DECADE * min(values) > 0)
 
 
-def _line(choices: list[Choice]) -> Line:
-    x, y = _places(choices)
-    return Line(x=x, y=y, color="accent/0.6")
-
-
-def _points(choices: list[Choice], name: str, color: str) -> Points:
-    x, y = _places(choices)
-    hover = tuple(
-        f"{choice.name}\n{format_days(days)}, {format_amount(cost)}"
-        for choice, cost, days in zip(choices, x, y, strict=True)
-    )
-    return Points(x=x, y=y, name=name, color=color, size=8, hover=hover)
-
-
-def _places(choices: list[Choice]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return money and days of choices that have a plan."""
-    days = (choice.run.days.predicted for choice in choices if choice.run)
-    return tuple(choice.money for choice in choices), tuple(days)
+def _points(choices: Sequence[Choice]) -> tuple[Point, ...]:
+    """Return days over money of choices that have a plan."""
+    return tuple(
+        Point(
+            choice.money, days,
+            f"{choice.name}\n{format_days(days)}, {format_amount(choice.money)}",
+        )
+        for choice in choices
+        if choice.run and (days := choice.run.days.predicted)
+    )  # fmt: skip
 
 
 def write_choices(output: Path, compared: Comparison, *, now: datetime, version: str) -> None:

@@ -11,7 +11,7 @@ from starlette.responses import RedirectResponse
 from starlette.staticfiles import StaticFiles
 
 from moetune.domain.errors import NotAuthorisedError
-from moetune.report.html import STATIC
+from moetune.report.svg import STATIC
 from moetune.service.access import Access
 from moetune.service.bodies import read_form
 from moetune.service.middleware import COOKIE, LOGIN_PATH, LOGOUT_PATH
