@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 
 from moetune.app.planner import Planner, plan_model
 from moetune.app.requests import is_of_model
 from moetune.app.solvers import SolverLimits, SolverPool
-from moetune.domain.ask import Ask
-from moetune.domain.budget import Budget, TrainingRun
+from moetune.domain.budget import Budget
 from moetune.domain.errors import (
     InfeasiblePlanError,
     InputError,
@@ -27,6 +27,11 @@ from moetune.domain.training_document import TrainingDocument
 
 MOST_CHOICES = 64
 _PATIENCE = SolverLimits(seconds=3600.0, memory_bytes=2**42, num_waiting=MOST_CHOICES)
+_WORDS: tuple[tuple[type[MoetuneError], str], ...] = (
+    (LayoutTooLargeError, "too large"), (InfeasiblePlanError, "refused"), (InputError, "refused"),
+    (ProfileError, "no times"), (MoetuneError, "failed"),
+)  # fmt: skip
+"""Why a choice has no plan, by its error, the first that fits."""
 _Asked = tuple[Profile, Sequence[ObservedRun], Question]
 Advance = Callable[["Choice"], None]
 """Called with each choice that is solved."""
@@ -48,32 +53,22 @@ class Choice:
         return f"{self.profile}, {self.world_size:,} GPUs, {self.target}"
 
     @property
-    def run(self) -> TrainingRun | None:
-        """The whole training."""
-        return None if self.plan is None else self.plan.run
+    def days(self) -> float:
+        """Days of the whole training; infinity without a plan."""
+        return inf if self.plan is None or self.plan.run is None else self.plan.run.days.predicted
 
     @property
     def money(self) -> float:
-        """The cost of the whole training; without a price its GPU-hours.
-
-        Raises:
-            ValueError: there is no plan.
-        """
-        if self.run is None:
-            raise ValueError(f"{self.name} has no plan")
-        return (self.run.cost or self.run.gpu_hours).predicted
+        """Its cost, or its GPU-hours without a price; infinity without a plan."""
+        if self.plan is None or self.plan.run is None:
+            return inf
+        return (self.plan.run.cost or self.plan.run.gpu_hours).predicted
 
     @property
     def word(self) -> str:
         """Why there is no plan, in a word or two; "" where there is one."""
-        kinds: Mapping[type, str] = {
-            LayoutTooLargeError: "too large", InfeasiblePlanError: "refused",
-            InputError: "refused", ProfileError: "no times",
-        }  # fmt: skip
-        if self.refusal is None:
-            return ""
-        names = (word for kind, word in kinds.items() if isinstance(self.refusal, kind))
-        return next(names, "failed")
+        words = (word for kind, word in _WORDS if isinstance(self.refusal, kind))
+        return next(words, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +89,15 @@ class Comparison:
     def solved(self) -> tuple[Choice, ...]:
         """Choices that have a plan, the shortest training first."""
         solved = (choice for choice in self.choices if choice.plan is not None)
-        return tuple(sorted(solved, key=_days))
+        return tuple(sorted(solved, key=lambda choice: choice.days))
 
     def better_than(self, choice: Choice) -> Choice | None:
         """Return the cheapest choice that is both faster and cheaper; None where there is none."""
-        if choice.run is None:
-            return None
-        here = _days(choice), choice.money
+        here = choice.days, choice.money
         better = (
             other for other in self.solved
-            if (there := (_days(other), other.money)) != here
-            and there[0] <= here[0] and there[1] <= here[1]
+            if choice.plan is not None and (other.days, other.money) != here
+            and other.days <= choice.days and other.money <= choice.money
         )  # fmt: skip
         return min(better, key=lambda other: other.money, default=None)
 
@@ -134,17 +127,16 @@ def compare_machines(
         )
     machines = {name: planner.sources.profile(name, for_models=True).profile for name in profiles}
     runs = {
-        name: () if question.uncalibrated else planner.sources.observed_runs(profile)
-        for name, profile in machines.items()
+        name: () if question.uncalibrated else planner.sources.observed_runs(machine)
+        for name, machine in machines.items()
     }
     questions = [
         (
-            machines[name],
-            runs[name],
+            machines[name], runs[name],
             replace(question, target=target, world_size=size, price=prices.get(name)),
         )
         for name, target, size in asked
-    ]
+    ]  # fmt: skip
     choices = tuple(_solved(planner, questions, advance))
     reasons = {(choice.word, str(choice.refusal)) for choice in choices}
     if len(reasons) == 1 and choices[0].refusal is not None:
@@ -176,14 +168,15 @@ def _solved(planner: Planner, questions: Sequence[_Asked], advance: Advance) -> 
 def _choice(
     planner: Planner, profile: Profile, runs: Sequence[ObservedRun], question: Question
 ) -> Choice:
-    choice = Choice(
-        profile=profile.name, world_size=question.world_size or 0, target=question.target or ""
-    )
+    plan = refusal = None
     try:
         plan = planner.run(profile.name, plan_model, question, profile, runs, with_savings=False)
     except MoetuneError as error:
-        return replace(choice, refusal=error)
-    return replace(choice, plan=plan)
+        refusal = error
+    return Choice(
+        profile=profile.name, world_size=question.world_size or 0, target=question.target or "",
+        plan=plan, refusal=refusal,
+    )  # fmt: skip
 
 
 def read_prices(text: str | None, profiles: Sequence[str]) -> dict[str, float]:
@@ -197,29 +190,25 @@ def read_prices(text: str | None, profiles: Sequence[str]) -> dict[str, float]:
     """
     if text is None:
         return {}
-    ask = ASKS["price"]
     if "=" not in text:
-        return dict.fromkeys(profiles, _price(ask, text))
+        return dict.fromkeys(profiles, _price(text))
     pairs = [pair.partition("=") for pair in text.split(",")]
-    prices = {name.strip(): _price(ask, price) for name, _, price in pairs}
-    lacking = [name for name in profiles if name not in prices]
-    unknown = [name for name in prices if name not in profiles]
-    if lacking or unknown:
-        what = (
-            f"has none for {lacking[0]}" if lacking else f"names {unknown[0]!r}, which is not asked"
-        )
-        raise InputError(f"--price {what}", "give a single price, or NAME=PRICE for each profile")
+    prices = {name.strip(): _price(price) for name, _, price in pairs}
+    for name in profiles:
+        if name not in prices:
+            raise _wrong_prices(f"has none for {name}")
+    for name in prices:
+        if name not in profiles:
+            raise _wrong_prices(f"names {name!r}, which is not asked")
     return prices
 
 
-def _price(ask: Ask, text: str) -> float:
-    price = ask.read(text.strip())
+def _wrong_prices(what: str) -> InputError:
+    return InputError(f"--price {what}", "give a single price, or NAME=PRICE for each profile")
+
+
+def _price(text: str) -> float:
+    price = ASKS["price"].read(text.strip())
     with about("price"):
-        ask.check(price)
+        ASKS["price"].check(price)
     return float(str(price))
-
-
-def _days(choice: Choice) -> float:
-    if choice.run is None:
-        raise ValueError(f"{choice.name} has no plan")
-    return choice.run.days.predicted

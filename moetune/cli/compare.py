@@ -1,5 +1,6 @@
 """`moetune compare`: machines and numbers of GPUs side by side, by time and cost."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from moetune.cli.commands import argument, command, option
@@ -8,8 +9,13 @@ from moetune.cli.options import fields, texts_of
 from moetune.cli.progress import Counter
 from moetune.cli.session import Session
 from moetune.domain.errors import InfeasiblePlanError
+from moetune.domain.spelling import AS_FLAGS, about, spelled
 from moetune.domain.units import parse_count
 
+_SPELLING = replace(
+    AS_FLAGS,
+    names={**AS_FLAGS.names, "profile": "--profiles", "world_size": "--world-sizes"},
+)
 _DEFAULTS = {"global_batch": "1024", "seq": "4k", "train_tokens": "1T"}
 
 
@@ -56,9 +62,12 @@ def compare(
     if output is not None:
         check_kind(output)  # before the plans are made
     question = ask(read_texts({"model": model, **_DEFAULTS, **texts_of(asked)}))
-    sizes = [parse_count(size, least=1) for size in _list(world_sizes)]
     targets, prices = _list(target), read_prices(price, names)
-    with session.planner(None) as planner, Counter(screen, "plans") as counter:
+    with (
+        spelled(_SPELLING), session.planner(None) as planner, Counter(screen, "plans") as counter
+    ):  # fmt: skip
+        with about("world_size"):
+            sizes = [parse_count(size, least=1) for size in _list(world_sizes)]
         counter.total = len(names) * len(sizes) * len(targets)
         compared = compare_machines(
             planner, question, profiles=names, world_sizes=sizes, targets=targets, prices=prices,

@@ -88,9 +88,10 @@ def test_the_figure_is_a_drawing_of_its_own(cli: Cli) -> None:
         (("--price", "h100-x8=-2,b200-x8=3"), 2, "--price must be from 0"),
         (("--target", "megatrom"), 2, "megatrom"),
         (("--world-sizes", ",".join(map(str, range(8, 280, 8)))), 2, "choices are more than 64"),
-        (("--profiles", "h100-x9"), 5, "h100-x9"),
+        (("--profiles", "h100-x9"), 5, "--profiles: profile 'h100-x9' is unknown"),
         (("--output", "all.png"), 2, "all.png: is neither .html nor .svg"),
-        (("--world-sizes", "0"), 2, "--world-size"),
+        (("--world-sizes", "0"), 2, "--world-sizes must be from 1"),
+        (("--world-sizes", "8x"), 2, "--world-sizes: count '8x'"),
     ],
 )
 def test_a_wrong_value_is_an_error(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from math import isinf
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from moetune.app.training import step_spread
 from moetune.app.views.run import spread_words
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
-from moetune.domain.targets import TargetName, find_target
+from moetune.domain.targets import find_target
+from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_amount, format_days, format_train_tokens
 from moetune.report.figure import Axis, Figure, Point, Series
 from moetune.report.html import Chapter, environment, report_page
@@ -83,29 +85,43 @@ def _answer(compared: Comparison) -> Iterator[str]:
     if not compared.solved:
         yield "None of the choices has a plan."
         return
-    fastest = compared.solved[0]
-    cheapest = min(compared.solved, key=lambda choice: choice.money)
+    fastest, cheapest = compared.solved[0], min(compared.solved, key=lambda choice: choice.money)
+    words = {"Fastest": fastest, "Cheapest": cheapest}
     if fastest is cheapest:
-        yield f"Fastest and cheapest: {_words(fastest)}"
-        return
-    yield f"Fastest: {_words(fastest)}"
-    yield f"Cheapest: {_words(cheapest)}"
+        words = {"Fastest and cheapest": fastest}
+    yield from (f"{what}: {_words(choice)}" for what, choice in words.items())
 
 
 def _words(choice: Choice) -> str:
-    assert choice.run is not None  # noqa: S101 - those that are solved have one
-    days, money = choice.run.days, choice.run.cost or choice.run.gpu_hours
-    unit = "a cost of {}" if choice.run.cost else "{} GPU-hours"
-    said = unit.format(spread_words(money))
-    layout = choice.plan.words if choice.plan else ""
-    return f"{choice.name}: {spread_words(days, format_days)}, {said}; {layout}."
+    plan = choice.plan
+    assert plan is not None  # noqa: S101 - those that are solved have a plan
+    run = plan.run
+    assert run is not None  # noqa: S101
+    said = f"{spread_words(run.gpu_hours)} GPU-hours"
+    if run.cost:
+        said = f"a cost of {spread_words(run.cost)}"
+    return f"{choice.name}: {spread_words(run.days, format_days)}, {said}; {plan.words}."
 
 
 def _numbers(compared: Comparison) -> Iterator[str]:
-    targets = {find_target(choice.target).name for choice in compared.solved}
-    for target in sorted(targets):
-        yield _error_words(target)
-    yield from _calibrated(compared)
+    """Yield how far such predictions are off, which are calibrated, and what is counted."""
+    for target in sorted({find_target(choice.target).name for choice in compared.solved}):
+        low, high = (f"{ratio:.2f}" for ratio in public_ratios(target))
+        yield (
+            f"Ranges of {target} are a guess: nobody has published its steps with their batch."
+            if target in UNRECORDED
+            else f"Nine in ten public runs took {low} to {high} times such a prediction ({target})."
+        )
+    factors = dict.fromkeys(
+        f"{choice.profile} for {choice.target} by {choice.plan.calibration.factor:.2f}"
+        for choice in compared.solved
+        if choice.plan is not None and choice.plan.calibration is not None
+    )
+    if factors:
+        yield (
+            f"Calibrated by observed runs: {', '.join(factors)}. All else is as predicted; "
+            "--uncalibrated compares all as predicted."
+        )
     share = compared.budget.utilization
     busy = "all the time" if share == 1 else f"in {percent(share, digits=0)} of the time"
     yield f"Steps run {busy}." + (
@@ -113,58 +129,32 @@ def _numbers(compared: Comparison) -> Iterator[str]:
     )
 
 
-def _calibrated(compared: Comparison) -> Iterator[str]:
-    """Yield which steps are calibrated, since others are not."""
-    factors = {
-        f"{choice.profile} for {choice.target}": choice.plan.calibration.factor
-        for choice in compared.solved
-        if choice.plan is not None and choice.plan.calibration is not None
-    }
-    if factors:
-        words = ", ".join(f"{name} by {factor:.2f}" for name, factor in factors.items())
-        yield (
-            f"Calibrated by observed runs: {words}. All else is as predicted; --uncalibrated "
-            "compares all as predicted."
-        )
-
-
-def _error_words(target: TargetName) -> str:
-    low, high = (f"{ratio:.2f}" for ratio in public_ratios(target))
-    if target in UNRECORDED:
-        return f"Ranges of {target} are a guess: nobody has published its steps with their batch."
-    return f"Nine in ten public runs took {low} to {high} times such a prediction ({target})."
-
-
 def _table(compared: Comparison) -> Table:
-    is_single = len({choice.target for choice in compared.choices}) == 1
+    money = "cost" if compared.has_prices else "GPU-hours"
     columns: dict[str, Callable[[Choice], Cell | str]] = {
         "machine": lambda choice: choice.profile,
         "GPUs": lambda choice: Cell.count(choice.world_size),
         "runtime": lambda choice: choice.target,
-        "step": lambda choice: _cell(choice, lambda plan: Cell.seconds(plan.step_seconds)),
-        "tokens/s": lambda choice: _cell(choice, lambda plan: _tokens(plan.tokens_per_second)),
-        "MFU": lambda choice: _cell(choice, lambda plan: Cell.share(plan.throughput.mfu, digits=0)),
-        "memory": lambda choice: _cell(choice, lambda plan: Cell.size(plan.memory.peak_bytes)),
-        "days": lambda choice: _cell(choice, lambda plan: _amount(plan.run.days.predicted)),
-        "cost" if compared.has_prices else "GPU-hours": lambda choice: _cell(
-            choice, lambda _: _amount(choice.money)
-        ),
+        "step": _of_plan(lambda plan: Cell.seconds(plan.step_seconds)),
+        "tokens/s": _of_plan(lambda plan: _tokens(plan.tokens_per_second)),
+        "MFU": _of_plan(lambda plan: Cell.share(plan.throughput.mfu, digits=0)),
+        "memory": _of_plan(lambda plan: Cell.size(plan.memory.peak_bytes)),
+        "days": lambda choice: _amount(choice.days),
+        money: lambda choice: _amount(choice.money),
         "": lambda choice: _verdict(choice, compared),
         "layout": lambda choice: choice.plan.words if choice.plan else "",
     }
-    wide = ["layout"]
-    if is_single:
-        del columns["runtime"]
-    else:
-        wide += ["tokens/s", "memory"]
+    wide = ["layout", "tokens/s", "memory"]
+    if len({choice.target for choice in compared.choices}) == 1:
+        del columns["runtime"], wide[1:]
     return Table.of(
         "choices", compared.choices, columns, wide=tuple(wide),
         notes=("dominated: another choice is faster and cheaper.",),
     )  # fmt: skip
 
 
-def _cell(choice: Choice, cell: Callable[[Any], Cell]) -> Cell:
-    return EMPTY if choice.plan is None else cell(choice.plan)
+def _of_plan(cell: Callable[[TrainingDocument], Cell]) -> Callable[[Choice], Cell]:
+    return lambda choice: EMPTY if choice.plan is None else cell(choice.plan)
 
 
 def _tokens(rate: float) -> Cell:
@@ -174,13 +164,13 @@ def _tokens(rate: float) -> Cell:
 
 
 def _amount(number: float) -> Cell:
-    return Cell(text=format_amount(number), value=number)
+    return EMPTY if isinf(number) else Cell(text=format_amount(number), value=number)
 
 
 def _verdict(choice: Choice, compared: Comparison) -> Cell:
     if choice.refusal is not None:
         return Cell.words(choice.word, mark="suspect")
-    return Cell.words("dominated" if compared.better_than(choice) else "", mark="")
+    return Cell.words("dominated" if compared.better_than(choice) else "")
 
 
 def choice_figure(compared: Comparison) -> Figure:
@@ -212,11 +202,10 @@ def _points(choices: Sequence[Choice]) -> tuple[Point, ...]:
     """Return days over money of choices that have a plan."""
     return tuple(
         Point(
-            choice.money, days,
-            f"{choice.name}\n{format_days(days)}, {format_amount(choice.money)}",
+            choice.money, choice.days,
+            f"{choice.name}\n{format_days(choice.days)}, {format_amount(choice.money)}",
         )
         for choice in choices
-        if choice.run and (days := choice.run.days.predicted)
     )  # fmt: skip
 
 
