@@ -3,8 +3,8 @@
 What is observed is kept in the store, and calibrates predictions of the same machine and runtime.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,7 +13,7 @@ from moetune.app.calibration import calibration_for
 from moetune.app.predicted_runs import PredictedRun
 from moetune.domain.errors import InputError
 from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, Calibration, ObservedRun
-from moetune.domain.targets import TargetName, planned_target
+from moetune.domain.targets import TargetName
 from moetune.domain.training_document import TrainingMemory
 from moetune.logs.formats import LABELS, LogFormat, MemoryScope
 from moetune.logs.kineto import COLLECTIVES, TracedStep, read_trace
@@ -101,14 +101,14 @@ class Observed:
     log: LoggedRun | None = None
     trace: TracedStep | None = None
     scope: MemoryScope = "device"
-    parts: tuple[ObservedPart, ...] = field(default=())
+    parts: tuple[ObservedPart, ...] = ()
     number: int | None = None
     calibration: Calibration | None = None
 
     @property
     def ratio(self) -> float:
         """Measured over predicted seconds of a step."""
-        return self.run.seconds / self.prediction.step_seconds
+        return self.run.seconds / self.prediction.run.seconds
 
     @property
     def is_kept(self) -> bool:
@@ -118,8 +118,8 @@ class Observed:
     @property
     def is_inside(self) -> bool:
         """Whether the measured step is inside the predicted range."""
-        low, high = self.prediction.range_seconds
-        return low <= self.run.seconds <= high
+        expected = self.prediction.run
+        return expected.low_seconds <= self.run.seconds <= expected.high_seconds
 
 
 def observe(
@@ -143,13 +143,12 @@ def observe(
         )
     if memory_bytes is not None and memory_bytes <= 0:
         raise InputError(f"--memory {memory_bytes} B: no run takes that", field="memory")
-    if step_seconds is not None:
-        observed = _of_step(prediction, step_seconds)
-    elif log is not None:
+    if log is not None:
         observed = _of_log(prediction, log)
-    else:
-        assert trace is not None  # noqa: S101 - as counted
+    elif trace is not None:
         observed = _of_trace(prediction, trace)
+    else:
+        observed = _of_step(prediction, step_seconds or 0.0)
     return observed if memory_bytes is None else _with_memory(observed, memory_bytes, "device")
 
 
@@ -160,12 +159,9 @@ def kept(store: "SqlStore", observed: Observed) -> Observed:
         StoreUnavailableError: the database is locked, full or unreachable.
     """
     number = store.add_observed_run(observed.run)
-    prediction = observed.prediction
-    stored = store.observed_runs(profile_fingerprint=prediction.profile_fingerprint)
-    target = planned_target(prediction.target, prediction.target_version)
-    calibration = calibration_for(
-        (row.value for row in stored), model=prediction.model, target=target
-    )
+    run, target = observed.run, observed.prediction.target
+    stored = store.observed_runs(profile_fingerprint=run.profile_fingerprint)
+    calibration = calibration_for((row.value for row in stored), model=run.model, target=target)
     return replace(observed, number=number, calibration=calibration)
 
 
@@ -183,10 +179,10 @@ def counted_bytes(memory: TrainingMemory, scope: MemoryScope) -> int:
 def _of_step(prediction: PredictedRun, seconds: float) -> Observed:
     if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:
         raise InputError(f"--step {seconds:g} s: no step takes that", field="step")
-    steps = SteadySteps(
-        seconds=seconds, low_seconds=seconds, high_seconds=seconds, num_steps=0
-    )  # fmt: skip
-    return Observed(prediction=prediction, run=_run(prediction, steps, source="step"))
+    run = replace(
+        prediction.run, source="step", seconds=seconds, low_seconds=seconds, high_seconds=seconds
+    )
+    return Observed(prediction=prediction, run=run)
 
 
 def _of_log(prediction: PredictedRun, path: Path) -> Observed:
@@ -195,22 +191,18 @@ def _of_log(prediction: PredictedRun, path: Path) -> Observed:
     Raises:
         InputError: the log has no step, or is of another runtime or job.
     """
-    log = read_log(path)
-    if prediction.target not in _RUNTIMES[log.format]:
+    log, expected = read_log(path), prediction.run
+    if prediction.target.name not in _RUNTIMES[log.format]:
         raise InputError(
             f"{path}, line {log.steps[0].line}: the log is {LABELS[log.format]}, and the "
-            f"prediction is for {prediction.target}",
+            f"prediction is for {expected.target}",
             "give the plan or the launch file that this run was started with",
         )
     check_sizes(log, prediction.sizes)
-    steps = steady_steps(
-        log, global_batch=prediction.global_batch, tokens_per_rank=prediction.tokens_per_rank
-    )
+    tokens = expected.global_batch * expected.seq / expected.world_size
+    steps = steady_steps(log, global_batch=expected.global_batch, tokens_per_rank=tokens)
     parts = _parts(prediction, log.timers, steps.seconds)
-    run = replace(
-        _run(prediction, steps, source=path.name), parts={part.name: part.seconds for part in parts}
-    )
-    observed = Observed(prediction=prediction, run=run, steps=steps, log=log, parts=parts)
+    observed = replace(_with_parts(prediction, steps, parts, path), log=log)
     if not log.memory:
         return observed
     scope: MemoryScope = "reserved" if "reserved" in log.memory else "allocated"
@@ -233,17 +225,26 @@ def _of_trace(prediction: PredictedRun, path: Path) -> Observed:
     for kind in computed if whole else ():
         expected[kind] *= 1 + again / whole
     seen = {str(kind): seconds for kind, seconds in traced.exposed.items()} | {IDLE: traced.idle}
-    parts = [_part(name, seen[name], expected[name], traced.seconds) for name in seen]
     steps = SteadySteps(
         seconds=traced.seconds, low_seconds=traced.seconds, high_seconds=traced.seconds,
         num_steps=traced.num_steps,
         notes=() if traced.is_marked else ("the trace marks no steps: it counts as a step",),
     )  # fmt: skip
-    run = _run(prediction, steps, source=path.name)
-    return Observed(
-        prediction=prediction, run=replace(run, parts=seen), steps=steps, trace=traced,
-        parts=tuple(sorted(parts, key=lambda part: -abs(part.share))),
+    parts = [_part(name, seen[name], expected[name], traced.seconds) for name in seen]
+    return replace(_with_parts(prediction, steps, parts, path), trace=traced)
+
+
+def _with_parts(
+    prediction: PredictedRun, steps: SteadySteps, parts: Sequence[ObservedPart], path: Path
+) -> Observed:
+    """Return a run whose steps and parts a file has."""
+    run = replace(
+        prediction.run, source=path.name, seconds=steps.seconds, low_seconds=steps.low_seconds,
+        high_seconds=steps.high_seconds, num_steps=steps.num_steps,
+        parts={part.name: part.seconds for part in parts},
     )  # fmt: skip
+    ordered = sorted(parts, key=lambda part: -abs(part.share))
+    return Observed(prediction=prediction, run=run, steps=steps, parts=tuple(ordered))
 
 
 def _with_memory(observed: Observed, size: int, scope: MemoryScope) -> Observed:
@@ -252,22 +253,9 @@ def _with_memory(observed: Observed, size: int, scope: MemoryScope) -> Observed:
     return replace(observed, run=run, scope=scope)
 
 
-def _run(prediction: PredictedRun, steps: SteadySteps, *, source: str) -> ObservedRun:
-    same = (
-        "plan_id", "model", "profile", "profile_fingerprint", "device", "target", "target_version",
-        "world_size", "global_batch", "seq", "dtype",
-    )  # fmt: skip
-    return ObservedRun(
-        **{name: getattr(prediction, name) for name in same}, layout=prediction.layout_words,
-        seconds=steps.seconds, low_seconds=steps.low_seconds, high_seconds=steps.high_seconds,
-        num_steps=steps.num_steps, predicted_seconds=prediction.uncalibrated_seconds,
-        source=source,
-    )  # fmt: skip
-
-
 def _parts(
     prediction: PredictedRun, timers: Mapping[str, float], step: float
-) -> tuple[ObservedPart, ...]:
+) -> list[ObservedPart]:
     """Return the parts that timers tell, and the rest of the step; nothing without timers."""
     predicted, parts = prediction.answer.predicted, list[ObservedPart]()
     passes = tuple(name for name in predicted.parts if name not in _NOT_PASSES)
@@ -284,7 +272,7 @@ def _parts(
         parts.append(_part(name, seconds, expected, step))
     if any(not _GROUPS[part.name].is_inside for part in parts):
         parts.append(_part(REST, max(0.0, rest), max(0.0, predicted_rest), step))
-    return tuple(sorted(parts, key=lambda part: -abs(part.share)))
+    return parts
 
 
 def _part(name: str, seconds: float, predicted: float, step: float) -> ObservedPart:

@@ -11,8 +11,8 @@ from moetune.app.subjects.values import is_same_step
 from moetune.app.training_plan import planned_job
 from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.records import Calibration, factor_of
-from moetune.domain.targets import TargetName
+from moetune.domain.records import Calibration, ObservedRun, factor_of
+from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import SCHEMA, TrainingAnswer, TrainingDocument
 from moetune.launches.files import LARGEST_BYTES, launch_text
@@ -25,57 +25,21 @@ class PredictedRun:
     """A run's step and memory, as predicted.
 
     Args:
-        source: the plan's or the launch's name.
-        plan_id: "" for a launch.
-        profile, profile_fingerprint: that it was predicted with.
-        device: of the profile's machine.
-        uncalibrated_seconds: of a step, by this version of moetune where it can price it.
-        range_seconds: between which nine of ten such steps lie.
+        run: as it is observed where all is as predicted: nine in ten such steps lie between its low
+            and its high seconds, and its source is the plan's or the launch's name.
         sizes: of the job and the layout, as a log may name them.
         is_current: whether plans that are made now are predicted with the same profile.
         notes: what has to be known of the prediction.
     """
 
-    source: str
-    plan_id: str = ""
-    model: str
-    profile: str
-    profile_fingerprint: str
-    device: str
-    target: TargetName
-    target_version: str
-    world_size: int
-    global_batch: int
-    seq: int
-    dtype: str
+    run: ObservedRun
+    target: Target
     answer: TrainingAnswer
-    uncalibrated_seconds: float
-    range_seconds: tuple[float, float]
     memory_limit_bytes: int
     calibration: Calibration | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     is_current: bool = True
     notes: tuple[str, ...] = ()
-
-    @property
-    def step_seconds(self) -> float:
-        """The predicted step."""
-        return self.answer.predicted.step_seconds
-
-    @property
-    def tokens_per_rank(self) -> float:
-        """Tokens of a step, divided by all ranks."""
-        return self.global_batch * self.seq / self.world_size
-
-    @property
-    def layout_words(self) -> str:
-        """The layout with what else is decided of it."""
-        layout = self.answer.layout
-        more = (
-            f"recompute {layout.recompute_words}", layout.dispatcher, f"overlap {layout.overlap}",
-            f"graphs {layout.cuda_graphs}", f"ZeRO-{layout.zero}",
-        )  # fmt: skip
-        return " · ".join((layout.words, *more))
 
 
 def predicted_run(planner: Planner, wanted: str, asked: Asked) -> PredictedRun:
@@ -131,17 +95,19 @@ def of_plan(planner: Planner, plan: TrainingDocument, *, model: str | None = Non
         decoder: Decoder | None = planned_job(plan, given=model)[1].decoder
     except MoetuneError:  # sizes of the model are then not compared
         decoder = None
-    return PredictedRun(
+    low, high = plan.range_seconds
+    run = ObservedRun(
         source=f"plan {plan.id[:6]}", plan_id=plan.id, model=inputs.model, profile=inputs.profile,
         profile_fingerprint=inputs.profile_fingerprint, device=origin.device if origin else "",
         target=inputs.target, target_version=inputs.target_version, world_size=inputs.world_size,
-        global_batch=inputs.global_batch, seq=inputs.seq, dtype=inputs.dtype, answer=plan.best,
-        uncalibrated_seconds=seconds, range_seconds=plan.range_seconds,
+        global_batch=inputs.global_batch, seq=inputs.seq, dtype=inputs.dtype,
+        layout=_words(plan.layout), seconds=plan.step_seconds, low_seconds=low, high_seconds=high,
+        num_steps=0, predicted_seconds=seconds,
+    )  # fmt: skip
+    return PredictedRun(
+        run=run, target=inputs.facts, answer=plan.best,
         memory_limit_bytes=inputs.memory_limit_bytes, calibration=plan.calibration,
-        sizes={
-            "world_size": inputs.world_size, "global_batch": inputs.global_batch,
-            "length": inputs.seq, **_sizes(plan.layout, decoder),
-        },
+        sizes=_sizes(run, plan.layout, decoder),
         is_current=is_current, notes=tuple(notes),
     )  # fmt: skip
 
@@ -170,21 +136,36 @@ def of_check(checked: Checked) -> PredictedRun:
     job, target, calibration = reading.job, reading.target, checked.calibration
     seconds = answer.predicted.step_seconds / factor_of(calibration)
     sure = confidence_of([seconds], target=target.name, calibration=calibration)
-    sizes = {"world_size": job.world_size, "global_batch": job.global_batch, "length": job.length}
-    return PredictedRun(
-        source=checked.file, model=reading.decoder.name, profile=checked.profile.name,
+    run = ObservedRun(
+        source=checked.file, plan_id="", model=reading.decoder.name, profile=checked.profile.name,
         profile_fingerprint=checked.profile.digest, device=checked.profile.machine.device,
         target=target.name, target_version=target.number, world_size=job.world_size,
-        global_batch=job.global_batch, seq=job.length, dtype=job.dtype, answer=answer,
-        uncalibrated_seconds=seconds, range_seconds=(sure.p05_step_seconds, sure.p95_step_seconds),
-        memory_limit_bytes=checked.limit_bytes, calibration=calibration,
-        sizes=sizes | _sizes(reading.layout, reading.decoder),
+        global_batch=job.global_batch, seq=job.length, dtype=job.dtype,
+        layout=_words(answer.layout), seconds=answer.predicted.step_seconds,
+        low_seconds=sure.p05_step_seconds, high_seconds=sure.p95_step_seconds, num_steps=0,
+        predicted_seconds=seconds,
+    )  # fmt: skip
+    return PredictedRun(
+        run=run, target=target, answer=answer, memory_limit_bytes=checked.limit_bytes,
+        calibration=calibration, sizes=_sizes(run, reading.layout, reading.decoder),
     )  # fmt: skip
 
 
-def _sizes(layout: FoldedLayout, decoder: Decoder | None) -> dict[str, int]:
+def _words(layout: FoldedLayout) -> str:
+    """Return the layout with what else is decided of it."""
+    more = (
+        f"recompute {layout.recompute_words}", layout.dispatcher, f"overlap {layout.overlap}",
+        f"graphs {layout.cuda_graphs}", f"ZeRO-{layout.zero}",
+    )  # fmt: skip
+    return " · ".join((layout.words, *more))
+
+
+def _sizes(run: ObservedRun, layout: FoldedLayout, decoder: Decoder | None) -> dict[str, int]:
     """Return sizes that a log may have, too."""
-    sizes = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep}
+    sizes = {
+        "world_size": run.world_size, "global_batch": run.global_batch, "length": run.seq,
+        "tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep,
+    }  # fmt: skip
     if decoder is None:
         return sizes
     sizes["d_model"] = decoder.d_model

@@ -56,17 +56,17 @@ _TRY: Mapping[str, str] = MappingProxyType({
 
 def observe_document(observed: Observed) -> dict[str, Any]:
     """Return what `moetune observe --json` prints next to its sections."""
-    prediction, steps, log = observed.prediction, observed.steps, observed.log
-    low, high = prediction.range_seconds
+    expected, steps, log = observed.prediction.run, observed.steps, observed.log
     return {
         "schema": OBSERVE_SCHEMA,
-        "source": prediction.source,
-        "plan": prediction.plan_id,
+        "source": expected.source,
+        "plan": expected.plan_id,
         "run": encode(observed.run),
         "id": observed.number,
         "predicted": {
-            "step_seconds": prediction.step_seconds, "low_seconds": low, "high_seconds": high,
-            "uncalibrated_seconds": prediction.uncalibrated_seconds,
+            "step_seconds": expected.seconds, "low_seconds": expected.low_seconds,
+            "high_seconds": expected.high_seconds,
+            "uncalibrated_seconds": expected.predicted_seconds,
         },
         "ratio": observed.ratio,
         "inside": observed.is_inside,
@@ -96,39 +96,37 @@ def observe_sections(observed: Observed) -> Iterator[Section]:
 
 
 def _answer(observed: Observed) -> Section:
-    prediction, run = observed.prediction, observed.run
-    batch = plural(prediction.global_batch, "sequence")
-    runtime = "@".join(filter(None, (prediction.target, prediction.target_version)))
-    low, high = map(format_seconds, prediction.range_seconds)
+    expected, run = observed.prediction.run, observed.run
+    batch = plural(run.global_batch, "sequence")
+    low, high = map(format_seconds, (expected.low_seconds, expected.high_seconds))
     return Section(
-        name="answer", title=f"{prediction.model}, observed against {prediction.source}",
-        scope=f"{plural(prediction.world_size, 'GPU')} · {batch} of {prediction.seq:,} tokens · "
-        f"{prediction.dtype} · {runtime} · profile {prediction.profile}",
+        name="answer", title=f"{run.model}, observed against {expected.source}",
+        scope=f"{plural(run.world_size, 'GPU')} · {batch} of {run.seq:,} tokens · "
+        f"{run.dtype} · {_runtime(run)} · profile {run.profile}",
         paragraphs=(*_step(observed), *_speed(observed), *_memory(observed), *_notes(observed)),
         highlights=(
             Highlight(
                 "Observed step", Cell.seconds(run.seconds), f"{observed.ratio:.2f} × predicted"
             ),
-            Highlight("Predicted step", Cell.seconds(prediction.step_seconds), f"{low} to {high}"),
+            Highlight("Predicted step", Cell.seconds(expected.seconds), f"{low} to {high}"),
         ),
     )  # fmt: skip
 
 
 def _step(observed: Observed) -> Iterator[str]:
-    prediction, run, steps = observed.prediction, observed.run, observed.steps
+    expected, run, steps = observed.prediction.run, observed.run, observed.steps
     took = format_seconds(run.seconds)
     if observed.trace is not None:
         took = f"{took}, the mean of {plural(observed.trace.num_steps, 'step')} of the trace"
     elif steps is not None:
         took = (
-            f"{seconds_span(run.seconds, run.low_seconds, run.high_seconds)}, the median of "
+            f"{_span(run)}, the median of "
             f"{plural(steps.num_steps, 'logged step')} behind {steps.num_left_out} that warm up"
         )
-    span = seconds_span(prediction.step_seconds, *prediction.range_seconds)
     place = "inside" if observed.is_inside else "outside of"
     by = abs(observed.ratio - 1)
     than = "longer" if observed.ratio > 1 else "shorter"
-    yield f"A step takes {took}. Predicted: {span}."
+    yield f"A step takes {took}. Predicted: {_span(expected)}."
     yield (
         f"That is {observed.ratio:.2f} times the prediction, {percent(by)} {than}, and {place} its "
         "range."
@@ -205,12 +203,12 @@ def _parts(observed: Observed) -> Table:
 
 def _next(observed: Observed) -> Iterator[str]:
     """Yield what to try, and what the run is good for."""
-    prediction = observed.prediction
+    prediction, run = observed.prediction, observed.run
     largest = next((part for part in observed.parts if part.share > _NEAR), None)
     if largest is not None:
         yield f"Most of the difference: {largest.name}; {_TRY.get(largest.name, _TRY[REST])}"
-    elif observed.run.seconds > prediction.range_seconds[1]:
-        timers = _TIMERS.get(prediction.target, "a profiler's trace")
+    elif run.seconds > prediction.run.high_seconds:
+        timers = _TIMERS.get(run.target, "a profiler's trace")
         yield (
             f"Where it is, {timers} tells; `moetune check` says what the launch really runs, "
             "`moetune profile` measures this machine"
@@ -219,11 +217,11 @@ def _next(observed: Observed) -> Iterator[str]:
         yield f"The run is not kept{'' if observed.is_kept else ': a profiler makes steps longer'}"
         return
     yield f"Kept as r{observed.number}"
-    if not 1 / FARTHEST <= observed.run.ratio <= FARTHEST:
+    if not 1 / FARTHEST <= run.ratio <= FARTHEST:
         yield f"It is off by more than {FARTHEST:g} times, and calibrates nothing"
     if observed.calibration is not None and prediction.is_current:
         yield (
-            f"Plans with profile {prediction.profile} for {prediction.target} follow it from now "
+            f"Plans with profile {run.profile} for {run.target} follow it from now "
             f"on. {calibration_words(observed.calibration)}"
         )
 
@@ -239,9 +237,7 @@ def runs_section(runs: Sequence[Stored[ObservedRun]]) -> Section:
             "model": lambda row: row.value.model,
             "GPUs": lambda row: Cell.count(row.value.world_size),
             "profile": lambda row: row.value.profile,
-            "runtime": lambda row: "@".join(
-                filter(None, (row.value.target, row.value.target_version))
-            ),
+            "runtime": lambda row: _runtime(row.value),
             "source": lambda row: row.value.source,
             "predicted": lambda row: Cell.seconds(row.value.predicted_seconds),
             "observed": lambda row: Cell.seconds(row.value.seconds),
@@ -250,6 +246,14 @@ def runs_section(runs: Sequence[Stored[ObservedRun]]) -> Section:
         wide=("predicted", "source", "time, UTC", "profile"),
     )  # fmt: skip
     return Section(name="runs", title="Runs of whole models", tables=(table,))
+
+
+def _runtime(run: ObservedRun) -> str:
+    return "@".join(filter(None, (run.target, run.target_version)))
+
+
+def _span(run: ObservedRun) -> str:
+    return seconds_span(run.seconds, run.low_seconds, run.high_seconds)
 
 
 def run_documents(runs: Iterable[Stored[ObservedRun]]) -> list[dict[str, Any]]:
