@@ -63,13 +63,8 @@ def check(
     )  # fmt: skip
     with spelled(AS_ARGUMENTS):
         run, text = read_question(budget).budget, launch_text(Path(file))
-        settings = wiring.configure(db=db).settings
-        with local_planner(settings, profile=profile) as planner:
-            machine = planner.sources.profile(None, for_models=True).profile
-            runs = planner.sources.observed_runs(machine)
-            _, checked = planner.run(
-                machine.name, check_file, Path(file), text, asked, machine, runs, run
-            )
+        with local_planner(wiring.configure(db=db).settings, profile=profile) as planner:
+            checked = check_file(planner, Path(file), text, asked, budget=run)
     return CheckView(
         name="check", sections=tuple(check_sections(checked)), document=check_document(checked),
         starts=checked.starts,

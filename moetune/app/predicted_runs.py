@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moetune.app.check import Checked, check_file
+from moetune.app.check import check_file
+from moetune.app.launch_check import Checked
 from moetune.app.planner import Planner
 from moetune.app.subjects import ModelSubject
 from moetune.app.subjects.values import is_same_step
@@ -56,7 +57,7 @@ def predicted_run(planner: Planner, wanted: str, asked: Asked) -> PredictedRun:
     """
     path = Path(wanted).expanduser()
     if _is_launch(path):
-        return _of_launch(planner, path, asked)
+        return of_check(check_file(planner, path, launch_text(path), asked))
     plan = planner.sources.plan(wanted).as_model()
     of_launches = {
         "--world-size": asked.world_size, "--target": asked.target, "--set": asked.values,
@@ -110,14 +111,6 @@ def of_plan(planner: Planner, plan: TrainingDocument, *, model: str | None = Non
         sizes=_sizes(run, plan.layout, decoder),
         is_current=is_current, notes=tuple(notes),
     )  # fmt: skip
-
-
-def _of_launch(planner: Planner, path: Path, asked: Asked) -> PredictedRun:
-    text = launch_text(path)
-    machine = planner.sources.profile(None, for_models=True).profile
-    runs = planner.sources.observed_runs(machine)
-    _, checked = planner.run(machine.name, check_file, path, text, asked, machine, runs)
-    return of_check(checked)
 
 
 def of_check(checked: Checked) -> PredictedRun:

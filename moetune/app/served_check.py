@@ -1,20 +1,18 @@
 """The check of a launch that another machine sent as text: no file of this one is read."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moetune.app.check import Checked, check_file
+from moetune.app.check import check_file
+from moetune.app.launch_check import Checked
 from moetune.app.plan import profile_name
 from moetune.app.planner import ServicePlanner
 from moetune.app.requests import check_served
-from moetune.domain.budget import Budget
 from moetune.domain.errors import InputError
-from moetune.domain.profile import Profile
 from moetune.domain.question import BUDGET_FIELDS, read_question
-from moetune.domain.records import ObservedRun
-from moetune.domain.spelling import AS_ARGUMENTS, about, spelled
+from moetune.domain.spelling import AS_ARGUMENTS, spelled
 from moetune.launches.reading import Asked
 
 _KINDS = (
@@ -73,27 +71,12 @@ def check_text(planner: ServicePlanner, sent: LaunchText) -> Checked:
     if len(sent.name) > _LONGEST_NAME:
         raise InputError(f"name is longer than {_LONGEST_NAME} characters", field="name")
     named = None if sent.profile is None else profile_name(sent.profile)
-    with about("profile"):
-        machine = planner.sources.profile(named, for_models=True).profile
     asked = Asked(
         target=sent.target, model=sent.model, world_size=sent.world_size, extra=sent.arguments,
         values=sent.values, reads_files=False,
     )  # fmt: skip
-    name = Path(sent.name).name or name_of(sent.text)
-    runs = planner.sources.observed_runs(machine)
-    return planner.run(machine.name, _checked, name, sent.text, asked, machine, runs, budget)
-
-
-def _checked(
-    name: str,
-    text: str,
-    asked: Asked,
-    profile: Profile,
-    runs: Sequence[ObservedRun],
-    budget: Budget | None,
-) -> Checked:
-    _, checked = check_file(Path(name), text, asked, profile, runs, budget)
-    return checked
+    name = Path(Path(sent.name).name or name_of(sent.text))
+    return check_file(planner, name, sent.text, asked, profile=named, budget=budget)
 
 
 def name_of(text: str) -> str:

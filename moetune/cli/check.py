@@ -56,13 +56,9 @@ def check(
     budget = read_question(read_texts(texts_of(run))).budget
     text = launch_text(file)  # a missing file is named before a missing profile
     with session.planner(profile) as planner:
-        machine = planner.sources.profile(None, for_models=True).profile
-        runs = planner.sources.observed_runs(machine)
-        launch, checked = planner.run(
-            machine.name, check_file, file, text, asked, machine, runs, budget
-        )
+        checked = check_file(planner, file, text, asked, budget=budget)
     if write is not None:
-        write_text(write, written_change(launch, checked, take))
+        write_text(write, written_change(checked, text, asked, take))
     session.screen.answer(check_sections(checked), check_document(checked))
     if write is not None:
         session.screen.note(f"Written to {write}, with change {take}.")

@@ -145,4 +145,12 @@ def test_words_say_what_runs_and_what_would_be_better(cli: Cli) -> None:
     assert cli("check", "gone.sh", *H100).code == 2
     refused = cli("check", "run.sh", *H100, "--write", "new.sh", "--take", "7")
     assert refused.code == 2
+    assert "changes: use 1 or 2" in refused.err
     assert not Path("new.sh").exists()
+
+
+def test_a_plan_is_no_launch_whatever_the_profile(cli: Cli) -> None:
+    Path("plan.json").write_text('{"schema": "moetune.training-plan/1"}')
+    refused = cli("check", "plan.json")
+    assert refused.code == 2
+    assert "plan.json is a plan, and no launch" in refused.err

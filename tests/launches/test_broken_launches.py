@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moetune.app.check import check_file
+from moetune.app.check import checked_on
 from moetune.app.profiles import named_profile
 from moetune.launches.reading import Asked
 
@@ -137,7 +137,7 @@ def test_the_break_of_a_public_report_is_the_first_problem(tmp_path: Path, broke
         model=broken.model, world_size=broken.ranks, extra=broken.extra, folder=tmp_path
     )  # fmt: skip
     machine = named_profile("h100-x8", store=None).profile
-    _, checked = check_file(Path(broken.name), broken.text, asked, machine)
+    checked = checked_on(Path(broken.name), broken.text, asked, machine)
     assert not checked.starts
     first = checked.problems[0]
     assert (first.severity, first.line) == ("stops", broken.line)

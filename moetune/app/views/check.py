@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from moetune.app.check import Better, Checked
+from moetune.app.launch_check import Better, Checked
 from moetune.app.views.memory import memory_section
 from moetune.app.views.model_words import calibration_words
 from moetune.app.views.run import run_highlights, run_words

@@ -1,0 +1,377 @@
+"""A launch checked: what it runs, what stops it or costs time, and what would be better.
+
+The layout is priced as a plan's is; each change is the answer of a search in which all else is
+pinned.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from moetune.app.calibration import calibration_for
+from moetune.app.plan import sound_numbers
+from moetune.app.stand_ins import stand_ins_of
+from moetune.app.training import check_numbers, search_of, step_prices, step_spread, usable_bytes
+from moetune.app.training_plan import answer_of
+from moetune.domain.budget import Budget, Spread, TrainingRun
+from moetune.domain.errors import MoetuneError
+from moetune.domain.layout import BrokenRule
+from moetune.domain.profile import Profile
+from moetune.domain.records import Calibration, ObservedRun, factor_of
+from moetune.domain.rules import broken_rules
+from moetune.domain.site import site_of
+from moetune.domain.target_rules import model_rules, target_rules
+from moetune.domain.training import LayoutRequest
+from moetune.domain.training_document import TrainingAnswer
+from moetune.domain.units import format_bytes
+from moetune.fit.costs import costs_of
+from moetune.launches.files import LaunchFile
+from moetune.launches.reading import SEVERITIES, Problem, Reading
+from moetune.solve.model.alternatives import LEAST_SAVED
+from moetune.solve.model.best import BestLayouts
+from moetune.solve.model.search import FoldedSearch, PricedLayout
+from moetune.solve.model.uncertainty import confidence_of
+
+MOST_CHANGES = 3
+_GROUPS: tuple[tuple[str, ...], ...] = (
+    ("tp",), ("cp",), ("pp", "vpp", "schedule", "stages"), ("vpp", "schedule", "stages"), ("ep",),
+    ("etp",), ("micro_batch",), ("recompute",), ("dispatcher",), ("overlap",), ("zero",),
+    ("offload_activations",), ("offload_optimizer",),
+)  # fmt: skip
+"""Decisions that are changed one at a time; those of a pipeline go together."""
+_NAMES = ("tp", "cp", "pp", "vpp", "ep", "etp", "micro_batch", "dp", "global_batch", "recompute",
+          "dispatcher", "overlap", "zero", "stages")  # fmt: skip
+_WORDS = {
+    "num_heads": "tp", "layers": "pp", "recomputation": "recompute", "ZeRO": "zero",
+    "deepep": "dispatcher", "hybrid_ep": "dispatcher", "all_gather": "dispatcher",
+}  # fmt: skip
+"""Words of rules, and the decision that they are of."""
+_PINS = re.compile(
+    "--(dispatcher|overlap|recompute|zero|vpp|cuda-graphs|offload|schedule|stages|dtype|optimizer)"
+    r"(?: |-\w+ )"
+)
+_OFF = {
+    "hides_gradients": "no computation hides the reduction of gradients",
+    "splits_sequence": "tensor ranks do not share the sequence between their layers",
+}  # fmt: skip
+"""Facts of a target that a launch may leave off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Better:
+    """A change of the launch, with the step and the memory that it leads to.
+
+    Args:
+        change: as the file would have it.
+        keys: that change, with their values; None for one that is left out.
+        seconds_saved: of a step; None where the launch as it is cannot start.
+    """
+
+    change: str
+    keys: Mapping[str, Any]
+    answer: TrainingAnswer
+    seconds_saved: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A launch file, checked.
+
+    Args:
+        problems: those that stop it first, causes before what follows from them.
+        answer: the step and the memory as it is; None where the layout has none.
+        seconds: of that step, with their range.
+        better: single changes, the shortest step first.
+        best: all changes that lead to the best layout; None where none is better.
+        calibration: of its steps; None where they are as predicted.
+        budget: of the whole training; None where nothing is asked of it.
+    """
+
+    file: str
+    profile: Profile
+    reading: Reading
+    problems: tuple[Problem, ...]
+    answer: TrainingAnswer | None
+    limit_bytes: int
+    better: tuple[Better, ...] = ()
+    best: Better | None = None
+    seconds: Spread | None = None
+    calibration: Calibration | None = None
+    budget: Budget | None = None
+
+    @property
+    def run(self) -> TrainingRun | None:
+        """The whole training of the budget, with the launch's step."""
+        if self.budget is None or self.seconds is None:
+            return None
+        job = self.reading.job
+        return self.budget.run(self.seconds, tokens_per_step=job.tokens, world_size=job.world_size)
+
+    @property
+    def starts(self) -> bool:
+        """Whether nothing that is known stops it."""
+        return all(problem.severity != "stops" for problem in self.problems)
+
+
+def check_launch(
+    file: str, launch: LaunchFile, profile: Profile, runs: Sequence[ObservedRun] = ()
+) -> Checked:
+    """Return a launch file as it runs on a profile's machine.
+
+    Args:
+        runs: that were observed with the profile.
+
+    Raises:
+        ProfileError: the profile lacks an operation.
+    """
+    name, target = launch.reading.decoder.name, launch.reading.target
+    with sound_numbers(profile.name):
+        calibration = calibration_for(runs, model=name, target=target)
+        return _Check(file, launch, profile, calibration).checked()
+
+
+@dataclass(slots=True)
+class _Check:
+    """The check of a launch."""
+
+    file: str
+    launch: LaunchFile
+    profile: Profile
+    calibration: Calibration | None
+    limit_bytes: int = field(init=False)
+    facts: Mapping[str, Any] = field(init=False)
+    _searches: dict[object, FoldedSearch] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.limit_bytes = usable_bytes(self.profile.machine)
+        self.facts = dict(self.reading.facts)
+        if self.reading.decoder.num_moe_layers:  # which do not start otherwise
+            self.facts["splits_sequence"] = self.reading.target.splits_sequence
+
+    @property
+    def reading(self) -> Reading:
+        """What the file says."""
+        return self.launch.reading
+
+    def checked(self) -> Checked:
+        """Return what there is to say."""
+        refusals = [*self._refusals()]
+        problems = [*self.launch.problems(site_of(self.profile))]
+        is_sound = next(broken_rules(self.reading.layout, self.reading.job), None) is None
+        try:
+            check_numbers(self.profile, self.reading.job, self.reading.target)
+            priced = self._priced() if is_sound else None
+        except MoetuneError as error:  # nor has any other layout a price
+            what = f"it has no price: {error.what}"
+            note = Problem(severity="note", line=None, what=what, fix=error.hint)
+            return self._answered([*problems, *refusals, note])
+        fits = priced is not None and self._search(self.facts).fits(priced.layout)
+        known = priced if fits and not refusals else None
+        better = self._better(known)
+        problems += [_with_fix(problem, better) for problem in refusals]
+        if priced is not None:
+            problems += [] if fits else [self._too_large(priced, better)]
+            problems += self._costs(priced)
+        return self._answered(problems, priced, better, self._best(known, better))
+
+    def _answered(
+        self, problems: list[Problem], priced: PricedLayout | None = None,
+        better: tuple[Better, ...] = (), best: Better | None = None,
+    ) -> Checked:  # fmt: skip
+        """Return the answer, what stops the launch first."""
+        problems.sort(key=lambda problem: SEVERITIES.index(problem.severity))
+        return Checked(
+            file=self.file, profile=self.profile, reading=self.reading, problems=tuple(problems),
+            answer=None if priced is None else self._answer(priced), limit_bytes=self.limit_bytes,
+            better=better, best=best, calibration=self.calibration,
+            seconds=None if priced is None else self._seconds(priced),
+        )  # fmt: skip
+
+    def _seconds(self, priced: PricedLayout) -> Spread:
+        """Return the seconds of a step with their range, as a plan has it."""
+        job, target = self.reading.job, self._search(self.facts).target
+        costs = costs_of(self.profile, allow_modelled=True)
+        price = partial(step_prices, job, target, self.profile)
+        ratios = stand_ins_of(price, self.profile, priced, costs).ratios
+        sure = confidence_of(
+            [priced.step.seconds], ratios=ratios, target=target.name, calibration=self.calibration
+        )
+        return step_spread(self._answer(priced).predicted.step_seconds, sure)
+
+    def _refusals(self) -> Iterator[Problem]:
+        """Yield the rules that the layout breaks."""
+        reading, seen = self.reading, set[str]()
+        site = site_of(self.profile)
+        describes = reading.target.name == "megatron"  # by its arguments, whatever the model
+        rules = chain(
+            () if describes else model_rules(reading.decoder, reading.target),
+            broken_rules(reading.layout, reading.job),
+            target_rules(reading.layout, reading.target, reading.job, site),
+        )
+        for rule in rules:
+            if rule.what not in seen:
+                seen.add(rule.what)
+                yield self._problem(rule)
+
+    def _problem(self, rule: BrokenRule) -> Problem:
+        words = re.findall(r"[A-Za-z_]+", rule.what)
+        names = [_WORDS.get(word, word) for word in words]
+        lines = [self.reading.lines[name] for name in names if name in self.reading.lines]
+        what, _, source = rule.what.rpartition(": ")
+        is_sourced = bool(what) and "/" in source
+        return Problem(
+            severity="stops", line=lines[0] if lines else None,
+            what=what if is_sourced else rule.what,
+            why=source if is_sourced else self._source(rule), fix=self._in_keys(rule.hint),
+        )  # fmt: skip
+
+    def _source(self, rule: BrokenRule) -> str:
+        """Return where a rule without a file of its own is from."""
+        target = self.reading.target
+        is_own = rule.what.startswith(target.label)
+        return f"{target.label}: {target.source}" if is_own else "a rule of every runtime"
+
+    def _in_keys(self, hint: str) -> str:
+        """Return a hint whose flags of `moetune plan` are the runtime's keys."""
+
+        def key(match: re.Match[str]) -> str:
+            name = match[1].replace("-", "_")
+            return (self.launch.key_of(name) or match[0]) + match[2]
+
+        names = "|".join(name.replace("_", "[_-]") for name in _NAMES)
+        return re.sub(rf"(?:--)?\b({names})( (?=\d))", key, hint.removeprefix("use "))
+
+    def _search(self, facts: Mapping[str, Any]) -> FoldedSearch:
+        """Return the search with facts of the target, as far as it went before."""
+        key = tuple(facts.items())
+        if key not in self._searches:
+            target = replace(self.reading.target, **facts)
+            costs = costs_of(self.profile, allow_modelled=True)
+            prices = step_prices(self.reading.job, target, self.profile, costs)
+            self._searches[key] = search_of(prices, self.profile, limit_bytes=self.limit_bytes)
+        return self._searches[key]
+
+    def _priced(self) -> PricedLayout:
+        """Return the launch's own layout with its price.
+
+        Raises:
+            MoetuneError: the profile does not know a time, or its machine not the format.
+        """
+        search = self._search(self.facts)
+        return search.answer_of(search.price(self.reading.layout))
+
+    def _answer(self, priced: PricedLayout) -> TrainingAnswer:
+        reading, device = self.reading, self.profile.machine.device
+        factor = factor_of(self.calibration)
+        return answer_of(priced, reading.job, device, reading.target, factor=factor)
+
+    def _too_large(self, priced: PricedLayout, better: tuple[Better, ...]) -> Problem:
+        parts, peak = priced.memory.parts, priced.memory.peak_bytes
+        need, limit = format_bytes(round(peak)), format_bytes(self.limit_bytes)
+        balanced = peak - parts.get("uneven routing", 0)
+        when = "it runs out of memory"
+        if balanced <= self.limit_bytes:
+            when += f" when routing gets uneven (balanced it takes {format_bytes(round(balanced))})"
+        return Problem(
+            severity="stops", line=None,
+            what=f"{when}: {need} per device, more than the {limit} there are",
+            why=f"predicted, most of it {max(parts, key=parts.__getitem__)}",
+            fix=better[0].change if better else "take more or larger devices",
+        )  # fmt: skip
+
+    @property
+    def _off(self) -> tuple[str, ...]:
+        """Facts that the launch leaves off, and that a single key would set."""
+        layout = self.reading.layout
+        counts = {"hides_gradients": layout.dp > 1, "splits_sequence": layout.tp > 1}
+        return tuple(name for name in counts if counts[name] and not self.facts.get(name, True))
+
+    def _costs(self, priced: PricedLayout) -> Iterator[Problem]:
+        """Yield facts that cost time, as the launch has them."""
+        for name in self._off:
+            search = self._search({**self.facts, name: True})
+            saved = priced.step.seconds - search.price(priced.layout).step.seconds
+            saved *= factor_of(self.calibration)
+            keys = self.launch.changes(priced.layout, [name])
+            yield Problem(
+                severity="costs", line=None, what=_OFF[name], seconds_saved=max(0.0, saved),
+                why=f"{self.reading.target.label}: the default", fix=self.launch.words(keys),
+            )  # fmt: skip
+
+    def _better(self, priced: PricedLayout | None) -> tuple[Better, ...]:
+        """Return the single changes worth most.
+
+        Args:
+            priced: the launch as it is; None where it does not start or does not fit.
+        """
+        search, pins = self._search(self.facts), self._pins
+        answers = (self._fastest(search, pins.without(group), priced) for group in _GROUPS)
+        changes = [self._change(best, priced) for best in answers if best is not None]
+        for name in self._off if priced is not None else ():
+            other = self._search({**self.facts, name: True})
+            row = other.answer_of(other.price(self.reading.layout))
+            changes.append(self._change(row, priced, name))
+        ordered = sorted(
+            filter(None, changes), key=lambda better: better.answer.predicted.step_seconds
+        )
+        unique = {better.change: better for better in reversed(ordered)}
+        return tuple([*reversed(unique.values())][:MOST_CHANGES])
+
+    def _fastest(
+        self, search: FoldedSearch, pins: LayoutRequest, priced: PricedLayout | None
+    ) -> PricedLayout | None:
+        """Return the best layout of pins that fits; None where none is worth a change.
+
+        Args:
+            priced: as of `_better`.
+        """
+        try:
+            layouts = BestLayouts.of(search, pins)
+            if priced is not None:
+                return layouts.best_below(priced.step.seconds * (1 - LEAST_SAVED))
+            best = layouts.best()
+        except MoetuneError:
+            return None
+        return best if search.fits(best.layout) else None
+
+    def _change(
+        self, best: PricedLayout, priced: PricedLayout | None, *facts: str
+    ) -> Better | None:
+        """Return a layout as a change of the launch; None where it is not worth one."""
+        step, factor = None if priced is None else priced.step.seconds, factor_of(self.calibration)
+        if step is not None and best.step.seconds > step * (1 - LEAST_SAVED):
+            return None
+        keys = self.launch.changes(best.layout, facts)
+        if not keys:
+            return None
+        return Better(
+            change=self.launch.words(keys), keys=keys, answer=self._answer(best),
+            seconds_saved=None if step is None else factor * (step - best.step.seconds),
+        )  # fmt: skip
+
+    def _best(self, priced: PricedLayout | None, better: tuple[Better, ...]) -> Better | None:
+        """Return the best layout with the launch's CUDA graphs, and all that can be hidden."""
+        off = tuple(name for name in _OFF if not self.facts.get(name, True))
+        search = self._search({**self.facts, **dict.fromkeys(off, True)})
+        pins = LayoutRequest(cuda_graphs=self.reading.layout.cuda_graphs)
+        best = self._fastest(search, pins, priced)
+        change = None if best is None else self._change(best, priced, *off)
+        return None if change is None or change.change in [row.change for row in better] else change
+
+    @property
+    def _pins(self) -> LayoutRequest:
+        """The launch's layout, pinned."""
+        layout = self.reading.layout
+        values = {name: getattr(layout, name) for group in _GROUPS for name in group}
+        values |= {"schedule": layout.order, "cuda_graphs": layout.cuda_graphs}
+        return LayoutRequest(**values)
+
+
+def _with_fix(problem: Problem, better: tuple[Better, ...]) -> Problem:
+    """Return a refusal with a change that starts, where its fix is in flags of `moetune plan`."""
+    if better and _PINS.search(problem.fix):
+        return replace(problem, fix=better[0].change)
+    return problem
