@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from moetune.logs.lines import Line
 
@@ -84,57 +84,56 @@ def _count(text: str, key: str) -> int | None:
     return int(value) if value is not None and value.is_integer() else None
 
 
+_Values = dict[str, Any]
+"""Fields of an entry: all but its line, and its format where that is not the mark's."""
 _ITERATION = re.compile(
     r"iteration[ =]+(\d+).*?elapsed[ _]time[ _]per[ _]iteration[ _]?\(?(?:ms)?\)?\s*[:=]\s*"
     rf"{_NUMBER}(?:.*?(?:throughput per GPU \(TFLOP/s/GPU\)|flops per GPU|TFLOPs):\s*{_NUMBER})?"
 )
 
 
-def _iteration(line: Line) -> Entry | None:
+def _iteration(text: str) -> _Values | None:
     """Read "iteration 10/ 100 | … | elapsed time per iteration (ms): 1234.5 | …"."""
-    match = _ITERATION.search(line.text)
+    match = _ITERATION.search(text)
     if match is None:
         return None
-    batch = _count(line.text, "global batch size:")
-    return Entry(
-        line=line.number, format="megatron", step=int(match[1]), seconds=_number(match[2]) / 1e3,
-        tflops=_number(match[3]) if match[3] else None, batch=batch,
-    )  # fmt: skip
+    return {
+        "step": int(match[1]), "seconds": _number(match[2]) / 1e3,
+        "tflops": _number(match[3]) if match[3] else None,
+        "batch": _count(text, "global batch size:"),
+    }  # fmt: skip
 
 
-def _bridge_step(line: Line) -> Entry | None:
+def _bridge_step(text: str) -> _Values | None:
     """Read "Step Time : 12.3s GPU utilization: 400.1MODEL_TFLOP/s/GPU", which has no number."""
-    tflops = _of(line.text, "GPU utilization:")
-    return Entry(line=line.number, format="megatron", tflops=tflops or None)
+    return {"tflops": _of(text, "GPU utilization:") or None}
 
 
-def _megatron_memory(line: Line) -> Entry | None:
+def _megatron_memory(text: str) -> _Values | None:
     """Read "memory (MB) | allocated: … | max reserved: …", and Bridge's with decimal gigabytes."""
     memory: dict[MemoryScope, float] = {}
     for scope in ("allocated", "reserved"):
         for key, unit in ((f"max {scope}:", _MIB), (f"mem-max-{scope}-gigabytes:", _GB)):
-            value = _of(line.text, key)
+            value = _of(text, key)
             if value is not None:
                 memory[scope] = value * unit
-    return Entry(line=line.number, format="megatron", memory=memory) if memory else None
+    return {"memory": memory} if memory else None
 
 
-def _timer(line: Line) -> Entry | None:
+def _timer(text: str) -> _Values | None:
     """Read "    forward-compute ........: (12.3, 45.6)", least and most of the ranks, in ms."""
-    match = re.search(rf"(?<![\w/-])([\w/-]+) \.+: \(?(?:{_NUMBER}, )?{_NUMBER}\)?\s*$", line.text)
+    match = re.search(rf"(?<![\w/-])([\w/-]+) \.+: \(?(?:{_NUMBER}, )?{_NUMBER}\)?\s*$", text)
     if match is None:
         return None
-    return Entry(line=line.number, format="megatron", timers={match[1]: float(match[3]) / 1e3})
+    return {"timers": {match[1]: float(match[3]) / 1e3}}
 
 
-def _timers(line: Line) -> Entry | None:
+def _timers(text: str) -> _Values | None:
     """Read "time (ms) | forward: 1.2 | backward: 3.4", of DeepSpeed and of older Megatron."""
-    pairs = re.findall(rf"\| ([\w -]+): {_NUMBER}", line.text)
+    pairs = re.findall(rf"\| ([\w -]+): {_NUMBER}", text)
     timers = {name.replace(" ", "-"): float(value) / 1e3 for name, value in pairs}
-    is_deepspeed = "rank=" in line.text or "log_dist" in line.text
-    return Entry(
-        line=line.number, format="deepspeed" if is_deepspeed else "megatron", timers=timers
-    )
+    is_deepspeed = "rank=" in text or "log_dist" in text
+    return {"timers": timers, "format": "deepspeed" if is_deepspeed else "megatron"}
 
 
 _SIZES = MappingProxyType({
@@ -146,16 +145,13 @@ _SIZES = MappingProxyType({
 })  # fmt: skip
 
 
-def _argument(line: Line) -> Entry | None:
+def _argument(text: str) -> _Values | None:
     """Read "  hidden_size ............... 2048", of Megatron's and of DeepSpeed's settings."""
-    match = re.search(r"\b(\w+) \.{3,} (\d+)\s*$", line.text)
+    match = re.search(r"\b(\w+) \.{3,} (\d+)\s*$", text)
     if match is None or match[1] not in _SIZES:
         return None
-    is_deepspeed = "config.py" in line.text
-    return Entry(
-        line=line.number, format="deepspeed" if is_deepspeed else "megatron",
-        sizes={_SIZES[match[1]]: int(match[2])},
-    )  # fmt: skip
+    kind = "deepspeed" if "config.py" in text else "megatron"
+    return {"sizes": {_SIZES[match[1]]: int(match[2])}, "format": kind}
 
 
 _TITAN = re.compile(
@@ -164,115 +160,105 @@ _TITAN = re.compile(
 )
 
 
-def _titan_step(line: Line) -> Entry | None:
+def _titan_step(text: str) -> _Values | None:
     """Read "step: 10 loss: … memory: 20.85GiB(21.94%) tps: 3,012 tflops: 123.4 mfu: 12.5%"."""
-    match = _TITAN.search(line.text)
+    match = _TITAN.search(text)
     if match is None:
         return None
-    memory: dict[MemoryScope, float] = {"reserved": _number(match[2]) * _GIB} if match[2] else {}
-    return Entry(
-        line=line.number, format="torchtitan", step=int(match[1]), tokens=_number(match[3]),
-        tflops=_number(match[4]) if match[4] else None, memory=memory,
-    )  # fmt: skip
+    return {
+        "step": int(match[1]), "tokens": _number(match[3]),
+        "tflops": _number(match[4]) if match[4] else None,
+        "memory": {"reserved": _number(match[2]) * _GIB} if match[2] else {},
+    }  # fmt: skip
 
 
-def _titan_begins(line: Line) -> Entry:
+def _titan_begins(text: str) -> _Values:
     """Read "Training starts at step 1, with local batch size 8, global batch size 64, …"."""
     given = {"global_batch": "global batch size", "length": "sequence length"}
-    sizes = {name: _count(line.text, key) for name, key in given.items()}
+    sizes = {name: _count(text, key) for name, key in given.items()}
     known = {name: size for name, size in sizes.items() if size is not None}
-    return Entry(line=line.number, format="torchtitan", begins=True, sizes=known)
+    return {"begins": True, "sizes": known}
 
 
-def _deepspeed_step(line: Line) -> Entry | None:
+def _deepspeed_step(text: str) -> _Values | None:
     """Read "…/global_step=34, RunningAvgSamplesPerSec=7.8, CurrSamplesPerSec=8.0, Mem…=63.3GB"."""
-    match = re.search(r"(?:global_step=|\d+/)(\d+),", line.text)
-    samples = _of(line.text, r"\bCurrSamplesPerSec=") or _of(line.text, r"\bSamplesPerSec=")
+    match = re.search(r"(?:global_step=|\d+/)(\d+),", text)
+    samples = _of(text, r"\bCurrSamplesPerSec=") or _of(text, r"\bSamplesPerSec=")
     if match is None or samples is None:
         return None
-    most = _of(line.text, "MaxMemAllocated=")
-    return Entry(
-        line=line.number, format="deepspeed", step=int(match[1]), samples=samples,
-        memory={} if most is None else {"allocated": most * _GIB},
-    )  # fmt: skip
+    most = _of(text, "MaxMemAllocated=")
+    memory = {} if most is None else {"allocated": most * _GIB}
+    return {"step": int(match[1]), "samples": samples, "memory": memory}
 
 
-def _pipe_step(line: Line) -> Entry | None:
+def _pipe_step(text: str) -> _Values | None:
     """Read "steps: 10 loss: 0.7 iter time (s): 1.234 samples/sec: 8.1"."""
-    step, seconds = _count(line.text, r"\bsteps:"), _of(line.text, r"iter time \(s\):")
-    if step is None or seconds is None:
-        return None
-    return Entry(line=line.number, format="deepspeed", step=step, seconds=seconds)
+    step, seconds = _count(text, r"\bsteps:"), _of(text, r"iter time \(s\):")
+    return None if step is None or seconds is None else {"step": step, "seconds": seconds}
 
 
-def _bar(line: Line) -> Entry | None:
+def _bar(text: str) -> _Values | None:
     """Read " 4%|▍   | 13/345 [00:07<05:03,  1.23s/it]", where nothing says what the bar is of."""
-    match = re.search(
-        rf"(?:^|\W)\d+%\|[^|]*\| *(\d+)/(\d+) \[[^,\]]*, *{_NUMBER}(s/it|it/s)", line.text
-    )
-    if match is None or re.search(r"[A-Za-z] *: *\d+%\|", line.text):
+    match = re.search(rf"(?:^|\W)\d+%\|[^|]*\| *(\d+)/(\d+) \[[^,\]]*, *{_NUMBER}(s/it|it/s)", text)
+    if match is None or re.search(r"[A-Za-z] *: *\d+%\|", text):
         return None
     number = float(match[3])
     seconds = number if match[4] == "s/it" else (1 / number if number else None)
-    return Entry(
-        line=line.number, format="transformers", step=int(match[1]), seconds=seconds,
-        bar=int(match[2]),
-    )  # fmt: skip
+    return {"step": int(match[1]), "seconds": seconds, "bar": int(match[2])}
 
 
-def _summary(line: Line) -> Entry | None:
+def _summary(text: str) -> _Values | None:
     """Read "{'train_runtime': 123.4, …, 'train_steps_per_second': 0.08, …}"."""
-    rate = _of(line.text, r"train_steps_per_second['\"]:")
-    if not rate:
-        return None
-    return Entry(line=line.number, format="transformers", seconds=1 / rate, is_mean=True)
+    rate = _of(text, r"train_steps_per_second['\"]:")
+    return {"seconds": 1 / rate, "is_mean": True} if rate else None
 
 
-def _swift(line: Line) -> Entry | None:
+def _swift(text: str) -> _Values | None:
     """Read ms-swift's "{'loss': …, 'memory(GiB)': 70.2, 'train_speed(s/it)': 12.3}"."""
-    seconds = _of(line.text, r"train_speed\(s/it\)['\"]:")
-    step = _count(line.text, r"(?:iteration|global_step/max_steps)['\"]:")
+    seconds = _of(text, r"train_speed\(s/it\)['\"]:")
+    step = _count(text, r"(?:iteration|global_step/max_steps)['\"]:")
     if seconds is None:
         return None
-    reserved = _of(line.text, r"memory\(GiB\)['\"]:")
-    return Entry(
-        line=line.number, format="transformers", step=step, seconds=seconds, is_mean=True,
-        memory={} if reserved is None else {"reserved": reserved * _GIB},
-    )  # fmt: skip
+    reserved = _of(text, r"memory\(GiB\)['\"]:")
+    memory = {} if reserved is None else {"reserved": reserved * _GIB}
+    return {"step": step, "seconds": seconds, "is_mean": True, "memory": memory}
 
 
-def _begins(line: Line, *, of: LogFormat) -> Entry:
-    return Entry(line=line.number, format=of, begins=True)
+def _begins(_: str) -> _Values:
+    return {"begins": True}
 
 
-def _size(line: Line, *, key: str, name: str, of: LogFormat) -> Entry:
-    size = _count(line.text, key)
-    return Entry(line=line.number, format=of, sizes={} if size is None else {name: size})
+def _size(text: str, *, key: str, name: str) -> _Values:
+    size = _count(text, key)
+    return {"sizes": {} if size is None else {name: size}}
 
 
-READERS: Mapping[bytes, Callable[[Line], Entry | None]] = MappingProxyType({
-    b"elapsed time per iteration": _iteration, b"elapsed_time_per_iteration": _iteration,
-    b"Step Time": _bridge_step, b"max reserved:": _megatron_memory,
-    b"mem-max-": _megatron_memory, b"..: ": _timer, b"time (ms) |": _timers,
-    b" ....": _argument, b"- arguments -": partial(_begins, of="megatron"),
-    b"using world size:": partial(
-        _size, key="using world size:", name="world_size", of="megatron"),
-    b"tps: ": _titan_step, b"Training starts at step": _titan_begins,
-    b"SamplesPerSec=": _deepspeed_step, b"iter time (s):": _pipe_step,
-    b"/it": _bar, b"it/s": _bar, b"train_steps_per_second": _summary,
-    b"train_speed(s/it)": _swift, b"Total train batch size": partial(
-        _size, key="Total train batch size[^=]*=", name="global_batch", of="transformers"),
-    b"***** Running training *****": partial(_begins, of="transformers"),
+_RANKS = partial(_size, key="using world size:", name="world_size")
+_BATCH = partial(_size, key="Total train batch size[^=]*=", name="global_batch")
+READERS: Mapping[bytes, tuple[LogFormat, Callable[[str], _Values | None]]] = MappingProxyType({
+    b"elapsed time per iteration": ("megatron", _iteration),
+    b"elapsed_time_per_iteration": ("megatron", _iteration),
+    b"Step Time": ("megatron", _bridge_step), b"max reserved:": ("megatron", _megatron_memory),
+    b"mem-max-": ("megatron", _megatron_memory), b"..: ": ("megatron", _timer),
+    b"time (ms) |": ("megatron", _timers), b" ....": ("megatron", _argument),
+    b"- arguments -": ("megatron", _begins), b"using world size:": ("megatron", _RANKS),
+    b"tps: ": ("torchtitan", _titan_step),
+    b"Training starts at step": ("torchtitan", _titan_begins),
+    b"SamplesPerSec=": ("deepspeed", _deepspeed_step),
+    b"iter time (s):": ("deepspeed", _pipe_step),
+    b"/it": ("transformers", _bar), b"it/s": ("transformers", _bar),
+    b"train_steps_per_second": ("transformers", _summary),
+    b"train_speed(s/it)": ("transformers", _swift),
+    b"Total train batch size": ("transformers", _BATCH),
+    b"***** Running training *****": ("transformers", _begins),
 })  # fmt: skip
-"""What reads a line, by the mark that it has; a line is of the first whose reader knows it."""
-
-
-_BY_MARK = tuple((mark.decode(), read) for mark, read in READERS.items())
+"""Format of a line and what reads it, by the mark that it has; the first that reads it counts."""
+_BY_MARK = tuple((mark.decode(), *reader) for mark, reader in READERS.items())
 
 
 def entry_of(line: Line) -> Entry | None:
     """Return what a line says; None where it only looks as if it said something."""
-    for mark, read in _BY_MARK:
-        if mark in line.text and (entry := read(line)) is not None:
-            return entry
+    for mark, kind, read in _BY_MARK:
+        if mark in line.text and (values := read(line.text)) is not None:
+            return Entry(**{"line": line.number, "format": kind, **values})
     return None

@@ -37,6 +37,7 @@ _ORDER: tuple[KernelKind, ...] = (
     "matrix products", "attention", "other kernels", "copies", *COLLECTIVES,
 )  # fmt: skip
 """A kind is hidden while any kind that stands before it runs, too."""
+_BETWEEN = re.compile(r"[\s,]*")
 _BLOCK, _LONGEST = 2**20, 16 * 2**20
 """Characters that are read at once, and those of a single event at most."""
 
@@ -80,23 +81,16 @@ def read_trace(path: Path) -> TracedStep:
             f"{path} has no kernel of a GPU", "trace with ProfilerActivity.CUDA, on a GPU's rank"
         )
     steps = marks.get("gpu_user_annotation") or marks.get("user_annotation") or {}
-    sides = [*steps.values()] or [
-        (min(map(min, kernels.values())), max(map(max, kernels.values())))
-    ]
+    sides = [*steps.values()] or [(min(times), max(times)) for times in kernels.values()]
     begin, end = min(side[0] for side in sides), max(side[1] for side in sides)
-    count = max(1, len(steps))
-    spans = {kind: _clipped(times, begin, end) for kind, times in kernels.items()}
-    present = [spans.get(kind, np.zeros((0, 2))) for kind in _ORDER]
-    covered = [
-        0.0,
-        *(_covered(np.concatenate(present[: last + 1])) for last in range(len(present))),
-    ]
-    scale = 1e-6 / count
-    exposed = [after - before for before, after in pairwise(covered)]
+    spans = [_clipped(kernels.get(kind, array("d")), begin, end) for kind in _ORDER]
+    covered = [_covered(np.concatenate(spans[:count])) for count in range(1, len(spans) + 1)]
+    scale = 1e-6 / max(1, len(steps))
+    exposed = [after - before for before, after in pairwise((0.0, *covered))]
     return TracedStep(
-        seconds=scale * (end - begin), num_steps=count, is_marked=bool(steps),
+        seconds=scale * (end - begin), num_steps=max(1, len(steps)), is_marked=bool(steps),
         exposed={kind: scale * size for kind, size in zip(_ORDER, exposed, strict=True)},
-        busy={kind: scale * _covered(some) for kind, some in zip(_ORDER, present, strict=True)},
+        busy={kind: scale * _covered(some) for kind, some in zip(_ORDER, spans, strict=True)},
         idle=scale * (end - begin - covered[-1]),
     )  # fmt: skip
 
@@ -134,21 +128,18 @@ def _events(name: str, file: IO[str]) -> Iterator[dict[str, Any]]:
     Raises:
         InputError: the text is no trace, or ends within an event.
     """
-    text, place, decoder = file.read(_BLOCK), 0, json.JSONDecoder()
+    key, text, decoder = '"traceEvents"', file.read(_BLOCK), json.JSONDecoder()
     if not text.lstrip().startswith("["):
-        key = '"traceEvents"'
         while key not in text and (more := file.read(_BLOCK)):
             text = text[-len(key) :] + more
-        place = text.find("[", text.find(key)) if key in text else -1
-    else:
-        place = text.index("[")
-    if place < 0:
+        text = text.partition(key)[2]
+    if "[" not in text:
         raise InputError(
             f"{name} is no trace: it has no traceEvents", "give that of torch.profiler"
         )
-    place += 1
+    place = text.index("[") + 1
     while True:
-        match = re.compile(r"[\s,]*").match(text, place)
+        match = _BETWEEN.match(text, place)
         place = match.end() if match else place
         if text[place : place + 1] == "]":
             return
@@ -167,9 +158,8 @@ def _events(name: str, file: IO[str]) -> Iterator[dict[str, Any]]:
 
 def _clipped(times: "array[float]", begin: float, end: float) -> Floats:
     """Return begins and ends within a window, shape (spans, 2)."""
-    spans = np.clip(np.array(times).reshape(-1, 2), begin, end)
-    inside: Floats = spans[spans[:, 1] > spans[:, 0]]
-    return inside
+    spans: Floats = np.clip(np.array(times).reshape(-1, 2), begin, end)
+    return spans[spans[:, 1] > spans[:, 0]]
 
 
 def _covered(spans: Floats) -> float:
