@@ -11,8 +11,8 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from moetune.app.calibration import calibration_for
 from moetune.app.plan import sound_numbers
+from moetune.app.sources import calibration_for
 from moetune.app.stand_ins import stand_ins_of
 from moetune.app.training import check_numbers, search_of, step_prices, step_spread, usable_bytes
 from moetune.app.training_plan import answer_of

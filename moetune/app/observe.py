@@ -9,8 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from moetune.app.calibration import calibration_for
 from moetune.app.predicted_runs import PredictedRun
+from moetune.app.sources import calibration_for
 from moetune.domain.errors import InputError
 from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, Calibration, ObservedRun
 from moetune.domain.targets import TargetName

@@ -11,13 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from moetune.app import wiring
-from moetune.app.calibration import calibration_for
 from moetune.app.plan import plan_for, read_inputs, sound_numbers
 from moetune.app.profiles import FoundProfile, is_path
 from moetune.app.requests import is_of_model, layer_request, ranks_of, training_request
 from moetune.app.sensitivity import Sensitivity, sensitivity_of
 from moetune.app.solvers import SingleFlight, SolverPool
-from moetune.app.sources import LocalSources, PlanSources, StoredSources
+from moetune.app.sources import LocalSources, PlanSources, StoredSources, calibration_for
 from moetune.app.subjects import Subject, WhyNot, subject_of
 from moetune.app.trace import Trace, predicted_trace
 from moetune.app.training import plan_training

@@ -1,12 +1,11 @@
 """Profiles and plans for a `Planner`: from a service's store, or from a user's machine."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
-from moetune.app.calibration import stored_runs
 from moetune.app.files import find_plan
 from moetune.app.profiles import FoundProfile, find_profile, named_profile, newest_measured
 from moetune.app.wiring import StoreFinder
@@ -14,11 +13,15 @@ from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import NotFoundError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
-from moetune.domain.records import ObservedRun
+from moetune.domain.records import Calibration, ObservedRun
 from moetune.domain.spelling import about
+from moetune.domain.targets import Target
+from moetune.report.section import plural
+from moetune.solve.model.calibration import calibration_of
 
 if TYPE_CHECKING:
     from moetune.store import SqlStore
+
 
 MOST_PROFILES = 8
 
@@ -159,3 +162,38 @@ class LocalSources:
 
 PlanSources: TypeAlias = StoredSources | LocalSources
 """Look-up of profiles and plans, and the store of new plans."""
+
+
+def stored_runs(store: "SqlStore | None", profile: Profile) -> tuple[ObservedRun, ...]:
+    """Return the runs that were predicted with a profile as it is now, the newest first.
+
+    Those of a profile that was measured again since do not say how far its predictions are off.
+    """
+    if store is None:
+        return ()
+    stored = store.observed_runs(profile_fingerprint=profile.digest)
+    return tuple(row.value for row in stored)
+
+
+def earlier_runs_note(store: "SqlStore | None", profile: Profile) -> str:
+    """Return what to do where all runs of a profile are of what it was before; else ""."""
+    runs = store.observed_runs(profile=profile.name) if store is not None else ()
+    if not runs or any(run.value.profile_fingerprint == profile.digest for run in runs):
+        return ""
+    observed = plural(len(runs), "observed run")
+    return (
+        f"profile {profile.name} has changed since its {observed}, so that no plan is calibrated: "
+        "observe again with a new plan"
+    )
+
+
+def calibration_for(
+    runs: Iterable[ObservedRun], *, model: str, target: Target
+) -> Calibration | None:
+    """Return the calibration of a model's steps under a runtime; None without any run of both.
+
+    Args:
+        runs: of `stored_runs`.
+    """
+    same = [run for run in runs if (run.target, run.target_version) == (target.name, target.number)]
+    return calibration_of(same, model=model, target=target.name)

@@ -43,11 +43,11 @@ def plan(
     A layer's plan has the chunks and the memory strategy of its passes, a whole model's the layout
     of its training over the ranks. What one of them does not have is refused.
     """
-    from moetune.app.calibration import earlier_runs_note
     from moetune.app.files import write_text
     from moetune.app.planner import plan_question
     from moetune.app.profile_quality import stale_note
     from moetune.app.requests import ask
+    from moetune.app.sources import earlier_runs_note
     from moetune.app.subjects import subject_of
     from moetune.app.views.plan import plan_sections
     from moetune.domain.question import read_texts

@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
+from moetune.app.check import LaunchText
 from moetune.app.plan import PlanRequest
 from moetune.app.planner import ServicePlanner
-from moetune.app.served_check import LaunchText
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile

@@ -8,9 +8,9 @@ from typing import Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
+from moetune.app.check import LaunchText, check_text
 from moetune.app.planner import ServicePlanner
 from moetune.app.requests import ServedQuestion, asks_for_model, served_question
-from moetune.app.served_check import LaunchText, check_text
 from moetune.app.views.check import check_document, check_sections
 from moetune.app.whatif import WhatIf, arguments_of, whatif
 from moetune.domain.any_plan import AnyPlan

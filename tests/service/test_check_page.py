@@ -112,6 +112,6 @@ def test_a_readers_token_suffices_and_another_sites_form_is_refused(
     ],
 )  # fmt: skip
 def test_the_kind_of_a_pasted_text_is_seen(name: str, text: str) -> None:
-    from moetune.app.served_check import name_of
+    from moetune.app.check import name_of
 
     assert name_of(text) == name

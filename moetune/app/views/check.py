@@ -6,8 +6,7 @@ from typing import Any
 from moetune.app.launch_check import Better, Checked
 from moetune.app.views.memory import memory_section
 from moetune.app.views.model_words import calibration_words
-from moetune.app.views.run import run_highlights, run_words
-from moetune.app.views.words import parts_table, speed_words
+from moetune.app.views.words import parts_table, run_highlights, run_words, speed_words
 from moetune.domain.document import encode
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.launches.reading import Problem

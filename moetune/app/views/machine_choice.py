@@ -9,7 +9,7 @@ from typing import Any
 from moetune.app.files import write_text
 from moetune.app.machine_choice import Choice, Comparison
 from moetune.app.training import step_spread
-from moetune.app.views.run import spread_words
+from moetune.app.views.words import spread_words
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.targets import find_target

@@ -16,11 +16,12 @@ from moetune.app.views.model_words import (
     saving_words,
     tuning_words,
 )
-from moetune.app.views.run import run_highlights, run_words
 from moetune.app.views.words import (
     Reasons,
     parts_table,
     plan_scope,
+    run_highlights,
+    run_words,
     speed_cell,
     speed_words,
     suspect_words,

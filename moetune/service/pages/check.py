@@ -9,8 +9,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from moetune.app.check import LaunchText, check_text
 from moetune.app.planner import ServicePlanner
-from moetune.app.served_check import LaunchText, check_text
 from moetune.app.views.check import check_sections
 from moetune.domain.errors import InputError, MoetuneError, ProfileError
 from moetune.domain.question import ASKS, BUDGET_FIELDS

@@ -6,6 +6,7 @@ from contextlib import suppress
 from moetune.app.library import read_plans
 from moetune.app.planner import ServicePlanner
 from moetune.app.subjects import Subject
+from moetune.app.views.comparison import comparison_sections
 from moetune.app.views.observed import MOST_SHOWN, observed_steps
 from moetune.app.views.plan import plan_sections
 from moetune.app.views.stored_plans import stored_plans_table
@@ -16,7 +17,7 @@ from moetune.domain.model import MODELS
 from moetune.domain.training_document import TrainingDocument
 from moetune.huggingface.registry import whole_names
 from moetune.report.section import Section
-from moetune.service.pages.library import model_name, profile_names, stored_profile
+from moetune.service.pages.library import model_name, plan_field, profile_names, stored_profile
 from moetune.service.pages.page import Field, Form, Link, Page, Text, address
 
 PAGE_SIZE = 50
@@ -148,3 +149,32 @@ def _asked_anew(planner: ServicePlanner, plan: TrainingDocument, model: str) -> 
 def _text(value: object) -> str:
     """Return the text of an argument, of a list of modules as a flag has it."""
     return ",".join(value) or "none" if isinstance(value, list) else str(value)
+
+
+def compare_page(planner: ServicePlanner, *, first: Text = "", second: Text = "") -> Page:
+    """Return the form, and with two plans how the second one differs.
+
+    Args:
+        first, second: plans' ids or their beginnings.
+
+    Raises:
+        NotFoundError: one of the two does not exist.
+    """
+    sections: tuple[Section, ...] = ()
+    links: tuple[Link, ...] = ()
+    if first and second:
+        plans = planner.sources.plan(first), planner.sources.plan(second)
+        names = plans[0].id[:6], plans[1].id[:6]
+        sections = comparison_sections(*plans, names=names)
+        links = tuple(Link(name=plan.id[:6], href=address("plans", plan.id)) for plan in plans)
+    form = Form(
+        action="/compare",
+        button="Compare",
+        fields=tuple(
+            plan_field(planner, name, f"{name.capitalize()} plan") for name in ("first", "second")
+        ),
+        values={"first": first[:12], "second": second[:12]},
+    )  # fmt: skip
+    return Page(
+        title="Compare two plans", here="compare", links=links, forms=(form,), sections=sections
+    )

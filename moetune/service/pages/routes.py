@@ -16,12 +16,11 @@ from moetune.service.access import Access
 from moetune.service.bodies import read_form
 from moetune.service.middleware import COOKIE, LOGIN_PATH, LOGOUT_PATH
 from moetune.service.pages.check import add_check
-from moetune.service.pages.compare import compare_page
 from moetune.service.pages.machines import machines_page, profile_page
 from moetune.service.pages.models import model_page, models_page
 from moetune.service.pages.new_plan import add_new_plan, new_plan_page
 from moetune.service.pages.page import Page, PageRenderer
-from moetune.service.pages.plans import plan_page, plans_page
+from moetune.service.pages.plans import compare_page, plan_page, plans_page
 from moetune.service.problems import Problem, problem_of
 from moetune.service.workers import WorkerPools
 
