@@ -87,7 +87,10 @@ COMMANDS = {
     "completion": "Print the script that completes commands and names.",
 }
 """Summaries by name."""
-_MODULES = MappingProxyType({"sensitivity": "explain", "observations": "plans"})
+_MODULES = MappingProxyType({
+    "sensitivity": "explain", "observations": "plans", "observe": "check", "memory": "models",
+    "trace": "export", "report": "export",
+})  # fmt: skip
 """Modules of `moetune.cli` that have commands of another name."""
 
 

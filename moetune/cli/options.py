@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from moetune.cli.commands import argument, option
 from moetune.cli.completion import model_names, plan_ids, profile_names
 from moetune.domain.ask import Ask
-from moetune.domain.errors import InputError
+from moetune.domain.errors import InputError, SchemaMismatchError, StoreUnavailableError
 from moetune.domain.question import ASKS
 from moetune.domain.units import parse_bytes
 from moetune.report.section import plural
@@ -39,6 +39,8 @@ MODEL = option(
 )
 OVERSUBSCRIBE = option("--oversubscribe", "Start more ranks than there are cores.", bool)
 
+OF_STORES = StoreUnavailableError, SchemaMismatchError
+"""Errors of a store that a command may do without."""
 _FORMS: Mapping[type, str] = MappingProxyType({int: "N", float: "SHARE", str: "NAME"})
 
 

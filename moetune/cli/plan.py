@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from moetune.cli.commands import command, option
-from moetune.cli.options import PROFILE, fields, texts_of
+from moetune.cli.options import OF_STORES, PROFILE, fields, texts_of
 from moetune.cli.session import Session
 from moetune.config import NO_STORE, environment
-from moetune.domain.errors import SchemaMismatchError, StoreUnavailableError
 from moetune.domain.question import ASKS
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from moetune.domain.cluster import Machine
 
 T = TypeVar("T")
-OF_STORES = StoreUnavailableError, SchemaMismatchError
 
 
 @command(
