@@ -5,7 +5,7 @@ that no reference machine has is written by hand, with `[scaled]`.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -108,7 +108,11 @@ def reference_of(gpu: str) -> Profile:
         name = chip.name
     if name not in machines:
         there = f"known: {', '.join(machines)}\n  {_BY_HAND}"
-        near = machines if chip is None else _of_generation(chip, machines)
+        # GPUs of another generation are no misspellings of a chip.
+        near = [
+            other for other in machines
+            if chip is None or ((of := chip_of(other)) and of.generation == chip.generation)
+        ]  # fmt: skip
         raise InputError(
             f"no reference machine has the GPU {gpu!r}", nearest_then(there, name, near)
         )
@@ -123,33 +127,21 @@ def _is_named(gpu: str, chip: Chip, machines: Mapping[str, str]) -> bool:
     return text in {chip.name, short, device, device.removeprefix("nvidia")}
 
 
-def _of_generation(chip: Chip, names: Iterable[str]) -> list[str]:
-    """Return those GPUs that are of a chip's generation: others are no misspellings of it."""
-    return [
-        name for name in names if (near := chip_of(name)) and near.generation == chip.generation
-    ]
-
-
 def describe(description: Description) -> Described:
     """Return the profile file of a description, checked by the reader of such files.
 
     Raises:
         InputError: a value that cannot be, or an unknown GPU.
     """
-    _check(description)
-    base = reference_of(description.gpu)
+    name, base = description.name, reference_of(description.gpu)
+    if name in bundled_profiles() or not name.strip() or not name.isprintable():
+        why = "is that of a reference machine" if name in bundled_profiles() else "cannot be one"
+        raise InputError(f"the name {name!r} {why}", "choose another name")
     stand_ins = tuple(_stand_ins(description, base))
     text = "\n".join(_lines(description, base, stand_ins)) + "\n"
     document = parse_toml(text, "the description")
     profile = profile_in_toml(document)
     return Described(profile=profile, base=base.name, text=text, stand_ins=stand_ins)
-
-
-def _check(description: Description) -> None:
-    name = description.name
-    if name in bundled_profiles() or not name.strip() or not name.isprintable():
-        why = "is that of a reference machine" if name in bundled_profiles() else "cannot be one"
-        raise InputError(f"the name {name!r} {why}", "choose another name")
 
 
 def _link(base: Profile) -> float:

@@ -71,7 +71,7 @@ class Diagnosis:
 
 def examine(configuration: Configuration) -> Diagnosis:
     """Return the diagnosis of this machine; problems are a part of it and not raised."""
-    cluster, problem = None, None
+    cluster, problem, settings = None, None, configuration.settings
     try:
         cluster = wiring.detect_cluster()
     except MoetuneError as error:
@@ -82,16 +82,10 @@ def examine(configuration: Configuration) -> Diagnosis:
         hardware_id=cluster.fingerprint.hardware_id if cluster else None,
         software_id=cluster.fingerprint.software_id if cluster else None,
         machine_problem=problem,
-        store=_store_report(configuration.settings),
-        settings=_shown_settings(configuration),
+        store=_store_report(settings),
+        settings={**encode(settings), "db": without_password(settings.db)},
         origins=configuration.origins,
     )
-
-
-def _shown_settings(configuration: Configuration) -> Mapping[str, object]:
-    """Return the settings by name, without a password."""
-    shown: dict[str, object] = encode(configuration.settings)
-    return {**shown, "db": without_password(configuration.settings.db)}
 
 
 def _store_report(settings: Settings) -> StoreReport:

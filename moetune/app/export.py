@@ -67,7 +67,7 @@ def export_plan(
         job=job,
         layout=plan.layout,
         target=target,
-        hub_name=_hub_name(registered.source),
+        hub_name=hub[1] if (hub := _HUB_NAME.search(registered.source)) else None,
         site=_site(inputs.profile, stores),
         predicted=(
             f"{format_seconds(plan.step_seconds)} a step, "
@@ -81,11 +81,6 @@ def export_plan(
         plan=plan.id, target=target.name, version=target.version, file_name=made.file_name,
         text=made.text, launch=made.launch, not_expressed=made.not_expressed,
     )  # fmt: skip
-
-
-def _hub_name(source: str) -> str | None:
-    match = _HUB_NAME.search(source)
-    return match[1] if match else None
 
 
 def _site(profile: str, stores: StoreFinder) -> Site | None:

@@ -121,14 +121,10 @@ def _on_base(stated: Mapping[str, object], base: Profile, scaled: object) -> Pro
         whole[key] = {**inherited, **value} if is_table else value  # type: ignore[dict-item]
     for key in {"schema", "name"} - values.keys():
         del whole[key]  # the file's own, never the base's
-    profile = profile_from_document(whole)
-    facts = profile.fingerprint.hardware if _has_facts(values) else {}
+    profile, fingerprint = profile_from_document(whole), values.get("fingerprint")
+    has_facts = isinstance(fingerprint, Mapping) and "hardware" in fingerprint
+    facts = profile.fingerprint.hardware if has_facts else {}
     return without_foreign(profile, base, stated=values.keys(), facts=facts)
-
-
-def _has_facts(values: Mapping[str, object]) -> bool:
-    fingerprint = values.get("fingerprint")
-    return isinstance(fingerprint, Mapping) and "hardware" in fingerprint
 
 
 def _per_node(document: Mapping[str, object]) -> object:

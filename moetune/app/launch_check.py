@@ -163,12 +163,14 @@ class _Check:
         is_sound = next(broken_rules(self.reading.layout, self.reading.job), None) is None
         try:
             check_numbers(self.profile, self.reading.job, self.reading.target)
-            priced = self._priced() if is_sound else None
+            search = self._search(self.facts)
+            row = search.price(self.reading.layout) if is_sound else None
+            priced = None if row is None else search.answer_of(row)
         except MoetuneError as error:  # nor has any other layout a price
             what = f"it has no price: {error.what}"
             note = Problem(severity="note", line=None, what=what, fix=error.hint)
             return self._answered([*problems, *refusals, note])
-        fits = priced is not None and self._search(self.facts).fits(priced.layout)
+        fits = priced is not None and search.fits(priced.layout)
         known = priced if fits and not refusals else None
         better = self._better(known)
         problems += [_with_fix(problem, better) for problem in refusals]
@@ -253,15 +255,6 @@ class _Check:
             prices = step_prices(self.reading.job, target, self.profile, costs)
             self._searches[key] = search_of(prices, self.profile, limit_bytes=self.limit_bytes)
         return self._searches[key]
-
-    def _priced(self) -> PricedLayout:
-        """Return the launch's own layout with its price.
-
-        Raises:
-            MoetuneError: the profile does not know a time, or its machine not the format.
-        """
-        search = self._search(self.facts)
-        return search.answer_of(search.price(self.reading.layout))
 
     def _answer(self, priced: PricedLayout) -> TrainingAnswer:
         reading, device = self.reading, self.profile.machine.device

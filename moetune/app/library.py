@@ -32,14 +32,13 @@ def read_plans(store: "SqlStore | None", infos: Sequence[PlanInfo]) -> tuple[Sto
     """Return the plans of list entries, with those that cannot be read."""
     if store is None:
         return ()
-    return tuple(StoredPlan(info=info, plan=_readable(store, info.id)) for info in infos)
-
-
-def _readable(store: "SqlStore", plan_id: str) -> AnyPlan | None:
-    try:
-        return store.plan(plan_id)
-    except InputError:
-        return None
+    stored = []
+    for info in infos:
+        plan = None
+        with suppress(InputError):
+            plan = store.plan(info.id)
+        stored.append(StoredPlan(info=info, plan=plan))
+    return tuple(stored)
 
 
 def numbers_of(ids: Iterable[str]) -> tuple[list[int], list[int]]:

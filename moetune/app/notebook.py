@@ -71,7 +71,7 @@ class Drawn:
         from moetune.report.html import notebook_cell
 
         name, shown, more = self._page()
-        return notebook_cell(name=name, sections=shown, more=more, summary="Why, and what else")
+        return notebook_cell(name=name, sections=shown, more=more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

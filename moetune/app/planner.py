@@ -1,6 +1,6 @@
 """Planners of the command line and the service: a request resolved, explained and changed.
 
-A planner looks profiles and plans up in its `PlanSources`, has `app.plan` or `app.training` solve,
+A planner looks profiles and plans up in its sources, has `app.plan` or `app.training` solve,
 and returns values that `app.views` turns into sections.
 """
 
@@ -16,7 +16,7 @@ from moetune.app.profiles import FoundProfile, is_path
 from moetune.app.requests import is_of_model, layer_request, ranks_of, training_request
 from moetune.app.sensitivity import Sensitivity, sensitivity_of
 from moetune.app.solvers import SingleFlight, SolverPool
-from moetune.app.sources import LocalSources, PlanSources, StoredSources, calibration_for
+from moetune.app.sources import Sources, StoredSources, calibration_for
 from moetune.app.subjects import Subject, WhyNot, subject_of
 from moetune.app.trace import Trace, predicted_trace
 from moetune.app.training import plan_training
@@ -61,7 +61,7 @@ class Planner:
     reads_files: ClassVar[bool] = True
     """Whether a question may name files of this machine."""
 
-    sources: PlanSources
+    sources: Sources
     settings: Settings | None = None
     solver: SolverPool | None = None
     _solving: SingleFlight[Plan] = field(default_factory=SingleFlight, init=False)
@@ -307,7 +307,7 @@ def local_planner(
         stores = (
             partial(wiring.find_store, settings) if store is None else partial(nullcontext, store)
         )
-        sources = LocalSources(
+        sources = Sources(
             stores=stores, store=store, named=profile, default_profile=settings.profile
         )
         yield Planner(sources=sources, settings=settings)

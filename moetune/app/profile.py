@@ -79,7 +79,7 @@ def profile_machine(
         _measure(request, cluster, begun.done, run.receive)
         fitted = fit_profile(
             name=name, machine=run.cluster.machine, fingerprint=cluster.fingerprint,
-            samples=run.samples(), seed=request.seed,
+            samples=run.samples(),
         )  # fmt: skip
         profile = with_steps(fitted)
         if base is not None:
@@ -108,27 +108,23 @@ def _measure(
     from moetune.measure.session import Assignment
 
     machine = cluster.machine
-    left = (
-        PointScope(
-            machine=machine,
-            dtypes=request.dtypes or default_dtypes(machine.kind, request.preset),
-            group_sizes=request.group_sizes or default_group_sizes(machine.num_devices),
-            layers=request.layers,
-            models=request.models,
-            preset=request.preset,
-            max_tokens=request.max_tokens,
-            kernels_of=partial(other_kernels, device=torch.device(machine.kind)),
-        )
-        .points()
-        .without(done)
+    scope = PointScope(
+        machine=machine,
+        dtypes=request.dtypes or default_dtypes(machine.kind, request.preset),
+        group_sizes=request.group_sizes or default_group_sizes(machine.num_devices),
+        layers=request.layers,
+        models=request.models,
+        preset=request.preset,
+        max_tokens=request.max_tokens,
+        kernels_of=partial(other_kernels, device=torch.device(machine.kind)),
     )
+    left = scope.points().without(done)
     assignment = Assignment(
         needed=left.needed,
         others=left.others,
         preset=request.preset,
         ranks_per_node=machine.devices_per_node,
         budget_seconds=request.budget_seconds,
-        seed=request.seed,
     )
     measure_on_ranks(assignment, request, on_news)
 

@@ -51,7 +51,6 @@ class ProfileRequest:
     max_tokens: int = 4096
     budget_seconds: float | None = None
     base: Profile | None = None
-    seed: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
     launch: Launch | None = None
     oversubscribe: bool = False

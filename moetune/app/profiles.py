@@ -40,10 +40,10 @@ class ProfileInfo:
     provenance: Provenance
     device: str
     num_devices: int
-    num_runs: int
     num_samples: int
-    status: str
-    created_at: str
+    num_runs: int = 0
+    status: str = ""
+    created_at: str = ""
 
 
 def find_profile(
@@ -133,7 +133,25 @@ def list_profiles(store: "SqlStore | None") -> tuple[ProfileInfo, ...]:
     runs: dict[str, list[RunInfo]] = {}
     for run in store.runs() if store else ():
         runs.setdefault(run.name, []).append(run)
-    return (*map(_of_runs, runs.values()), *map(_of_reference, bundled_profiles()))
+    stored = (
+        ProfileInfo(
+            name=newest.name, source="store", provenance=newest.provenance, device=newest.device,
+            num_devices=newest.num_devices, num_runs=1 + len(older), status=newest.status,
+            num_samples=sum(run.num_samples for run in (newest, *older)),
+            created_at=newest.created_at,
+        )
+        for newest, *older in runs.values()
+    )  # fmt: skip
+    references = map(reference_profile, bundled_profiles())
+    bundled = (
+        ProfileInfo(
+            name=profile.name, source="bundled", provenance=profile.provenance,
+            device=profile.machine.device, num_devices=profile.machine.num_devices,
+            num_samples=len(profile.samples),
+        )
+        for profile in references
+    )  # fmt: skip
+    return *stored, *bundled
 
 
 def import_profile(path: Path, *, name: str | None, store: "SqlStore") -> Profile:
@@ -176,34 +194,4 @@ def _unknown(name: str, stored: set[str], bundled: Mapping[str, Path]) -> Moetun
         nearest_then(
             f"{there}\n  measure it on the cluster:  moetune profile --name {name}", name, names
         ),
-    )
-
-
-def _of_runs(runs: list[RunInfo]) -> ProfileInfo:
-    newest = runs[0]
-    return ProfileInfo(
-        name=newest.name,
-        source="store",
-        provenance=newest.provenance,
-        device=newest.device,
-        num_devices=newest.num_devices,
-        num_runs=len(runs),
-        num_samples=sum(run.num_samples for run in runs),
-        status=newest.status,
-        created_at=newest.created_at,
-    )
-
-
-def _of_reference(name: str) -> ProfileInfo:
-    profile = reference_profile(name)
-    return ProfileInfo(
-        name=profile.name,
-        source="bundled",
-        provenance=profile.provenance,
-        device=profile.machine.device,
-        num_devices=profile.machine.num_devices,
-        num_runs=0,
-        num_samples=len(profile.samples),
-        status="",
-        created_at="",
     )

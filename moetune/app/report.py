@@ -8,7 +8,7 @@ from pathlib import Path
 from moetune.app.files import find_plan, write_text
 from moetune.app.planner import Planner
 from moetune.app.profiles import FoundProfile, find_profile
-from moetune.app.sources import LocalSources
+from moetune.app.sources import Sources
 from moetune.app.views.observed import MOST_SHOWN, observed_steps
 from moetune.app.views.plan import plan_sections
 from moetune.app.views.profile import machine_scope, profile_sections
@@ -100,7 +100,7 @@ def _profile(
 
 
 def _plan_chapter(plan: AnyPlan, stores: StoreFinder) -> Chapter:
-    planner = Planner(sources=LocalSources(stores=stores))
+    planner = Planner(sources=Sources(stores=stores))
     sections = plan_sections(planner.explain(plan), is_page=True)
     with stores() as store:
         page = store.observation_page(plan.id, limit=MOST_SHOWN) if store else ()

@@ -7,6 +7,7 @@ is stored.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from types import MappingProxyType
 
 from moetune.app.subjects import Subject
@@ -125,7 +126,7 @@ def sensitivity_of(subject: Subject) -> Sensitivity:
         choice=subject.choice.name,
         step_seconds=step,
         parts=tuple(_part(part, seconds, step) for part, seconds in ordered),
-        knobs=tuple(sorted(knobs, key=_order)),
+        knobs=tuple(sorted(knobs, key=lambda knob: inf if knob.seconds is None else knob.seconds)),
         without_effect=tuple(part for part in effects if part not in effective),
     )
 
@@ -139,11 +140,9 @@ def _knob(moved: Neighbour, step: float) -> KnobEffect:
 
 
 def _part(part: str, seconds: float, step: float) -> PartEffect:
+    share = seconds / step
     return PartEffect(
-        part=part,
-        name=part_words(part),
-        seconds_per_percent=seconds,
-        share_per_percent=seconds / step,
+        part=part, name=part_words(part), seconds_per_percent=seconds, share_per_percent=share
     )
 
 
@@ -167,18 +166,15 @@ def _seconds_per_percent(subject: Subject, part: str) -> float:
     return (slower - faster) / 2
 
 
-def _order(knob: KnobEffect) -> float:
-    return float("inf") if knob.seconds is None else knob.seconds
-
-
 def _words(effects: Sensitivity) -> Iterator[str]:
     if not effects.parts:
         yield f"No part of the machine changes the step of {format_seconds(effects.step_seconds)}."
         return
     first, *others = effects.parts
+    more, share = format_seconds(abs(first.seconds_per_percent)), abs(first.share_per_percent)
     yield (
-        f"The step follows the {first.name} most: {_percent_words(first)} of its "
-        f"{format_seconds(effects.step_seconds)}."
+        f"The step follows the {first.name} most: {more} for every percent, {100 * share:.2g} % of "
+        f"its {format_seconds(effects.step_seconds)}."
     )
     if others:
         rest = [
@@ -187,11 +183,6 @@ def _words(effects: Sensitivity) -> Iterator[str]:
         ]
         yield f"Then {' and '.join(rest)}."
     yield from _knob_words(effects)
-
-
-def _percent_words(part: PartEffect) -> str:
-    share = abs(part.share_per_percent) * 100
-    return f"{format_seconds(abs(part.seconds_per_percent))} for every percent, {share:.2g} %"
 
 
 def _knob_words(effects: Sensitivity) -> Iterator[str]:

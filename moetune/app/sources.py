@@ -2,9 +2,10 @@
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 from moetune.app.files import find_plan
 from moetune.app.profiles import FoundProfile, find_profile, named_profile, newest_measured
@@ -27,84 +28,7 @@ MOST_PROFILES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StoredSources:
-    """A service's store; requests cannot name files of the service's machine.
-
-    The newest profiles are cached by name and fit: a service would otherwise read all samples and
-    compute the digest for every request.
-
-    Args:
-        reading: the same database as `store`, opened read-only.
-        default_profile: a name; None for the newest measured.
-    """
-
-    store: "SqlStore"
-    reading: "SqlStore"
-    default_profile: str | None
-    must_match: ClassVar[bool] = False
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _cached: Callable[[str, int | None], FoundProfile] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_cached", lru_cache(MOST_PROFILES)(self._read))
-
-    def plan(self, wanted: str) -> AnyPlan:
-        """Return the stored plan of an id or its beginning.
-
-        Raises:
-            NotFoundError: there is none.
-            InputError: there are several.
-        """
-        plan = self.reading.plan(wanted)
-        if plan is None:
-            raise NotFoundError(
-                f"no plan has an id that begins with {wanted[:64]!r}",
-                "plans of another store are not known here: this one's are in its list",
-            )
-        return plan
-
-    def profile(self, name: str | None, *, for_models: bool = False) -> FoundProfile:
-        """Return the profile of this name; None for the default one.
-
-        Args:
-            for_models: whether the newest measured one is of GPUs alone.
-
-        Raises:
-            ProfileError: no profile has this name, or none was measured yet.
-        """
-        if name is None:
-            name = self.default_profile or newest_measured(self.reading, for_models=for_models)
-        return self._profile(name)
-
-    def profile_of(self, plan: AnyPlan) -> FoundProfile:
-        """Return the profile with the name of the plan's; it may have changed since."""
-        return self._profile(plan.inputs.profile)
-
-    def _profile(self, name: str) -> FoundProfile:
-        with self._lock:
-            return self._cached(name, self.reading.current_fit(name))
-
-    def _read(self, name: str, _fit: int | None) -> FoundProfile:
-        machine = named_profile(name, store=self.reading)
-        _ = machine.profile.digest  # computed here, so that no second thread computes it
-        return machine
-
-    def stored(self, plan_id: str) -> Plan | None:
-        """Return the stored plan of a layer with this id."""
-        plan = self.reading.plan(plan_id)
-        return None if plan is None else plan.as_layer()
-
-    def observed_runs(self, profile: Profile) -> tuple[ObservedRun, ...]:
-        """Return the runs that were observed with a profile."""
-        return stored_runs(self.reading, profile)
-
-    def save(self, plan: AnyPlan) -> None:
-        """Store the plan."""
-        self.store.save_plan(plan)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LocalSources:
+class Sources:
     """A user's machine: files, the store where there is one, and the reference machines.
 
     Args:
@@ -129,7 +53,14 @@ class LocalSources:
         return find_plan(wanted, stores=self.stores)
 
     def profile(self, name: str | None, *, for_models: bool = False) -> FoundProfile:
-        """Return the profile of the first: `name`, `named`, the setting, the newest measured."""
+        """Return the profile of the first: `name`, `named`, the setting, the newest measured.
+
+        Args:
+            for_models: whether the newest measured one is of GPUs alone.
+
+        Raises:
+            ProfileError: no profile has this name, or none was measured yet.
+        """
         wanted = (name, self.named, self.default_profile)
         first = next((text for text in wanted if text is not None), None)
         with about("profile"):
@@ -144,15 +75,19 @@ class LocalSources:
             return named_profile(plan.inputs.profile, store=store)
 
     def stored(self, plan_id: str) -> Plan | None:
-        """Return the stored plan; None also without a store."""
+        """Return the stored plan of a layer with this id; None also without a store."""
         with self.stores() as store:
             plan = store.plan(plan_id) if store else None
         return None if plan is None else plan.as_layer()
 
     def observed_runs(self, profile: Profile) -> tuple[ObservedRun, ...]:
-        """Return the runs that were observed with a profile; none without a store."""
+        """Return the runs that were predicted with a profile as it is now, the newest first.
+
+        Those of a profile that was measured again since do not say how far its predictions are off.
+        """
         with self.stores() as store:
-            return stored_runs(store, profile)
+            runs = store.observed_runs(profile_fingerprint=profile.digest) if store else ()
+        return tuple(run.value for run in runs)
 
     def save(self, plan: AnyPlan) -> None:
         """Store the plan, if there is a store to write."""
@@ -160,19 +95,57 @@ class LocalSources:
             self.store.save_plan(plan)
 
 
-PlanSources: TypeAlias = StoredSources | LocalSources
-"""Look-up of profiles and plans, and the store of new plans."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StoredSources(Sources):
+    """A service's store; requests cannot name files of the service's machine.
 
+    The newest profiles are cached by name and fit: a service would otherwise read all samples and
+    compute the digest for every request.
 
-def stored_runs(store: "SqlStore | None", profile: Profile) -> tuple[ObservedRun, ...]:
-    """Return the runs that were predicted with a profile as it is now, the newest first.
-
-    Those of a profile that was measured again since do not say how far its predictions are off.
+    Args:
+        reading: the same database as `store`, opened read-only.
+        default_profile: a name; None for the newest measured.
     """
-    if store is None:
-        return ()
-    stored = store.observed_runs(profile_fingerprint=profile.digest)
-    return tuple(row.value for row in stored)
+
+    reading: "SqlStore"
+    stores: StoreFinder = field(init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _cached: Callable[[str, int | None], FoundProfile] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stores", partial(nullcontext, self.reading))
+        object.__setattr__(self, "_cached", lru_cache(MOST_PROFILES)(self._read))
+
+    def plan(self, wanted: str) -> AnyPlan:
+        """Return the stored plan of an id or its beginning.
+
+        Raises:
+            NotFoundError: there is none.
+            InputError: there are several.
+        """
+        plan = self.reading.plan(wanted)
+        if plan is None:
+            raise NotFoundError(
+                f"no plan has an id that begins with {wanted[:64]!r}",
+                "plans of another store are not known here: this one's are in its list",
+            )
+        return plan
+
+    def profile(self, name: str | None, *, for_models: bool = False) -> FoundProfile:
+        """Return the profile of this name; None for the default one."""
+        if name is None:
+            name = self.default_profile or newest_measured(self.reading, for_models=for_models)
+        with self._lock:
+            return self._cached(name, self.reading.current_fit(name))
+
+    def profile_of(self, plan: AnyPlan) -> FoundProfile:
+        """Return the profile with the name of the plan's; it may have changed since."""
+        return self.profile(plan.inputs.profile)
+
+    def _read(self, name: str, _fit: int | None) -> FoundProfile:
+        machine = named_profile(name, store=self.reading)
+        _ = machine.profile.digest  # computed here, so that no second thread computes it
+        return machine
 
 
 def earlier_runs_note(store: "SqlStore | None", profile: Profile) -> str:
@@ -193,7 +166,7 @@ def calibration_for(
     """Return the calibration of a model's steps under a runtime; None without any run of both.
 
     Args:
-        runs: of `stored_runs`.
+        runs: that were observed with a profile.
     """
     same = [run for run in runs if (run.target, run.target_version) == (target.name, target.number)]
     return calibration_of(same, model=model, target=target.name)

@@ -141,13 +141,9 @@ def overlap_of(spans: "Sequence[RecordedSpan]") -> Overlap:
 
 
 def _span(span: "RecordedSpan", zero_seconds: float = 0.0) -> Span:
-    return Span(
-        name=span.name,
-        resource=span.resource,
-        stream=LINK if span.resource == "comm" else COMPUTE,
-        start_seconds=span.start_seconds - zero_seconds,
-        end_seconds=span.end_seconds - zero_seconds,
-    )
+    stream = LINK if span.resource == "comm" else COMPUTE
+    start, end = span.start_seconds - zero_seconds, span.end_seconds - zero_seconds
+    return Span(span.name, span.resource, stream, start, end)
 
 
 def _measured_events(

@@ -10,7 +10,6 @@ from moetune.app.requests import ask, check_served, training_request
 from moetune.app.subjects import refuse_model
 from moetune.app.training import plan_training, usable_bytes
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.budget import Budget
 from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.pipeline import stage_words
@@ -190,15 +189,11 @@ def arguments_of(inputs: TrainingInputs, profile: Profile | None) -> dict[str, o
         "memory_limit": None if is_default else inputs.memory_limit_bytes,
         **{name: encode(value) for name, value in pins.pinned.items()},
         **({} if pins.stages is None else {"stages": stage_words(pins.stages)}),
-        **_of_budget(inputs.budget),
+        **({} if (budget := inputs.budget) is None else {
+            "train_tokens": budget.train_tokens, "price": budget.price_per_gpu_hour,
+            "utilization": budget.utilization,
+        }),
     }  # fmt: skip
-
-
-def _of_budget(budget: Budget | None) -> dict[str, object]:
-    if budget is None:
-        return {}
-    price, share = budget.price_per_gpu_hour, budget.utilization
-    return {"train_tokens": budget.train_tokens, "price": price, "utilization": share}
 
 
 def _arguments(question: WhatIf) -> Iterator[tuple[str, object]]:

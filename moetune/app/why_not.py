@@ -240,7 +240,10 @@ def _part_words(answer: WhyNotAnswer, rival: ComparedChoice) -> Iterator[str]:
     parts = difference.parts.items() if difference else ()
     large = [(name, seconds) for name, seconds in parts if abs(seconds) > least]
     if large:
-        said = [f"{_more(seconds)} of {name}" for name, seconds in large[:_NAMED]]
+        said = [
+            f"{format_seconds(abs(seconds))} {'more' if seconds > 0 else 'less'} of {name}"
+            for name, seconds in large[:_NAMED]
+        ]
         yield f"The difference: {', '.join(said)}."
     for name, seconds in rival.work.items():
         before = chosen.work.get(name)
@@ -260,10 +263,6 @@ def _memory_words(answer: WhyNotAnswer, rival: ComparedChoice) -> Iterator[str]:
     if answer.chosen.needed_bytes is not None:
         needed += f"; with the plan {format_bytes(answer.chosen.needed_bytes)}"
     yield f"{needed}."
-
-
-def _more(seconds: float) -> str:
-    return f"{format_seconds(abs(seconds))} {'more' if seconds > 0 else 'less'}"
 
 
 def _capital(text: str) -> str:

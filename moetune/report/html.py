@@ -83,15 +83,12 @@ def report_page(*, title: str, made_at: str, version: str, chapters: Sequence[Ch
     )  # fmt: skip
 
 
-def notebook_cell(
-    *, name: str, sections: Sequence[Section], more: Sequence[Section] = (), summary: str = "More"
-) -> str:
+def notebook_cell(*, name: str, sections: Sequence[Section], more: Sequence[Section] = ()) -> str:
     """Return a notebook cell of sections without their figures, with styles and no script.
 
     Args:
         name: of letters, digits and hyphens; unique in the notebook.
         more: behind a line that unfolds them.
-        summary: that line.
 
     Raises:
         MoetuneError: Jinja2 is not installed.
@@ -103,7 +100,7 @@ def notebook_cell(
         style=(STATIC / "notebook.css").read_text(encoding="utf-8"),
         sections=[replace(section, figures=()) for section in sections],
         more=[replace(section, figures=()) for section in more],
-        summary=summary,
+        summary="Why, and what else",
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ _MEANINGS = {
 """Meaning of an operation's first word, where the word does not say it."""
 
 
-def timeline_figure(*, forward: Timeline, backward: Timeline) -> Figure:
+def timeline_figure(forward: Timeline, backward: Timeline) -> Figure:
     """Return both phases of a layer's step, one lane per stream, on the same time scale."""
     phases = {"forward": forward, "backward": backward}
     longest = max(timeline.makespan_seconds for timeline in phases.values())

@@ -15,7 +15,7 @@ from moetune.app.plan import PlanRequest, make_plan
 from moetune.app.planner import Planner
 from moetune.app.profile_request import ProfileRequest, detect_cluster
 from moetune.app.recording import Progress, RecordedRun, resume_state
-from moetune.app.sources import LocalSources
+from moetune.app.sources import Sources
 from moetune.domain.cluster import HOST_MEMORY, Cluster, Fingerprint, Machine
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerShape
@@ -61,7 +61,7 @@ def test_the_profile_behind_a_plan_is_the_one_it_was_made_from_or_none(
             yield store
 
     def planner(named: str | None = None) -> Planner:
-        return Planner(sources=LocalSources(stores=stores, named=named))
+        return Planner(sources=Sources(stores=stores, named=named))
 
     assert planner().explain(plan).profile == profile
     with stores() as store:

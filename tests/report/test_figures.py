@@ -30,7 +30,7 @@ def test_every_role_of_the_theme_has_a_light_and_a_dark_value() -> None:
 def test_the_timeline_has_every_span_and_ends_when_the_plan_says() -> None:
     plan = lab_plan()
     forward, backward = plan_timelines(plan=plan, costs=costs_of(lab_profile()))
-    figure = timeline_figure(forward=forward, backward=backward)
+    figure = timeline_figure(forward, backward)
     assert figure.x.title == "ms"
     bars = [bar for series in figure.series for bar in series.bars]
     for phase, timeline, seconds in (

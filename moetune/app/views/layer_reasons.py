@@ -51,15 +51,16 @@ def layer_reasons(subject: LayerSubject, *, is_drawn: bool = False) -> Reasons:
 
 
 def _terms(subject: LayerSubject, *, is_drawn: bool) -> Section:
-    forward, backward = subject.forward, subject.backward
-    tables: tuple[Table, ...] = ()
-    if forward is not None and backward is not None:
-        tables = (_phases(subject, forward, backward),)
+    terms, figures, tables = subject.plan.terms, list[Figure](), list[Table]()
+    if terms is not None:
+        tables.append(_phases(subject, terms.forward, terms.backward))
+    if is_drawn and subject.profile:
+        figures.append(timeline_figure(*plan_timelines(plan=subject.plan, costs=subject.costs)))
     return Section(
         name="terms",
         title="What the time consists of",
-        tables=tables,
-        figures=(_timeline(subject),) if is_drawn and subject.profile else (),
+        tables=tuple(tables),
+        figures=tuple(figures),
         notes=(sentence(subject.note),) if subject.note else (),
     )
 
@@ -160,21 +161,16 @@ def _ranges(plan: Plan) -> Section:
     tokens = "tokens on every rank" if plan.kind == "tensor" else "tokens per rank"
     if plan.workload.sequence_parallel:
         tokens = "tokens of all ranks"
-    ranges = plan.pipeline.ranges
     table = Table.of(
         "ranges",
-        ranges,
+        plan.pipeline.ranges,
         {
             tokens: lambda row: Cell(text=f"{row[0]:,}–{row[1]:,}", value=row[0]),
             "chunks": lambda row: _degree_cell(row[2], row[3]),
         },
         is_narrow=True,
     )
-    return Section(
-        name="ranges",
-        title="Chunks for other numbers of tokens",
-        tables=(table,),
-    )
+    return Section(name="ranges", title="Chunks for other numbers of tokens", tables=(table,))
 
 
 def _degree_cell(forward: int, backward: int) -> Cell:
@@ -182,8 +178,3 @@ def _degree_cell(forward: int, backward: int) -> Cell:
     if forward == backward:
         return Cell.count(forward)
     return Cell.words(format_degree(forward, backward))
-
-
-def _timeline(subject: LayerSubject) -> Figure:
-    forward, backward = plan_timelines(plan=subject.plan, costs=subject.costs)
-    return timeline_figure(forward=forward, backward=backward)

@@ -12,12 +12,12 @@ from fastapi import APIRouter, Request, Response
 from moetune.app.check import LaunchText, check_text
 from moetune.app.planner import ServicePlanner
 from moetune.app.views.check import check_sections
-from moetune.domain.errors import InputError, MoetuneError, ProfileError
+from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.question import ASKS, BUDGET_FIELDS
 from moetune.report.section import Section
 from moetune.service.bodies import read_form
-from moetune.service.pages.library import profile_names
-from moetune.service.pages.new_plan import REFERENCE, field_of
+from moetune.service.pages.library import machine_field, usual_profile
+from moetune.service.pages.new_plan import field_of
 from moetune.service.pages.page import Field, Page, PageRenderer
 from moetune.service.problems import problem_of
 from moetune.service.workers import WorkerPools
@@ -25,11 +25,9 @@ from moetune.service.workers import WorkerPools
 _ASKED = ("model", "world_size", "target", *BUDGET_FIELDS)
 _HINTS = {"model": "Default: the file's.", "world_size": "Default: the launcher's."}
 _VALUES = Field(
-    name="variables",
-    label="Variables",
-    flag="--set",
+    name="variables", label="Variables", flag="--set",
     hint="of the environment, such as TP=2 NODES=4",
-)
+)  # fmt: skip
 _ARGUMENTS = Field(name="arguments", label="Arguments", hint="that the script gets", flag="--")
 
 
@@ -80,10 +78,6 @@ def _page(
     error: MoetuneError | None = None,
 ) -> Page:  # fmt: skip
     """Return the page of a form and its answer."""
-    machine = Field(
-        name="profile", label="Machine", hint="measured or reference", flag="--profile",
-        choices=profile_names(planner),
-    )  # fmt: skip
     filled = {name: text for name, text in texts.items() if text.strip()}
     model, world_size, target, *budget = (
         replace(field_of(ASKS[name]), hint=_HINTS.get(name, ASKS[name].words)) for name in _ASKED
@@ -92,15 +86,9 @@ def _page(
         template="check.html", title="Check", here="check", sections=sections,
         problem=None if error is None else problem_of(error),
         context={
-            "values": filled or {"profile": _usual_profile(planner)},
-            "first": (machine, world_size, model), "more": (target, _VALUES, _ARGUMENTS, *budget),
+            "values": filled or {"profile": usual_profile(planner, for_models=True)},
+            "first": (machine_field(planner), world_size, model),
+            "more": (target, _VALUES, _ARGUMENTS, *budget),
             "where": "" if error is None else error.field,
         },
     )  # fmt: skip
-
-
-def _usual_profile(planner: ServicePlanner) -> str:
-    try:
-        return planner.sources.profile(None, for_models=True).profile.name
-    except ProfileError:
-        return REFERENCE

@@ -12,6 +12,8 @@ from moetune.domain.model import MODELS, WHOLE_MODELS
 from moetune.huggingface.registry import resolve_name
 from moetune.service.pages.page import Field
 
+REFERENCE = "h100-x8"
+"""Reference machine of whole models."""
 _MOST_SUMMARIES = 1000
 
 
@@ -59,6 +61,26 @@ def _summarized(planner: ServicePlanner, name: str, _fit: int | None) -> Summary
 def profile_names(planner: ServicePlanner) -> tuple[str, ...]:
     """Return the names of the store's profiles, newest first, then of the bundled ones."""
     return tuple(dict.fromkeys(info.name for info in list_profiles(planner.reading)))
+
+
+def machine_field(planner: ServicePlanner) -> Field:
+    """Return the field of a form that chooses a machine."""
+    return Field(
+        name="profile", label="Machine", hint="measured or reference", flag="--profile",
+        choices=profile_names(planner),
+    )  # fmt: skip
+
+
+def usual_profile(planner: ServicePlanner, *, for_models: bool = False) -> str:
+    """Return the name of the default profile, else of a reference machine.
+
+    Args:
+        for_models: whether it is of GPUs alone.
+    """
+    try:
+        return planner.sources.profile(None, for_models=for_models).profile.name
+    except ProfileError:
+        return REFERENCE
 
 
 def model_name(plan: AnyPlan) -> str | None:

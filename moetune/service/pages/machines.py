@@ -3,7 +3,7 @@
 from types import MappingProxyType
 
 from moetune.app.planner import ServicePlanner
-from moetune.app.profiles import ProfileInfo, list_profiles
+from moetune.app.profiles import list_profiles
 from moetune.app.views.profile import profile_sections
 from moetune.report.section import Cell, Section, Table
 from moetune.service.pages.library import Summary, stored_profile, summary_of
@@ -32,7 +32,9 @@ def machines_page(planner: ServicePlanner) -> Page:
         "profiles",
         [(info, summary_of(planner, info.name)) for info in list_profiles(planner.reading)],
         {
-            "profile": lambda row: _name(*row),
+            "profile": lambda row: Cell.words(
+                row[0].name, href=address("profiles", row[0].name) if row[1] else ""
+            ),
             "provenance": lambda row: row[0].provenance,
             "machine": lambda row: f"{row[0].num_devices:,} × {row[0].device}",
             "quality": lambda row: _quality(row[1]),
@@ -65,10 +67,6 @@ def profile_page(planner: ServicePlanner, name: str) -> Page:
         links=(Link(name="Profile file", href=file, file=f"{name}.json"),),
         sections=sections,
     )
-
-
-def _name(info: ProfileInfo, summary: Summary | None) -> Cell:
-    return Cell.words(info.name, href=address("profiles", info.name) if summary else "")
 
 
 def _quality(summary: Summary | None) -> Cell:

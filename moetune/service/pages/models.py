@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from fastapi import Request
 
-from moetune.app.memory import MemoryAnswer, MemoryQuestion, fit_memory
+from moetune.app.memory import MemoryAnswer, fit_memory
 from moetune.app.planner import ServicePlanner
 from moetune.app.requests import memory_question
 from moetune.app.views.memory import memory_sections
@@ -21,11 +21,12 @@ from moetune.huggingface.registry import (
     registered_models,
 )
 from moetune.report.section import Cell, Section, Table
+from moetune.service.pages.library import REFERENCE
 from moetune.service.pages.page import Field, Form, Link, Page, address, filled_fields
 from moetune.service.problems import problem_of
 
-_OF_PAPERS, _OF_MODELS = "rtx2080ti-x64", "h100-x8"
-"""Reference machines of the papers' layers, and of whole models."""
+_OF_PAPERS = "rtx2080ti-x64"
+"""Reference machine of the papers' layers."""
 _USUAL = {"device_memory": "80GB", "seq": "4k"}
 _RANKS = 8
 _TARGET = "megatron"
@@ -65,13 +66,14 @@ def model_page(planner: ServicePlanner, request: Request, name: str) -> Page:
     if model.decoder is None:
         return _layer_page(key, model)
     values = filled_fields(request, (field.name for field in _FIELDS))
-    answer, problem = None, None
+    answer, problem, texts = None, None, {**_USUAL, **values}
     try:
-        answer = planner.compute(fit_memory, _question(key, values))
+        memory = texts.pop("device_memory")
+        question = memory_question({"model": key, **read_texts(texts)}, device_memory=memory)
+        answer = planner.compute(fit_memory, question)
     except MoetuneError as error:
         problem = problem_of(error)
     length = answer.job.length if answer else parse_count(_USUAL["seq"])
-    memory = memory_sections(answer) if answer else ()
     return Page(
         title=model.title,
         here="models",
@@ -83,7 +85,9 @@ def model_page(planner: ServicePlanner, request: Request, name: str) -> Page:
                 values=values,
             ),
         ),
-        sections=(*memory, *decoder_sections(model, length=length)),
+        sections=(
+            *(memory_sections(answer) if answer else ()), *decoder_sections(model, length=length),
+        ),
         commands=_commands(key, answer, values),
     )  # fmt: skip
 
@@ -93,13 +97,6 @@ def _links(new_plan: str) -> tuple[Link, Link]:
         Link(name="New plan with this model", href=new_plan),
         Link(name="All models", href="/models"),
     )
-
-
-def _question(name: str, form: Mapping[str, str]) -> MemoryQuestion:
-    """Return the question of `moetune memory`."""
-    texts = {**_USUAL, **form}
-    device_memory = texts.pop("device_memory")
-    return memory_question({"model": name, **read_texts(texts)}, device_memory=device_memory)
 
 
 def _layer_page(name: str, layer: FoundModel) -> Page:
@@ -126,7 +123,7 @@ def _commands(name: str, answer: MemoryAnswer | None, form: Mapping[str, str]) -
         return same
     job = answer.job
     plan = (
-        f"moetune plan --model {name} --profile {_OF_MODELS} --world-size {job.world_size} "
+        f"moetune plan --model {name} --profile {REFERENCE} --world-size {job.world_size} "
         f"--global-batch {job.global_batch} --seq {job.length}"
     )
     return {"Plan it in a terminal": plan, **same}
@@ -138,7 +135,7 @@ def _new_plan(name: str, answer: MemoryAnswer | None) -> str:
         return address("new", model=name, target=_TARGET)
     job = answer.job
     return address(
-        "new", model=name, profile=_OF_MODELS, target=_TARGET, world_size=str(job.world_size),
+        "new", model=name, profile=REFERENCE, target=_TARGET, world_size=str(job.world_size),
         global_batch=str(job.global_batch), seq=str(job.length),
     )  # fmt: skip
 

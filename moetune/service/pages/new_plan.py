@@ -18,7 +18,7 @@ from moetune.app.requests import ServedQuestion, served_question
 from moetune.app.views.plan import plan_sections
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.ask import GROUPS, Ask
-from moetune.domain.errors import MoetuneError, ProfileError
+from moetune.domain.errors import MoetuneError
 from moetune.domain.model import MODELS
 from moetune.domain.question import ASKS, read_texts
 from moetune.domain.training import TRAINING_DTYPES
@@ -29,13 +29,12 @@ from moetune.report.section import Section
 from moetune.service.access import Access
 from moetune.service.bodies import read_form
 from moetune.service.middleware import KEEP_PATH, may_write, right_in
-from moetune.service.pages.library import model_name, profile_names
+from moetune.service.pages.library import machine_field, model_name, usual_profile
 from moetune.service.pages.page import Field, Page, PageRenderer, address
 from moetune.service.plans import answer_and_store
 from moetune.service.problems import ForbiddenError, problem_of
 from moetune.service.workers import WorkerPools
 
-REFERENCE = "h100-x8"
 _EXAMPLE = {
     "model": "qwen3-30b-a3b", "target": "megatron", "world_size": "64", "global_batch": "512",
     "seq": "4096",
@@ -161,11 +160,7 @@ def new_plan_page(planner: ServicePlanner, request: Request) -> Page:
     form = _Form.of(request.query_params)
     if not form.is_empty:
         return _answered(planner, request, form)
-    try:
-        profile = planner.sources.profile(None).profile.name
-    except ProfileError:
-        profile = REFERENCE
-    return _page(planner, request, _Form(texts={**_EXAMPLE, "profile": profile}))
+    return _page(planner, request, _Form(texts={**_EXAMPLE, "profile": usual_profile(planner)}))
 
 
 def add_new_plan(
@@ -216,10 +211,6 @@ def _page(
     sections: tuple[Section, ...] = (), error: MoetuneError | None = None,
 ) -> Page:  # fmt: skip
     """Return the page of a form and its answer."""
-    machine = Field(
-        name="profile", label="Machine", hint="measured or reference", flag="--profile",
-        choices=profile_names(planner),
-    )  # fmt: skip
     return Page(
         template="new_plan.html",
         title="New plan",
@@ -228,7 +219,7 @@ def _page(
         sections=sections,
         context={
             "values": {"profile": "", **form.texts}, "config_text": form.config_text,
-            "first": (*(field_of(ASKS[name]) for name in _FIRST), machine),
+            "first": (*(field_of(ASKS[name]) for name in _FIRST), machine_field(planner)),
             "groups": _GROUPS, "plan": plan,
             "where": "" if error is None else _field_of(error, form),
             "command": f"moetune plan {form.command()}", "pasted": form.config or form.pasted,
