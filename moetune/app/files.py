@@ -281,13 +281,10 @@ def _without_defaults(row: _Row) -> dict[str, object]:
 
 def _pairs(values: Mapping[str, object]) -> Iterator[str]:
     for key, value in values.items():
-        yield f"{_key(key)} = {_lines_of(value) if key == 'points' else toml_value(value)}"
-
-
-def _lines_of(rows: object) -> str:
-    """Return the rows of a table, one a line."""
-    assert isinstance(rows, list)  # noqa: S101 - `points` are rows in every dataclass
-    return "[\n" + "".join(f"  {toml_value(row)},\n" for row in rows) + "]"
+        text = toml_value(value)
+        if key == "points" and isinstance(value, list):  # a row a line
+            text = "[\n" + "".join(f"  {toml_value(row)},\n" for row in value) + "]"
+        yield f"{_key(key)} = {text}"
 
 
 def toml_value(value: object) -> str:

@@ -154,12 +154,12 @@ class PlanView(Drawn):
             InputError: the choice cannot be read.
             ProfileError: the plan's profile is missing or has changed.
         """
-        with spelled(AS_ARGUMENTS), self._planner() as planner:
+        with spelled(AS_ARGUMENTS):
             if not choice:
                 subject = self._subject(model)
                 return self._answer(explanation_sections(subject), subject.document)
-            question = WhyNot(**choice)
-            answer = planner.why_not(self.plan, question, model=model)
+            with self._planner() as planner:
+                answer = planner.why_not(self.plan, WhyNot(**choice), model=model)
             return self._answer(why_not_sections(answer), answer.document)
 
     def whatif(
@@ -213,9 +213,8 @@ class PlanView(Drawn):
             InputError: not exactly a step, a log or a trace is given, or it is of another job.
             MoetuneError: the store cannot be opened or written.
         """
-        settings = wiring.configure(db=self.db).settings
         with spelled(AS_ARGUMENTS):
-            with local_planner(settings, profile=self.profile) as planner:
+            with self._planner(self.profile) as planner:
                 prediction = of_plan(planner, self.plan.as_model(), model=model)
             with about("step"):
                 seconds = parse_startup(step) if isinstance(step, str) else step
@@ -227,7 +226,7 @@ class PlanView(Drawn):
                 trace=None if trace is None else Path(trace).expanduser(),
             )  # fmt: skip
             if save and observed.is_kept:
-                with wiring.open_store(settings) as store:
+                with wiring.open_store(wiring.configure(db=self.db).settings) as store:
                     observed = kept(store, observed)
         return self._answer(tuple(observe_sections(observed)), observe_document(observed))
 
@@ -371,18 +370,10 @@ def _text(value: str | os.PathLike[str] | None) -> str | None:
 
 
 def _signature() -> inspect.Signature:
-    signature = inspect.signature(plan)
-    named = [
-        parameter
-        for parameter in signature.parameters.values()
-        if parameter.kind is not parameter.VAR_KEYWORD
-    ]
-    flags = [
-        parameter
-        for parameter in inspect.signature(Question).parameters.values()
-        if parameter.name != "model"
-    ]
-    return signature.replace(parameters=[*named, *flags])
+    signature, flags = inspect.signature(plan), dict(inspect.signature(Question).parameters)
+    named = [*signature.parameters.values()][:-1]  # all but `options`
+    del flags["model"]
+    return signature.replace(parameters=[*named, *flags.values()])
 
 
 # Editors and notebooks complete the names of arguments from it.

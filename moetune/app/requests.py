@@ -20,7 +20,7 @@ from moetune.domain.cluster import process_bytes
 from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.document import shown
 from moetune.domain.errors import InputError
-from moetune.domain.model import MODELS, WHOLE_MODELS, find_model
+from moetune.domain.model import MODELS, find_model
 from moetune.domain.packing import Packing, packing_of, packing_of_mean
 from moetune.domain.pipeline import read_stages
 from moetune.domain.profile import Profile
@@ -36,7 +36,7 @@ from moetune.huggingface.registry import (
     check_known,
     find_decoder_model,
     is_decoder_name,
-    resolve_name,
+    known_name,
 )
 
 PIN_NAMES = tuple(item.name for item in fields(LayoutRequest))
@@ -249,7 +249,7 @@ def memory_question(values: Mapping[str, object], *, device_memory: str = "80GB"
 def asks_for_model(arguments: Mapping[str, object]) -> bool:
     """Return whether arguments are for the plan of a whole model."""
     name = arguments.get("model")
-    is_named = isinstance(name, str) and name not in MODELS and _is_whole(name)
+    is_named = isinstance(name, str) and name not in MODELS and known_name(name) is not None
     return is_named or "config" in arguments or "num_layers" in arguments
 
 
@@ -262,12 +262,11 @@ def served_question(arguments: Mapping[str, object]) -> ServedQuestion:
     rest = dict(arguments)
     profile = rest.pop("profile", None)
     _check_names(rest)
-    if profile is not None:
-        profile = profile_name(profile)
+    named = None if profile is None else profile_name(profile)
     question = ask(rest)
     if is_of_model(question):
         _check_sizes({name: getattr(question, name) for name in _LARGEST})
-    return ServedQuestion(question, profile)
+    return ServedQuestion(question, named)
 
 
 def check_served(arguments: Mapping[str, object]) -> None:
@@ -281,7 +280,7 @@ def _check_names(arguments: Mapping[str, object]) -> None:
         if isinstance(value, str) and len(value) > LONGEST_NAME:
             raise InputError(f"{name} is longer than {LONGEST_NAME} characters", field=name)
     model, routing = arguments.get("model"), arguments.get("routing")
-    if isinstance(model, str) and ("/" in model or not (model in MODELS or _is_whole(model))):
+    if isinstance(model, str) and ("/" in model or not (model in MODELS or known_name(model))):
         raise InputError(
             f"model must be a name of the list, got {shown(model)}",
             "GET /models lists them; or send the values of a config.json as config",
@@ -289,8 +288,8 @@ def _check_names(arguments: Mapping[str, object]) -> None:
         )
     lengths = arguments.get("seq_lengths")
     if lengths is not None and not str(lengths).isdecimal():
-        raise InputError("seq_lengths must be a number", "a file is read by `moetune plan`",
-                         field="seq_lengths")  # fmt: skip
+        hint = "a file is read by `moetune plan`"
+        raise InputError("seq_lengths must be a number", hint, field="seq_lengths")
     if routing is not None and routing not in _ROUTINGS:
         names = " or ".join(_ROUTINGS)
         raise InputError(f"routing must be {names}, got {shown(routing)}", field="routing")
@@ -302,7 +301,3 @@ def _check_sizes(arguments: Mapping[str, object]) -> None:
         if isinstance(value, int) and value > largest:
             what = f"{flag_of(name)} must be from 1 to {largest}, got {value}"
             raise InputError(what, field=name)
-
-
-def _is_whole(name: str) -> bool:
-    return name in WHOLE_MODELS or resolve_name(name) is not None

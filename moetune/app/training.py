@@ -1,19 +1,14 @@
 """The fastest layout to train a decoder in: its job, the search, and why nothing fits."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
 from moetune.app.plan import sound_numbers
 from moetune.app.profile_quality import quality_of
 from moetune.app.stand_ins import StandIns, stand_ins_of
-from moetune.app.training_plan import (
-    TrainingRequest,
-    answer_of,
-    plan_id,
-    saving_of,
-)
+from moetune.app.training_plan import TrainingRequest, answer_of, plan_id, saving_of
 from moetune.domain.budget import Spread
 from moetune.domain.cluster import Machine
 from moetune.domain.costs import Costs
@@ -201,9 +196,8 @@ def _on_host(solved: _Solved, request: TrainingRequest, profile: Profile) -> _So
 
     The profile may have no copies to the host, and pins may exclude it.
     """
-    asked, whole = asdict(request.pins), asdict(_ON_HOST)
-    wanted = {name: size for name, size in whole.items() if size is not None}
-    is_free = all(asked[name] in (None, size) for name, size in wanted.items())
+    wanted = _ON_HOST.pinned
+    is_free = all(getattr(request.pins, name) in (None, size) for name, size in wanted.items())
     if not request.target.offloads_states or not is_free:
         return solved
     pinned = replace(request, pins=replace(request.pins, **wanted))
@@ -360,17 +354,11 @@ def check_names(dtype: str, optimizer: str) -> tuple[TrainingDtype, OptimizerNam
         InputError: whole models have no such one.
     """
     if dtype not in TRAINING_DTYPES:
-        raise InputError(
-            f"--dtype {dtype!r} is not for whole models",
-            f"use {', '.join(TRAINING_DTYPES)}",
-            field="dtype",
-        )
+        what, hint = f"--dtype {dtype!r} is not for whole models", ", ".join(TRAINING_DTYPES)
+        raise InputError(what, f"use {hint}", field="dtype")
     if optimizer not in OPTIMIZERS:
-        raise InputError(
-            f"--optimizer {optimizer!r} is unknown",
-            f"use {', '.join(OPTIMIZERS)}",
-            field="optimizer",
-        )
+        what, hint = f"--optimizer {optimizer!r} is unknown", ", ".join(OPTIMIZERS)
+        raise InputError(what, f"use {hint}", field="optimizer")
     return dtype, optimizer
 
 

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -181,16 +182,10 @@ def verify_plan(
         tolerance=_TOLERANCES[plan.inputs.dtype],
         imbalance=measured[0].imbalance,
         device_id=device_id,
-        range_seconds=_range(plan),
+        range_seconds=plan.range_seconds if plan.range_seconds[0] < plan.range_seconds[1] else None,
         planned_imbalance=workload.skew.mean,
         kernel=plan.kernel.name if plan.kernel else "",
     )
-
-
-def _range(plan: Plan) -> tuple[float, float] | None:
-    """Return the range of the plan's step; None where nothing says how wide it is."""
-    low, high = plan.range_seconds
-    return (low, high) if low < high else None
 
 
 def observations_of(plan: Plan, verification: Verification) -> tuple[Observation, ...]:
@@ -230,19 +225,19 @@ def _decisions(plan: Plan) -> tuple[Decision, ...]:
 
 
 def _verified(plan: Plan, costs: Costs | None, measured: "MeasuredSteps") -> VerifiedStep:
-    decision = measured.decision
-    planned = plan.decide(plan.inputs.tokens_per_rank)
-    is_planned, is_alike = decision == planned, decision.kernel == planned.kernel
+    decision, planned = measured.decision, plan.decide(plan.inputs.tokens_per_rank)
+    predicted = None
+    if decision == planned:
+        predicted = plan.predicted.step_seconds
+    elif costs is not None and decision.kernel == planned.kernel:
+        with suppress(ProfileError):  # it cannot be predicted
+            predicted = plan_step(plan=plan, costs=costs, decision=decision).seconds
     return VerifiedStep(
         forward_degree=decision.forward_degree,
         backward_degree=decision.backward_degree,
         strategy=decision.strategy,
-        is_planned=is_planned,
-        predicted_seconds=(
-            plan.predicted.step_seconds
-            if is_planned
-            else _step_seconds(plan, costs if is_alike else None, decision)
-        ),
+        is_planned=decision == planned,
+        predicted_seconds=predicted,
         forward_seconds=statistics.median(measured.forward_seconds),
         backward_seconds=statistics.median(measured.backward_seconds),
         step_seconds=statistics.median(measured.step_seconds),
@@ -250,16 +245,6 @@ def _verified(plan: Plan, costs: Costs | None, measured: "MeasuredSteps") -> Ver
         deviation=measured.deviation,
         kernel=decision.kernel or "",
     )
-
-
-def _step_seconds(plan: Plan, costs: Costs | None, decision: Decision) -> float | None:
-    """Return the predicted step of a decision; None where it cannot be predicted."""
-    if costs is None:
-        return None
-    try:
-        return plan_step(plan=plan, costs=costs, decision=decision).seconds
-    except ProfileError:
-        return None
 
 
 def _measure(

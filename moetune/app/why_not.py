@@ -222,13 +222,11 @@ def _step_words(answer: WhyNotAnswer, rival: ComparedChoice) -> Iterator[str]:
 
 def _way_words(chosen: ComparedChoice, rival: ComparedChoice) -> Iterator[str]:
     """Yield the decisions in which both differ beside their names."""
+    mine, other = chosen.decision, rival.decision
     differing = [
-        f"{name} {rival.decision[name]} instead of {chosen.decision[name]}"
+        f"{name} {other[name]} instead of {mine[name]}"
         for name in _WAYS
-        if name in chosen.decision
-        and name in rival.decision
-        and chosen.decision[name] != rival.decision[name]
-        and name not in chosen.name
+        if name in mine and other.get(name, mine[name]) != mine[name] and name not in chosen.name
     ]
     if differing:
         yield f"Besides, {', '.join(differing)}."

@@ -134,8 +134,7 @@ class Access:
         """Return the right of a token's bearer, in a time that does not depend on the token."""
         if self.is_open:
             return "write"
-        reads = _equal(token, self.read_token)
-        writes = _equal(token, self.write_token)
+        reads, writes = _equal(token, self.read_token), _equal(token, self.write_token)
         return "write" if writes else "read" if reads else "none"
 
     def right_of_cookie(self, cookie: str) -> Right:

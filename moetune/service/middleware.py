@@ -44,6 +44,8 @@ _READING_POSTS = frozenset({"/v1/whatif", "/v1/check", "/check", "/new", KEEP_PA
 write token itself, as a session of a browser only reads."""
 _RIGHT = "moetune.right"
 _MAX_LENGTH_DIGITS = 18
+_HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::[0-9]*)?")
+"""An address in brackets, or a name, and a port."""
 
 
 class AuthMiddleware:
@@ -56,9 +58,7 @@ class AuthMiddleware:
     def __init__(
         self, app: ASGIApp, access: Access, refused: Callable[[Scope, Problem], Response]
     ) -> None:
-        self._app = app
-        self._access = access
-        self._refused = refused
+        self._app, self._access, self._refused = app, access, refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with a refusal, or pass the request on."""
@@ -78,7 +78,9 @@ class AuthMiddleware:
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         """Raise MoetuneError for a request that is refused; write the right of one that is not."""
-        host = _without_port(headers.get("host", "")).lower()
+        given = headers.get("host", "")
+        parts = _HOST.fullmatch(given)  # what is neither a name nor an address stays whole
+        host = ((parts[1] or parts[2] or "") if parts else given).lower()
         if host not in self._access.hosts:
             raise UnknownHostError(
                 f"{host!r} is not a name of this service",
@@ -86,8 +88,10 @@ class AuthMiddleware:
             )
         scope[_RIGHT] = right = self._right(headers)
         _check_right(scope, headers, right)
-        if not _fits(headers.get("content-length", "0"), self._access.max_body_bytes):
-            raise TooLargeError(self._access.max_body_bytes)
+        length, largest = headers.get("content-length", "0"), self._access.max_body_bytes
+        is_number = length.isascii() and length.isdigit() and len(length) <= _MAX_LENGTH_DIGITS
+        if not is_number or int(length) > largest:
+            raise TooLargeError(largest)
 
     def _right(self, headers: Headers) -> Right:
         given = headers.get("authorization")
@@ -107,9 +111,7 @@ class _Limited:
     """
 
     def __init__(self, receive: Receive, max_bytes: int) -> None:
-        self._receive = receive
-        self._max_bytes = max_bytes
-        self._num_bytes = 0
+        self._receive, self._max_bytes, self._num_bytes = receive, max_bytes, 0
 
     async def __call__(self) -> Message:
         message = await self._receive()
@@ -163,21 +165,6 @@ def wants_page(scope: Scope) -> bool:
     )
 
 
-_HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::[0-9]*)?")
-
-
-def _without_port(host: str) -> str:
-    """Return the name or address; a host that is neither, such as "[::1]x", is returned whole."""
-    parts = _HOST.fullmatch(host)
-    return (parts[1] or parts[2] or "") if parts else host
-
-
-def _fits(length: str, max_bytes: int) -> bool:
-    """Return whether a Content-Length is within the limit; one that is not a number is not."""
-    is_number = length.isascii() and length.isdigit() and len(length) <= _MAX_LENGTH_DIGITS
-    return is_number and int(length) <= max_bytes
-
-
 REQUEST_ID_HEADER = b"x-request-id"
 _CONTENT_SECURITY_POLICY = (
     b"default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
@@ -205,8 +192,7 @@ class _Caller:
     """The client that waits for a request's answer, watched when the body has been read."""
 
     def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._loop = asyncio.get_running_loop()
+        self._receive, self._loop = receive, asyncio.get_running_loop()
 
     def watch(self) -> Callable[[], bool]:
         """Return a function that says whether the client has hung up; for any thread.
@@ -224,8 +210,7 @@ class RequestMiddleware:
     """Outermost middleware: every answer passes it."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app = app
-        self._metrics = metrics
+        self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; an unexpected exception becomes a 500 that names the request's id."""

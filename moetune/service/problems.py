@@ -91,6 +91,12 @@ _TABLE: Mapping[type[MoetuneError], tuple[HTTPStatus, str]] = MappingProxyType(
 )
 
 
+_RETRY = {"Retry-After": str(RETRY_AFTER_SECONDS)}
+_HEADERS: Mapping[HTTPStatus, Mapping[str, str]] = MappingProxyType({
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: {"Connection": "close"},
+    HTTPStatus.UNAUTHORIZED: {"WWW-Authenticate": 'Bearer realm="moetune"'},
+    HTTPStatus.SERVICE_UNAVAILABLE: _RETRY, HTTPStatus.TOO_MANY_REQUESTS: _RETRY,
+})  # fmt: skip
 STATUSES = frozenset(status for status, _ in _TABLE.values())
 
 
@@ -99,13 +105,9 @@ def problem_of(error: MoetuneError) -> Problem:
     kind = next(kind for kind in type(error).__mro__ if kind in _TABLE)
     status, title = _TABLE[kind]
     return Problem(
-        status=status,
-        title=title,
-        detail=error.what,
-        code=error.exit_code,
-        hint=error.hint,
-        headers=_headers(status),
-    )
+        status=status, title=title, detail=error.what, code=error.exit_code, hint=error.hint,
+        headers=_HEADERS.get(status, {}),
+    )  # fmt: skip
 
 
 def defect(request_id: str) -> Problem:
@@ -133,16 +135,6 @@ def problem_response(problem: Problem) -> Response:
     return Response(
         json.dumps(document), int(problem.status), dict(problem.headers), media_type=MEDIA_TYPE
     )
-
-
-def _headers(status: HTTPStatus) -> Mapping[str, str]:
-    if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-        return {"Connection": "close"}
-    if status == HTTPStatus.UNAUTHORIZED:
-        return {"WWW-Authenticate": 'Bearer realm="moetune"'}
-    if status in {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}:
-        return {"Retry-After": str(RETRY_AFTER_SECONDS)}
-    return {}
 
 
 def _shorten(text: str) -> str:

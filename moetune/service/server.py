@@ -173,8 +173,7 @@ class _Server(uvicorn.Server):
         self, config: uvicorn.Config, ready: Callable[[], None], solver: SolverPool
     ) -> None:
         super().__init__(config)
-        self._ready = ready
-        self._solver = solver
+        self._ready, self._solver = ready, solver
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen."""

@@ -240,17 +240,15 @@ def _document_problems(store: SqlStore) -> Iterator[str]:
     """Yield what is wrong with documents and rows; each line names the row."""
     runs = store.runs()
     for run in runs:
-        of_run = f"a sample of run {run.id}", f"profiles remove {run.name}"
-        yield from _problems(partial(store.samples, run.id), *of_run)
+        what, remove = f"a sample of run {run.id}", f"profiles remove {run.name}"
+        yield from _problems(partial(store.samples, run.id), what, remove)
     for name in sorted({run.name for run in runs}):
-        of_name = f"profile {name!r}", f"profiles remove {name}"
-        yield from _problems(partial(store.profile, name), *of_name)
+        what, remove = f"profile {name!r}", f"profiles remove {name}"
+        yield from _problems(partial(store.profile, name), what, remove)
     for plan in store.plans():
-        short = plan.id[:12]
-        remove = f"plans remove {short}"
-        yield from _problems(partial(store.plan, plan.id), f"plan {short}", remove)
-        sizes = f"a settled size of plan {short}"
-        yield from _problems(partial(store.settled, plan.id), sizes, remove)
+        what, remove = f"plan {plan.id[:12]}", f"plans remove {plan.id[:12]}"
+        yield from _problems(partial(store.plan, plan.id), what, remove)
+        yield from _problems(partial(store.settled, plan.id), f"a settled size of {what}", remove)
     try:
         store.observed_runs()
     except InputError as error:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum, inf
+from typing import Any
 
 from moetune.app.routing_files import read_routing
 from moetune.app.subjects.model_pins import asked_of_training, degree_texts, layout_texts
@@ -32,7 +33,6 @@ from moetune.fit.costs import costs_of
 from moetune.fit.speeds import ATTENTION, GEMM_RATE, PARTS, Slowdown, slowed
 from moetune.solve.model.alternatives import as_graphed
 from moetune.solve.model.best import BestLayouts
-from moetune.solve.model.machine import DevicePrices
 from moetune.solve.model.placement import placed_job, placing
 from moetune.solve.model.search import NOISE, FoldedSearch
 from moetune.solve.model.step import StepPrices
@@ -80,26 +80,23 @@ class ModelSubject(PricedPlan):
     def document(self) -> dict[str, object]:
         """The JSON document of `moetune explain` and of the service."""
         plan, step = self.plan, self.plan.predicted
-        alternatives = [
-            {
-                "layout": encode(row.layout),
-                "step_seconds": row.predicted.step_seconds,
-                "differences": difference_of(self.choice, _choice(row)).parts,
-            }
-            for row in plan.alternatives
-        ]
-        memory = {
-            "peak_bytes": plan.memory.peak_bytes, "limit_bytes": self.memory_limit_bytes,
-            "parts": dict(plan.memory.parts),
-        }  # fmt: skip
         return {
             "schema": EXPLANATION_SCHEMA, "plan": plan.id,
             "confidence": encode(plan.confidence),
             "profile_quality": encode(plan.profile_quality),
             "kinds": self.kinds,
             **{name: encode(getattr(step, name)) for name in _EXPLAINED},
-            "memory": memory,
-            "alternatives": alternatives,
+            "memory": {
+                "peak_bytes": plan.memory.peak_bytes, "limit_bytes": self.memory_limit_bytes,
+                "parts": dict(plan.memory.parts),
+            },
+            "alternatives": [
+                {
+                    "layout": encode(row.layout), "step_seconds": row.predicted.step_seconds,
+                    "differences": difference_of(self.choice, _choice(row)).parts,
+                }
+                for row in plan.alternatives
+            ],
             **({} if plan.placement is None else {"placement": encode(plan.placement)}),
         }  # fmt: skip
 
@@ -279,7 +276,14 @@ class ModelSubject(PricedPlan):
             slow = replace(target, launches=target.launches * slowdown.factor)
             return step_prices(job, slow, self.machine, self._costs)
         prices = step_prices(job, target, self.machine, slowed(self._costs, slowdown))
-        return replace(prices, device=_slow_device(prices.device, slowdown))
+        device, factor = prices.device, slowdown.factor
+        # Attention does not follow the GEMMs: it is a part of its own.
+        slow_factors: dict[str, dict[str, Any]] = {
+            POSTED: {"posted_chunk_seconds": factor * device.posted_chunk_seconds},
+            ATTENTION: {"attention_factor": factor}, GEMM_RATE: {"gemm_factor": factor},
+        }  # fmt: skip
+        changes = slow_factors.get(slowdown.part, {})
+        return replace(prices, device=replace(device, **changes))
 
 
 def _planned_request(plan: TrainingDocument, model: str | None) -> TrainingRequest:
@@ -302,25 +306,12 @@ def _planned_request(plan: TrainingDocument, model: str | None) -> TrainingReque
 
 def kinds_of(parts: Mapping[str, float]) -> dict[str, float]:
     """Return seconds of computation, exposed communication and waiting, of all parts."""
-    kinds: dict[str, list[float]] = {"computation": [], "communication": [], "waiting": []}
-    for name, seconds in parts.items():
-        is_waiting = "waiting" if name in _WAITING else "computation"
-        kinds["communication" if name in _COMMUNICATION else is_waiting].append(seconds)
-    return {name: fsum(some) for name, some in kinds.items()}  # in whatever order they are
-
-
-def _slow_device(device: DevicePrices, slowdown: Slowdown) -> DevicePrices:
-    """Return a device of which what costs do not have is slower.
-
-    Attention does not follow the GEMMs: it is a part of its own.
-    """
-    if slowdown.part == POSTED:
-        return replace(device, posted_chunk_seconds=device.posted_chunk_seconds * slowdown.factor)
-    if slowdown.part == ATTENTION:
-        return replace(device, attention_factor=slowdown.factor)
-    if slowdown.part == GEMM_RATE:
-        return replace(device, gemm_factor=slowdown.factor)
-    return device
+    named = {"communication": _COMMUNICATION, "waiting": _WAITING}
+    named = {"computation": frozenset(parts) - _COMMUNICATION - _WAITING, **named}
+    return {  # the same in whatever order parts are
+        kind: fsum(seconds for name, seconds in parts.items() if name in names)
+        for kind, names in named.items()
+    }
 
 
 def _choice_of(plan: TrainingDocument) -> ComparedChoice:

@@ -71,11 +71,8 @@ def model_sections(subject: ModelSubject) -> Iterator[Section]:
 def _answer(subject: ModelSubject) -> Section:
     plan = subject.plan
     peak, limit = plan.memory.peak_bytes, plan.inputs.memory_limit_bytes
-    tokens = plan.predicted.tokens_per_second_per_device
-    speed, span = (
-        speed_words(plan.throughput, ""),
-        seconds_span(plan.step_seconds, *plan.range_seconds),
-    )
+    tokens, speed = plan.predicted.tokens_per_second_per_device, speed_words(plan.throughput, "")
+    span = seconds_span(plan.step_seconds, *plan.range_seconds)
     low, high = map(format_seconds, plan.range_seconds)
     return Section(
         name="answer",
@@ -121,11 +118,8 @@ def _settings(plan: TrainingDocument) -> Iterator[tuple[str, str]]:
     if layout.degree is not None:
         overlap += f" ({format_degree(layout.degree.forward, layout.degree.backward)})"
     yield "overlap of exchanges", f"{overlap}{_saves(best, step.saved_by_overlap_seconds)}"
-    offloaded = host_words(layout)
-    host = (
-        f"{offloaded}, {format_bytes(best.memory.host_bytes)} a device" if offloaded else "nothing"
-    )
-    yield "in host memory", host
+    host = f", {format_bytes(best.memory.host_bytes)} a device"
+    yield "in host memory", f"{offloaded}{host}" if (offloaded := host_words(layout)) else "nothing"
     if plan.chunks is not None:
         yield "states", _chunks(plan.chunks)
     yield "CUDA graphs", f"{layout.cuda_graphs}{_saves(best, step.saved_by_graphs_seconds)}"
@@ -144,10 +138,8 @@ def _settings(plan: TrainingDocument) -> Iterator[tuple[str, str]]:
 def _chunks(chunks: Chunks) -> str:
     where = "in host memory" if chunks.offload else "in shards, one on each replica"
     places = plural(chunks.cache_bytes // chunks.chunk_bytes, "chunk")
-    return (
-        f"chunks of {format_bytes(chunks.chunk_bytes)} {where}, {places} at a time in the cache: "
-        "moetune.shard"
-    )
+    size = format_bytes(chunks.chunk_bytes)
+    return f"chunks of {size} {where}, {places} at a time in the cache: moetune.shard"
 
 
 def _saves(best: TrainingAnswer, seconds: float) -> str:

@@ -22,7 +22,7 @@ from moetune.domain.profile import FitError, GemmLine, Profile
 from moetune.domain.records import prediction_error
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.domain.reference import Table as DataTable
-from moetune.domain.samples import LAUNCHES, StepRecord
+from moetune.domain.samples import LAUNCHES, ResourceClass, StepRecord
 from moetune.domain.site import site_of
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.index import ProfileIndex, index_of
@@ -237,9 +237,7 @@ def _tables(profile: Profile) -> Iterator[Section]:
         blocks.setdefault((source_table.label, source_table.source), []).append(source_table)
     rows = [
         (
-            Cell.words(
-                ", ".join(dict.fromkeys(_table_name(source_table) for source_table in block))
-            ),
+            Cell.words(", ".join(dict.fromkeys(map(_table_name, block)))),
             Cell.count(sum(len(source_table.points) for source_table in block)),
             Cell.words(label),
             Cell.words(source),
@@ -271,28 +269,21 @@ def _interference(profile: Profile) -> Section:
     if speeds.is_none:
         nothing = "No interference is known: overlapped operations run at full speed."
         return Section(name="interference", paragraphs=losses or (nothing,))
-    table = Table(
-        name="interference",
-        header=("speed of", *(f"with {name}" for name in CLASSES.values()), "with both others"),
-        rows=tuple(
-            (
-                Cell.words(name),
-                *(
-                    Cell(text="–", unit="1")
-                    if resource == victim
-                    else _speed(speeds.speed(victim, frozenset({resource})))
-                    for resource in CLASSES
-                ),
-                _speed(speeds.speed(victim, frozenset(CLASSES))),
-            )
-            for victim, name in CLASSES.items()
-        ),
-    )
+
+    def speed_of(victim: ResourceClass, *others: ResourceClass) -> Cell:
+        if others == (victim,):
+            return Cell(text="–", unit="1")
+        speed = speeds.speed(victim, frozenset(others))
+        return Cell(text=f"{speed:.2f}", value=speed, unit="1")
+
+    rows = (
+        (Cell.words(name), *(speed_of(victim, other) for other in CLASSES),
+         speed_of(victim, *CLASSES))
+        for victim, name in CLASSES.items()
+    )  # fmt: skip
+    header = "speed of", *(f"with {name}" for name in CLASSES.values()), "with both others"
+    table = Table(name="interference", header=header, rows=tuple(rows))
     return Section(name="interference", title="Interference", paragraphs=losses, tables=(table,))
-
-
-def _speed(speed: float) -> Cell:
-    return Cell(text=f"{speed:.2f}", value=speed, unit="1")
 
 
 def _losses(profile: Profile) -> Iterator[str]:

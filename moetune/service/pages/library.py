@@ -8,8 +8,8 @@ from moetune.app.profile_quality import quality_of
 from moetune.app.profiles import FoundProfile, list_profiles
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import NotFoundError, ProfileError
-from moetune.domain.model import MODELS, WHOLE_MODELS
-from moetune.huggingface.registry import resolve_name
+from moetune.domain.model import MODELS
+from moetune.huggingface.registry import known_name
 from moetune.service.pages.page import Field
 
 REFERENCE = "h100-x8"
@@ -86,7 +86,7 @@ def usual_profile(planner: ServicePlanner, *, for_models: bool = False) -> str:
 def model_name(plan: AnyPlan) -> str | None:
     """Return the name of a plan's model where it has a page."""
     model = plan.inputs.model
-    return model if model is None or model in {*MODELS, *WHOLE_MODELS} else resolve_name(model)
+    return model if model is None or model in MODELS else known_name(model)
 
 
 def plan_field(planner: ServicePlanner, name: str, label: str) -> Field:
