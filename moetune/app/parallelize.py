@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from moetune.app import wiring
 from moetune.app.files import find_plan
-from moetune.app.models import find_planned_model
 from moetune.app.notebook import PlanView
+from moetune.app.training_plan import find_planned_model
 from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InputError
 from moetune.domain.training import FoldedLayout

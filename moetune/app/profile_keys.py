@@ -4,8 +4,9 @@ Profiles themselves have SI keys only. A file, which people write, may have eith
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from types import MappingProxyType
+from typing import NamedTuple
 
 from moetune.domain.cluster import HOST_MEMORY, NUM_NICS, Machine
 from moetune.domain.document import shown
@@ -16,8 +17,7 @@ from moetune.domain.spelling import nearest_or
 from moetune.domain.units import full_dtype, parse_bytes, parse_flops, parse_rate, parse_startup
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitKey:
+class UnitKey(NamedTuple):
     """A key with a unit.
 
     Args:
@@ -31,22 +31,16 @@ class UnitKey:
     example: str
 
 
-_ALPHA = UnitKey(si="alpha_seconds", read=parse_startup, example="12us")
-_RATE = UnitKey(
-    si="beta_seconds_per_byte", read=lambda text: 1 / parse_rate(text), example="42GB/s"
-)
-_FLOPS = UnitKey(
-    si="beta_seconds_per_mac", read=lambda text: 2 / parse_flops(text), example="700TFLOP/s"
-)
+_ALPHA = UnitKey("alpha_seconds", parse_startup, "12us")
+_RATE = UnitKey("beta_seconds_per_byte", lambda text: 1 / parse_rate(text), "42GB/s")
+_FLOPS = UnitKey("beta_seconds_per_mac", lambda text: 2 / parse_flops(text), "700TFLOP/s")
 UNIT_KEYS: Mapping[str, Mapping[str, UnitKey]] = MappingProxyType(
     {
-        "machine": {"memory": UnitKey(si="memory_bytes", read=parse_bytes, example="80GB")},
+        "machine": {"memory": UnitKey("memory_bytes", parse_bytes, "80GB")},
         "network": {
-            "startup": UnitKey(si="startup_seconds", read=parse_startup, example="180us"),
-            "startup_per_node": UnitKey(
-                si="startup_seconds_per_node", read=parse_startup, example="2us"
-            ),
-            "posted_chunk": UnitKey(si="posted_chunk_seconds", read=parse_startup, example="7.3us"),
+            "startup": UnitKey("startup_seconds", parse_startup, "180us"),
+            "startup_per_node": UnitKey("startup_seconds_per_node", parse_startup, "2us"),
+            "posted_chunk": UnitKey("posted_chunk_seconds", parse_startup, "7.3us"),
         },
         "gemm": {"alpha": _ALPHA, "rate": _FLOPS},
         "collective": {"alpha": _ALPHA, "rate": _RATE},

@@ -37,25 +37,16 @@ def quality_of(profile: Profile) -> ProfileQuality | None:
     if not labels:
         return None
     worst = len(_QUALITIES) - 1
-    return ProfileQuality(
-        label=_QUALITIES[max(labels.values())],
-        suspect=tuple(
-            _suspect(group, errors.get(group, []))
-            for group, label in labels.items()
-            if label == worst
-        ),
+    suspect = (
+        SuspectGroup(
+            group=group,
+            median_error=max((error.median for error in errors.get(group, ())), default=None),
+            p95_error=max((error.p95 for error in errors.get(group, ())), default=None),
+        )
+        for group, label in labels.items()
+        if label == worst
     )
-
-
-def _suspect(group: str, errors: Sequence[FitError]) -> SuspectGroup:
-    """Return the group with the errors of its worst fit."""
-    if not errors:
-        return SuspectGroup(group=group)
-    return SuspectGroup(
-        group=group,
-        median_error=max(error.median for error in errors),
-        p95_error=max(error.p95 for error in errors),
-    )
+    return ProfileQuality(label=_QUALITIES[max(labels.values())], suspect=tuple(suspect))
 
 
 def group_of(point: Point, machine: Machine) -> str:
@@ -84,17 +75,11 @@ def _middle(samples: Sequence[Sample]) -> int:
 
 
 def _fit_errors(profile: Profile) -> dict[str, list[FitError]]:
-    named = [
-        *(("GEMM", line.error) for line in profile.gemm),
-        *(
-            (
-                _collective_group(line.op, (line.group_size, line.num_nodes), profile.machine),
-                line.error,
-            )
-            for line in profile.collective
-        ),
-        *(("copies", line.error) for line in profile.copy),
-    ]
+    named = [("GEMM", line.error) for line in profile.gemm]
+    for line in profile.collective:
+        group = line.group_size, line.num_nodes
+        named.append((_collective_group(line.op, group, profile.machine), line.error))
+    named += [("copies", line.error) for line in profile.copy]
     errors: dict[str, list[FitError]] = {}
     for name, error in named:
         if error is not None:

@@ -86,18 +86,16 @@ def _network_words(job: TrainingJob, profile: Profile) -> Iterator[str]:
 def _stand_in_words(doubts: Iterable[Doubt]) -> Iterator[str]:
     """Yield a sentence for the collectives, and one for the GEMMs, that other ones stand in for."""
     names = {doubt.operation: doubt.stand_in for doubt in doubts if doubt.stand_in}
-    gemms = {name: stand_in_name for name, stand_in_name in names.items() if " GEMM of " in name}
-    others = {name: stand_in_name for name, stand_in_name in names.items() if name not in gemms}
-    for stand_in in dict.fromkeys(others.values()):
-        operations = [name for name, stand_in_name in others.items() if stand_in_name == stand_in]
-        yield f"not in the profile: {_list_words(operations)}; {stand_in} stands in"
+    gemms, others = [name for name in names if " GEMM of " in name], dict[str, list[str]]()
+    for name, stand_in in names.items():
+        if name not in gemms:
+            others.setdefault(stand_in, []).append(name)
+    for stand_in, operations in others.items():
+        rest = len(operations) - _NUM_NAMED
+        words = ", ".join(operations[:_NUM_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+        yield f"not in the profile: {words}; {stand_in} stands in"
     if gemms:
         yield (
             f"not in the profile: {len(gemms)} {'shape' if len(gemms) == 1 else 'shapes'} of GEMMs "
-            f"of this layout, such as {next(iter(gemms))}; other shapes or passes stand in"
+            f"of this layout, such as {gemms[0]}; other shapes or passes stand in"
         )
-
-
-def _list_words(names: list[str]) -> str:
-    rest = len(names) - _NUM_NAMED
-    return ", ".join(names[:_NUM_NAMED]) + (f" and {rest} more" if rest > 0 else "")

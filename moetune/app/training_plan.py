@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from moetune.app.models import find_planned_model
 from moetune.domain.budget import Budget
 from moetune.domain.chips import peak_flops
 from moetune.domain.document import digest, encode
 from moetune.domain.errors import InputError
+from moetune.domain.model import MODELS
 from moetune.domain.plan import MAKE_ONE
 from moetune.domain.profile import Profile
 from moetune.domain.records import Calibration, factor_of
@@ -24,7 +25,7 @@ from moetune.domain.training_document import (
     TrainingMemory,
     TrainingStep,
 )
-from moetune.huggingface.registry import FoundModel
+from moetune.huggingface.registry import FoundModel, find_decoder_model, is_decoder_name
 from moetune.solve.model.alternatives import FasterLayout
 from moetune.solve.model.search import PricedLayout
 from moetune.solve.model.trained import flops_per_token
@@ -65,6 +66,22 @@ class TrainingRequest:
             leaves_room=job.leaves_room, budget=self.budget, tuning=job.tuning,
             packing=job.packing,
         )  # fmt: skip
+
+
+def find_planned_model(inputs: TrainingInputs, *, given: str | None) -> FoundModel:
+    """Return the model of a plan: the one that is given, else its configuration, else its name.
+
+    Raises:
+        InputError: there is none, or its configuration is wrong or not understood.
+    """
+    path, name = inputs.model_path, inputs.model
+    is_lost = not Path(path).is_file() if path else name not in MODELS and not is_decoder_name(name)
+    if given is None and is_lost:
+        raise InputError(
+            f"the configuration of {name}, {path or 'which has no path in the plan'}, is not there",
+            "name it with --model, such as --model path/to/config.json",
+        )
+    return find_decoder_model(given or path or name, world_size=inputs.world_size)
 
 
 def planned_job(

@@ -46,8 +46,7 @@ def list_(session: Session) -> None:
 )
 def show(session: Session, name: str, seq: int, world_size: int) -> None:
     """Show a model: its blocks, parameters, and FLOPs of a token."""
-    from moetune.app.models import decoder_document
-    from moetune.app.views.models import decoder_sections, model_section
+    from moetune.app.views.models import decoder_document, decoder_sections, model_section
     from moetune.huggingface.registry import find_decoder_model
 
     if seq < 1:

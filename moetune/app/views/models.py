@@ -6,7 +6,7 @@ Nothing here loads a solver: `moetune models` answers at once.
 from dataclasses import fields
 
 from moetune.app.views.words import layer_words
-from moetune.domain.architecture import Decoder, Part
+from moetune.domain.architecture import Block, Decoder, Part
 from moetune.domain.document import encode
 from moetune.domain.experts import Amounts, DenseFfn, RoutedExperts
 from moetune.domain.model import MODELS, WHOLE_MODELS, Model
@@ -177,3 +177,58 @@ def _experts(model: Model) -> Cell:
     if model.num_experts:
         return Cell(text=str(model.num_experts), value=model.num_experts)
     return Cell.words(f"{model.experts_per_rank} per rank")
+
+
+def decoder_document(decoder: Decoder | None, length: int) -> dict[str, object]:
+    """Return what `models show --json` says of a decoder; every key with null for None.
+
+    Args:
+        length: tokens of a sequence, for FLOPs.
+    """
+    keys = ("num_layers", "num_moe_layers", "parameters", "active_parameters",
+            "flops_per_token", "parts", "kinds", "runs", "layers", "mtp")  # fmt: skip
+    if decoder is None:
+        return dict.fromkeys(keys)
+    flops = decoder.flops_per_token(length)
+    kinds = [_kind(decoder, block, length) for block in decoder.kinds]
+    return {
+        "num_layers": decoder.num_layers,
+        "num_moe_layers": decoder.num_moe_layers,
+        "parameters": int(decoder.parameters.total),
+        "active_parameters": int(decoder.active_parameters.total),
+        "flops_per_token": flops.total,
+        "parts": {
+            "parameters": decoder.parameters,
+            "active_parameters": decoder.active_parameters,
+            "flops_per_token": flops,
+        },
+        "kinds": kinds,
+        "runs": [
+            {"first": first, "num_layers": count, "kind": kind}
+            for first, count, kind in decoder.runs
+        ],
+        "layers": _layers(decoder),
+        "mtp": {"steps": len(decoder.predictions), "parameters": decoder.prediction_parameters},
+    }
+
+
+def _kind(decoder: Decoder, block: Block, length: int) -> dict[str, object]:
+    return {
+        "num_layers": decoder.blocks.count(block),
+        "parts": [
+            {"part": type(part).__name__, "sizes": part, "widths": part.widths}
+            for part in block.parts
+        ],
+        "parameters": block.parameters,
+        "active_parameters": block.active_parameters,
+        "flops_per_token": block.flops_per_token(length),
+    }
+
+
+def _layers(decoder: Decoder) -> list[dict[str, object]]:
+    """Return each block's number, kind and parameters by part."""
+    numbers = {kind: number for number, kind in enumerate(decoder.kinds)}
+    return [
+        {"layer": number, "kind": numbers[block], "parameters": block.parameters}
+        for number, block in enumerate(decoder.blocks)
+    ]

@@ -139,7 +139,7 @@ def _speed(observed: Observed) -> Iterator[str]:
     if speed is None or not speed.flops_per_second:
         return
     words = f"{speed_words(speed)}; predicted {speed_words(predicted.throughput, '')}"
-    counted = observed.log.tflops if observed.log is not None else None
+    counted = observed.log and observed.log.tflops
     if counted and abs(counted * 1e12 / speed.flops_per_second - 1) > _OTHER_FLOPS:
         words += (
             f". The log says {counted:,.0f} TFLOP/s: it counts other operations, or runs another "
@@ -161,12 +161,12 @@ def _memory(observed: Observed) -> Iterator[str]:
 
 
 def _notes(observed: Observed) -> Iterator[str]:
-    if observed.prediction.calibration is not None:
-        factor = observed.prediction.calibration.factor
-        yield f"The prediction is calibrated: {factor:.2f} times what it is without runs of yours."
-    yield from map(sentence, observed.prediction.notes)
-    log, steps = observed.log, observed.steps
-    yield from map(sentence, steps.notes if steps is not None else ())
+    prediction, log = observed.prediction, observed.log
+    if (used := prediction.calibration) is not None:
+        factor = f"{used.factor:.2f} times what it is without runs of yours"
+        yield f"The prediction is calibrated: {factor}."
+    of_steps = observed.steps.notes if observed.steps else ()
+    yield from map(sentence, (*prediction.notes, *of_steps))
     if log is not None and log.num_runs > 1:
         yield (
             f"The log has {log.num_runs} runs: this is the last with a step, from line "

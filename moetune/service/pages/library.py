@@ -1,7 +1,7 @@
 """What pages look up in the planner's store: profiles by name, their summaries, names to choose."""
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from moetune.app.planner import ServicePlanner
 from moetune.app.profile_quality import quality_of
@@ -17,13 +17,8 @@ REFERENCE = "h100-x8"
 _MOST_SUMMARIES = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """A profile in a list.
-
-    Args:
-        quality: of its worst group of operations; "" where none is known.
-    """
+class Summary(NamedTuple):
+    """A profile in a list; `quality` is of its worst operations, "" where none is known."""
 
     citation: str
     quality: str
