@@ -186,11 +186,7 @@ def _of_step(prediction: PredictedRun, seconds: float) -> Observed:
 
 
 def _of_log(prediction: PredictedRun, path: Path) -> Observed:
-    """Return a run by its log, with the memory that the log has.
-
-    Raises:
-        InputError: the log has no step, or is of another runtime or job.
-    """
+    """Return a run by its log, with its memory; InputError where that is of another job."""
     log, expected = read_log(path), prediction.run
     if prediction.target.name not in _RUNTIMES[log.format]:
         raise InputError(

@@ -134,11 +134,7 @@ def _find(plan: _Source, db: str | None) -> TrainingDocument:
 
 
 def _usable_layout(plan: TrainingDocument) -> FoldedLayout:
-    """Return a plan's layout.
-
-    Raises:
-        InputError: a model without layers of ours cannot run it.
-    """
+    """Return a plan's layout; InputError where a model without layers of ours cannot run it."""
     name, layout = f"plan {plan.id[:6]}", plan.layout
     if plan.inputs.target != "moetune":
         raise InputError(f"{name} is for {plan.inputs.target}", "plan with --target moetune")

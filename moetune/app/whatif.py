@@ -197,11 +197,7 @@ def arguments_of(inputs: TrainingInputs, profile: Profile | None) -> dict[str, o
 
 
 def _arguments(question: WhatIf) -> Iterator[tuple[str, object]]:
-    """Yield changed arguments of `moetune.plan`; None for a flag that is removed.
-
-    Raises:
-        InputError: a change is for plans of layers, or `moetune plan` has no such flag.
-    """
+    """Yield changed arguments of `moetune.plan`; None for a flag that is removed."""
     for name, value in question.changes.items():
         if name == "constraints" and isinstance(value, Mapping):
             for flag, text in value.items():

@@ -52,11 +52,7 @@ def verify(
 
 
 def _judge(session: Session, made: "Plan", verification: "Verification") -> int:
-    """Say in a sentence whether the plan holds, and return the exit code.
-
-    Raises:
-        QualityError: it does not.
-    """
+    """Say whether the plan holds, and return the exit code; QualityError where it does not."""
     from moetune.app.views.observed import verdict
 
     words, hint = verdict(made, verification), "measure again, for longer:  moetune profile"

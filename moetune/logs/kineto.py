@@ -123,11 +123,7 @@ def _kind_of(name: str) -> KernelKind:
 
 
 def _events(name: str, file: IO[str]) -> Iterator[dict[str, Any]]:
-    """Yield the events of a trace, in order: a trace may have gigabytes.
-
-    Raises:
-        InputError: the text is no trace, or ends within an event.
-    """
+    """Yield the events of a trace, of gigabytes, too; InputError where it is none, or not whole."""
     key, text, decoder = '"traceEvents"', file.read(_BLOCK), json.JSONDecoder()
     if not text.lstrip().startswith("["):
         while key not in text and (more := file.read(_BLOCK)):

@@ -81,11 +81,7 @@ async def resolve(pools: WorkerPools, request: Request) -> Response:
 
 
 def _model_question(planner: ServicePlanner, inputs: Mapping[str, object]) -> ServedQuestion:
-    """Return the question of a whole model in its arguments, or in the `inputs` of its plan.
-
-    Raises:
-        InputError: a key is unknown, a value wrong, or the plan's profile has changed since.
-    """
+    """Return the question of a whole model in its arguments, or in the `inputs` of its plan."""
     if "pins" not in inputs:
         return served_question(inputs)
     sent = decode(TrainingInputs, inputs, "inputs")
@@ -165,11 +161,7 @@ async def _stored(pools: WorkerPools, plan_id: str) -> AnyPlan:
 
 
 async def _document(pools: WorkerPools, plan_id: str) -> str:
-    """Return the JSON of the stored plan with exactly this id.
-
-    Raises:
-        NotFoundError: there is none, or the id is cut short: over HTTP it must be whole.
-    """
+    """Return the JSON of the stored plan with exactly this id; NotFoundError without any."""
     if not _ID.fullmatch(plan_id):
         raise NotFoundError(
             f"{plan_id[:80]!r} is not a plan's id",

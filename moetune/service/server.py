@@ -138,11 +138,7 @@ def access_of(options: ServerOptions) -> Access:
 
 
 def _uvicorn(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
-    """Return uvicorn's configuration, which has read the TLS files.
-
-    Raises:
-        InputError: uvicorn cannot use them.
-    """
+    """Return uvicorn's configuration; InputError where it cannot use the TLS files."""
     config = uvicorn.Config(
         app,
         http=LimitedProtocol,
@@ -199,11 +195,7 @@ def _quiet_end() -> Iterator[None]:
 
 
 def _listen(options: ServerOptions) -> socket.socket:
-    """Return a listening socket.
-
-    Raises:
-        InputError: the port is in use or not permitted, or the host is not this machine's.
-    """
+    """Return a listening socket; InputError where the address cannot be listened on."""
     host, port = options.host, options.port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(

@@ -164,12 +164,7 @@ def _open_to_read(address: Address) -> SqlStore:
 
 
 def _check_place(address: Address, *, must_exist: bool) -> None:
-    """Check that a database is or can be at the address; create a new SQLite file's folder.
-
-    Raises:
-        InputError: it is a folder or another file, lies in a file, or is absent and must exist.
-        MoetuneError: the file may not be read, or the folder not be created.
-    """
+    """Check that a database is or can be at the address; create a new SQLite file's folder."""
     path = address.path
     if path is None:
         return
@@ -197,11 +192,7 @@ def _check_place(address: Address, *, must_exist: bool) -> None:
 
 
 def _set_journal(database: Database) -> None:
-    """Set a SQLite file's journal: the write-ahead log, or on a network file system "delete".
-
-    Raises:
-        MoetuneError: a file on a network file system cannot have the "delete" journal.
-    """
+    """Set a SQLite file's journal: the write-ahead log, or on a network file system "delete"."""
     path = database.address.path
     if path is None:
         return

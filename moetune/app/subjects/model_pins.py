@@ -101,11 +101,7 @@ def _texts(text: str) -> dict[str, str]:
 
 
 def _dp(text: str, pins: LayoutRequest, ranks: int) -> int:
-    """Return the replicas that are asked for: they follow from the other sizes.
-
-    Raises:
-        InputError: the other sizes are not all named, or make another number.
-    """
+    """Return the replicas that are asked for; InputError unless they follow from other sizes."""
     if not text.isdecimal() or None in (pins.cp, pins.tp, pins.pp):
         raise InputError(
             "--layout: dp follows from cp, tp and pp", "name those instead, or all of them"

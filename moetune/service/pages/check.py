@@ -54,11 +54,7 @@ def _answered(planner: ServicePlanner, texts: Mapping[str, str]) -> Page:
 
 
 def _launch(texts: Mapping[str, str]) -> LaunchText:
-    """Return the launch in a form's fields.
-
-    Raises:
-        InputError: a field is wrong.
-    """
+    """Return the launch in a form's fields; InputError where one is wrong."""
     filled = {name: text.strip() for name, text in texts.items() if text.strip()}
     given: dict[str, Any] = {
         name: ASKS[name].read(filled[name]) for name in _ASKED if name in filled
