@@ -9,12 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from moetune.app.profile_request import (
-    ProfileOutcome,
-    ProfileRequest,
-    detect_cluster,
-    profile_name,
-)
+from moetune.app.profile_request import ProfileOutcome, ProfileRequest, detect_cluster, profile_name
 from moetune.app.recording import Progress, RecordedRun, ResumeState, resume_state
 from moetune.domain.cluster import Cluster
 from moetune.domain.errors import CollectiveError, ProfileError
@@ -44,11 +39,7 @@ def take_part(request: ProfileRequest) -> None:
 
 
 def profile_machine(
-    request: ProfileRequest,
-    *,
-    store: "SqlStore",
-    progress: Progress,
-    resume: bool = False,
+    request: ProfileRequest, *, store: "SqlStore", progress: Progress, resume: bool = False
 ) -> ProfileOutcome:
     """Measure, store every sample as soon as it is done, and fit.
 
@@ -87,10 +78,7 @@ def profile_machine(
         run.complete(profile)
     progress.finish(is_complete=True)
     return ProfileOutcome(
-        profile=profile,
-        run_id=run.begin(),
-        location=store.location,
-        num_reused=len(begun.samples),
+        profile=profile, run_id=run.begin(), location=store.location, num_reused=len(begun.samples)
     )
 
 

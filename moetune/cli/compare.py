@@ -13,8 +13,7 @@ from moetune.domain.spelling import AS_FLAGS, about, spelled
 from moetune.domain.units import parse_count
 
 _SPELLING = replace(
-    AS_FLAGS,
-    names={**AS_FLAGS.names, "profile": "--profiles", "world_size": "--world-sizes"},
+    AS_FLAGS, names={**AS_FLAGS.names, "profile": "--profiles", "world_size": "--world-sizes"}
 )
 _DEFAULTS = {"global_batch": "1024", "seq": "4k", "train_tokens": "1T"}
 

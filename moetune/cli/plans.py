@@ -47,10 +47,7 @@ def show(session: Session, plan: str, profile: str | None) -> None:
 
 
 @command(
-    "moetune plans diff 1a2b3c plan.json",
-    plan_argument("first"),
-    plan_argument("second"),
-    ALL,
+    "moetune plans diff 1a2b3c plan.json", plan_argument("first"), plan_argument("second"), ALL
 )
 def diff(session: Session, first: str, second: str) -> None:
     """Say how two plans differ, and show every field in which they do."""

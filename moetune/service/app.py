@@ -22,12 +22,7 @@ from moetune.domain.profile import Profile
 from moetune.service import measurements, plans
 from moetune.service.access import Access
 from moetune.service.bodies import document
-from moetune.service.describe import (
-    PROBLEMS,
-    Address,
-    PageDocument,
-    openapi_of,
-)
+from moetune.service.describe import PROBLEMS, Address, PageDocument, openapi_of
 from moetune.service.metrics import CONTENT_TYPE, Metrics
 from moetune.service.middleware import AuthMiddleware, RequestMiddleware, right_in, wants_page
 from moetune.service.pages.routes import add_pages

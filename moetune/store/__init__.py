@@ -4,12 +4,4 @@ from moetune.store.address import database_file
 from moetune.store.admin import SqlStore, check, current, open_store, upgrade
 from moetune.store.migrate import SchemaState
 
-__all__ = [
-    "SchemaState",
-    "SqlStore",
-    "check",
-    "current",
-    "database_file",
-    "open_store",
-    "upgrade",
-]
+__all__ = ["SchemaState", "SqlStore", "check", "current", "database_file", "open_store", "upgrade"]

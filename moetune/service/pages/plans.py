@@ -24,11 +24,7 @@ PAGE_SIZE = 50
 
 
 def plans_page(
-    planner: ServicePlanner,
-    *,
-    after: Text = "",
-    model: Text = "",
-    profile: Text = "",
+    planner: ServicePlanner, *, after: Text = "", model: Text = "", profile: Text = ""
 ) -> Page:
     """Return a page of the plans that are wanted, newest first; of an empty store the first steps.
 
