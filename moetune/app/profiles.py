@@ -40,10 +40,10 @@ class ProfileInfo:
     provenance: Provenance
     device: str
     num_devices: int
+    num_runs: int
     num_samples: int
-    num_runs: int = 0
-    status: str = ""
-    created_at: str = ""
+    status: str
+    created_at: str
 
 
 def find_profile(
@@ -147,7 +147,7 @@ def list_profiles(store: "SqlStore | None") -> tuple[ProfileInfo, ...]:
         ProfileInfo(
             name=profile.name, source="bundled", provenance=profile.provenance,
             device=profile.machine.device, num_devices=profile.machine.num_devices,
-            num_samples=len(profile.samples),
+            num_runs=0, num_samples=len(profile.samples), status="", created_at="",
         )
         for profile in references
     )  # fmt: skip
