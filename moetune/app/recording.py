@@ -60,20 +60,15 @@ class ResumeState:
 def resume_state(store: "SqlStore", name: str, cluster: Cluster) -> ResumeState:
     """Return the last unfinished run of this name on this machine, else the current profile."""
     run_id = store.open_run(name=name, fingerprint=cluster.fingerprint)
-    current = store.profile(name) if run_id is None else None
-    samples: tuple[Sample, ...] = ()
     if run_id is not None:
-        samples = store.samples(run_id)
-    elif current is not None and current.fingerprint == cluster.fingerprint:
-        samples = current.samples
-    return ResumeState(run_id=run_id, samples=samples, base=_base_of(current))
-
-
-def _base_of(current: Profile | None) -> Profile | None:
-    """Return what a measured profile took from another one: all but its own samples."""
-    if current is None or not (current.tables or current.network):
-        return None
-    return replace(current, samples=())
+        return ResumeState(run_id=run_id, samples=store.samples(run_id))
+    current = store.profile(name)
+    if current is None:
+        return ResumeState()
+    # What a measured profile took from another one: all but its own samples.
+    base = replace(current, samples=()) if current.tables or current.network else None
+    is_same = current.fingerprint == cluster.fingerprint
+    return ResumeState(samples=current.samples if is_same else (), base=base)
 
 
 _NOTHING = ResumeState()

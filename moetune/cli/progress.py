@@ -52,8 +52,7 @@ class ScreenProgress(Progress):
     def _show(self, words: str, seconds_left: float) -> None:
         line = f"{words}, {clock(seconds_left)} left"
         if self._is_terminal:
-            sys.stderr.write(f"{_NEW_LINE}{line}")
-            sys.stderr.flush()
+            _write(line)
         elif time.monotonic() - self._printed_at >= _PAUSE_SECONDS:
             self._printed_at = time.monotonic()
             self._screen.note(line)
@@ -109,8 +108,13 @@ class Counter:
 
     def _write(self, line: str) -> None:
         if self._is_shown:
-            sys.stderr.write(f"{_NEW_LINE}{line}")
-            sys.stderr.flush()
+            _write(line)
+
+
+def _write(line: str) -> None:
+    """Write a line in the place of the last one."""
+    sys.stderr.write(f"{_NEW_LINE}{line}")
+    sys.stderr.flush()
 
 
 def clock(seconds: float) -> str:

@@ -127,21 +127,17 @@ class Scale(NamedTuple):
         return (place - self.low) / (self.high - self.low)
 
     def ticks(self) -> Iterator[Tick]:
-        """Yield round values; of a log scale 1, 2 and 5 of each power of ten on the axis."""
+        """Yield 1, 2 or 5 times a power of ten and its multiples; of a log scale all three."""
         if self.is_log:
             powers = range(math.floor(self.low), math.ceil(self.high) + 1)
-            values = [digit * 10.0**power for power in powers for digit in _DIGITS[:-1]]
-            inside = [value for value in values if 0 <= self.share(value) <= 1]
-            yield from (Tick(self.share(value), f"{value:,.9g}") for value in inside)
+            for value in (size * 10.0**power for power in powers for size in _DIGITS[:-1]):
+                if 0 <= (share := self.share(value)) <= 1:
+                    yield Tick(share, f"{value:,.9g}")
             return
-        step = _round_step((self.high - self.low) / _MOST_TICKS)
+        least = (self.high - self.low) / _MOST_TICKS
+        power = 10.0 ** math.floor(math.log10(least))
+        step = next(size * power for size in _DIGITS if size * power >= least * (1 - _NEARLY))
         digits = max(0, -math.floor(math.log10(step) + _NEARLY))
         first, last = math.ceil(self.low / step - _NEARLY), math.floor(self.high / step + _NEARLY)
         for value in (place * step for place in range(first, last + 1)):
             yield Tick(self.share(value), f"{value + 0.0:,.{digits}f}")
-
-
-def _round_step(least: float) -> float:
-    """Return the smallest of 1, 2 and 5 times a power of ten that is at least so much."""
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(digit for digit in _DIGITS if digit * power >= least * (1 - _NEARLY)) * power

@@ -143,7 +143,7 @@ def _bars(series: Series, x: Scale, middles: Mapping[str, float]) -> str:
         left, middle = x.share(bar.start), middles[bar.row]
         width = x.share(bar.start + bar.length) - left
         drawn += (
-            f'<rect x="{left:.2%}" y="{_px(middle - _BAR / 2)}" width="{width:.2%}" '
+            f'<rect x="{left:.2%}" y="{middle - _BAR / 2:.1f}" width="{width:.2%}" '
             f'height="{_BAR}" {look}>{_title(bar.hover)}</rect>'
         )
         needs = len(bar.text) * _IN_BARS + 2
@@ -159,7 +159,8 @@ def _points(series: Series, x: Scale, y: Scale) -> str:
         (x.share(point.x), _TOP + _HEIGHT * (1 - y.share(point.y))) for point in series.points
     ]
     if not series.size:
-        return "".join(_segment(*ends, _line(series)) for ends in pairwise(places))
+        look = f'{_paint(series.color, "stroke")} stroke-width="2"'
+        return "".join(_segment(*ends, look) for ends in pairwise(places))
     return "".join(
         _circle(series, place, _title(point.hover))
         for place, point in zip(places, series.points, strict=True)
@@ -178,29 +179,24 @@ def _x_labels(figure: Figure, x: Scale, bottom: float) -> Iterator[str]:
 
 
 def _swatch(series: Series) -> str:
-    if series.bars:
-        return f'<rect y="1" width="14" height="10" {_paint(series.color)}/>'
-    if not series.size:
-        return _segment((0, 6), (1, 6), _line(series))
-    return _circle(series, (0.35, 6))
+    if series.size:
+        return _circle(series, (0.35, 6))
+    height = 10 if series.bars else 2
+    return f'<rect y="{6 - height / 2:g}" width="14" height="{height}" {_paint(series.color)}/>'
 
 
 def _circle(series: Series, place: _Place, inner: str = "") -> str:
-    spot = f'cx="{place[0]:.2%}" cy="{_px(place[1])}" r="{series.size / 2:g}"'
+    spot = f'cx="{place[0]:.2%}" cy="{place[1]:.1f}" r="{series.size / 2:g}"'
     return f"<circle {spot} {_paint(series.color)}>{inner}</circle>"
 
 
 def _segment(start: _Place, end: _Place, look: str) -> str:
-    x, y = f'x1="{start[0]:.2%}" x2="{end[0]:.2%}"', f'y1="{_px(start[1])}" y2="{_px(end[1])}"'
+    x, y = f'x1="{start[0]:.2%}" x2="{end[0]:.2%}"', f'y1="{start[1]:.1f}" y2="{end[1]:.1f}"'
     return f"<line {x} {y} {look}/>"
 
 
-def _line(series: Series) -> str:
-    return f'{_paint(series.color, "stroke")} stroke-width="2"'
-
-
 def _text(words: str, x: float, y: float, look: str) -> str:
-    return f'<text x="{x:.2%}" y="{_px(y)}" {look}>{escape(words)}</text>'
+    return f'<text x="{x:.2%}" y="{y:.1f}" {look}>{escape(words)}</text>'
 
 
 def _title(words: str) -> str:
@@ -214,8 +210,3 @@ def _paint(color: str, name: str = "fill") -> str:
     if role not in ROLES:
         raise ValueError(f"{color!r} is no role of the theme, such as accent or accent/0.2")
     return f'{name}="var(--{role})"' + (f' {name}-opacity="{opacity}"' if opacity else "")
-
-
-def _px(number: float) -> str:
-    """Return pixels with a digit at most."""
-    return f"{number:.1f}".removesuffix(".0")
