@@ -139,8 +139,7 @@ def describe(description: Description) -> Described:
         raise InputError(f"the name {name!r} {why}", "choose another name")
     stand_ins = tuple(_stand_ins(description, base))
     text = "\n".join(_lines(description, base, stand_ins)) + "\n"
-    document = parse_toml(text, "the description")
-    profile = profile_in_toml(document)
+    profile = profile_in_toml(parse_toml(text, "the description"))
     return Described(profile=profile, base=base.name, text=text, stand_ins=stand_ins)
 
 
@@ -161,22 +160,17 @@ def _stand_ins(description: Description, base: Profile) -> Iterator[str]:
     yield "memory-bound operations, at the bandwidth of its memory"
     if not description.memory:
         yield f"memory of a GPU, {format_bytes(machine.memory_bytes)} for a process"
-    host = site_of(base).host_memory_bytes
-    if host is not None and _is_host_of(description, base):
-        yield f"memory of a host, {format_bytes(host)}"
+    site = site_of(base)
+    is_domain = machine.devices_per_node > site.devices_per_node  # of NVLink, over several hosts
+    most = site.devices_per_node if is_domain else description.gpus_per_node
+    is_same_host = min(description.gpus_per_node, most) == site.devices_per_node
+    if site.host_memory_bytes is not None and is_same_host:
+        yield f"memory of a host, {format_bytes(site.host_memory_bytes)}"
     if base.network is not None and description.nics is None:
         nic_rate = format_rate(base.network.nic_bytes_per_second)
         yield f"network between nodes, {nic_rate} for each GPU"
     else:
         yield "start-up of a network, and the share of its cards' rate that it reaches"
-
-
-def _is_host_of(description: Description, base: Profile) -> bool:
-    """Return whether a host has the GPUs of the reference's, whose memory it then has."""
-    hosts = site_of(base).devices_per_node
-    is_domain = base.machine.devices_per_node > hosts  # of NVLink, over several hosts
-    here = min(description.gpus_per_node, hosts) if is_domain else description.gpus_per_node
-    return here == hosts
 
 
 def _lines(description: Description, base: Profile, stand_ins: tuple[str, ...]) -> Iterator[str]:

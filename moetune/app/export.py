@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,13 +63,16 @@ def export_plan(
             f"{name} is a plan of {inputs.model}, not of {job.decoder.name}",
             "omit --model, or name the configuration that the plan was made for",
         )
+    site: Site | None = None
+    with suppress(InputError, ProfileError):
+        site = site_of(find_profile(inputs.profile, stores=stores).profile)
     planned = Planned(
         plan_id=plan.id,
         job=job,
         layout=plan.layout,
         target=target,
         hub_name=hub[1] if (hub := _HUB_NAME.search(registered.source)) else None,
-        site=_site(inputs.profile, stores),
+        site=site,
         predicted=(
             f"{format_seconds(plan.step_seconds)} a step, "
             f"{format_bytes(plan.memory.peak_bytes)} a device"
@@ -81,13 +85,6 @@ def export_plan(
         plan=plan.id, target=target.name, version=target.version, file_name=made.file_name,
         text=made.text, launch=made.launch, not_expressed=made.not_expressed,
     )  # fmt: skip
-
-
-def _site(profile: str, stores: StoreFinder) -> Site | None:
-    try:
-        return site_of(find_profile(profile, stores=stores).profile)
-    except (InputError, ProfileError):
-        return None
 
 
 def _warnings(plan: TrainingDocument, target: Target) -> Iterator[str]:

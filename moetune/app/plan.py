@@ -123,13 +123,7 @@ class PlanRequest:
                 f"layer is not that of model {self.model} on {world_size} ranks",
                 "give the model or the layer, not both",
             )
-        sent = self.profile_fingerprint
-        if sent not in (None, profile.digest):
-            raise InputError(
-                f"profile {profile.name!r} has the fingerprint {profile.digest[:12]}, "
-                f"not {sent[:12]!r}",
-                "it was measured or imported again: omit profile_fingerprint to use it",
-            )
+        check_fingerprint(profile, self.profile_fingerprint)
         return PlanInputs(
             model=self.model, layer=layer, world_size=world_size, tokens_per_rank=tokens,
             dtype=full_dtype(self.dtype) if self.dtype else default_dtype(profile),
@@ -137,6 +131,16 @@ class PlanRequest:
             profile=profile.name, profile_fingerprint=profile.digest,
             constraints=encode_constraints(self.pinned),
         )  # fmt: skip
+
+
+def check_fingerprint(profile: Profile, sent: str | None) -> None:
+    """Raise InputError where a request was made for a profile as it no longer is."""
+    if sent not in (None, profile.digest):
+        raise InputError(
+            f"profile {profile.name!r} has the fingerprint {profile.digest[:12]}, "
+            f"not {str(sent)[:12]!r}",
+            "it was measured or imported again: omit profile_fingerprint to use it",
+        )
 
 
 def profile_name(profile: object) -> str:

@@ -57,16 +57,11 @@ def show(session: Session, name: str, seq: int, world_size: int) -> None:
     if paper is not None:
         document |= {**encode(paper), "world_size": world_size}
     elif decoder is not None:
+        of_decoder = ("family", "d_model", "vocab_size", "is_tied", "uncounted")
         document |= {
             "name": decoder.name,
-            "title": model.title,
-            "source": model.source,
-            "published": model.published,
-            "family": decoder.family,
-            "d_model": decoder.d_model,
-            "vocab_size": decoder.vocab_size,
-            "is_tied": decoder.is_tied,
-            "uncounted": decoder.uncounted,
+            **{name: getattr(model, name) for name in ("title", "source", "published")},
+            **{name: getattr(decoder, name) for name in of_decoder},
         }
     document |= {"layer": model.layer, "seq": seq, **decoder_document(decoder, seq)}
     sections = decoder_sections(model, length=seq)

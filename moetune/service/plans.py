@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moetune.app.check import LaunchText, check_text
+from moetune.app.plan import check_fingerprint
 from moetune.app.planner import ServicePlanner
 from moetune.app.requests import ServedQuestion, asks_for_model, served_question
 from moetune.app.views.check import check_document, check_sections
@@ -85,13 +86,8 @@ def _model_question(planner: ServicePlanner, inputs: Mapping[str, object]) -> Se
     if "pins" not in inputs:
         return served_question(inputs)
     sent = decode(TrainingInputs, inputs, "inputs")
-    digest = planner.sources.profile(sent.profile).profile.digest
-    if sent.profile_fingerprint not in {"", digest}:
-        raise InputError(
-            f"profile {sent.profile!r} has the fingerprint {digest[:12]}, not "
-            f"{sent.profile_fingerprint[:12]!r}",
-            "it was measured or imported again: omit profile_fingerprint to use it",
-        )
+    profile = planner.sources.profile(sent.profile).profile
+    check_fingerprint(profile, sent.profile_fingerprint or None)
     return served_question({**arguments_of(sent, None), "profile": sent.profile})
 
 

@@ -17,7 +17,6 @@ from moetune.app.views.words import (
     trust_words,
 )
 from moetune.domain.plan import Plan
-from moetune.domain.profile import Profile
 from moetune.domain.samples import LAUNCHES, RowsPoint
 from moetune.domain.units import format_bytes, format_chunks, format_seconds
 from moetune.report.section import (
@@ -125,8 +124,12 @@ def _phases(subject: LayerSubject) -> Table:
     if times.overhead_seconds:
         around = "gate" if plan.kind == "tensor" else "gate, sorting"
         around = "gate, choices" if plan.workload.gathers else around
-        has_launches = subject.profile is not None and _launches_known(subject.profile)
-        name = Cell.words(f"{around}, launches" if has_launches else around)
+        ops = set[str]()
+        if (profile := subject.profile) is not None:
+            points = (sample.point for sample in profile.samples)
+            ops = {row.op for row in profile.rows}
+            ops |= {point.op for point in points if isinstance(point, RowsPoint)}
+        name = Cell.words(around if ops.isdisjoint(LAUNCHES) else f"{around}, launches")
         overhead = Cell.seconds(times.overhead_seconds)
         rows.append((name, overhead, overhead, EMPTY))
     return Table(
@@ -136,12 +139,6 @@ def _phases(subject: LayerSubject) -> Table:
         notes=(memory_words(subject),),
         is_narrow=True,
     )
-
-
-def _launches_known(profile: Profile) -> bool:
-    ops = {row.op for row in profile.rows}
-    ops |= {sample.point.op for sample in profile.samples if isinstance(sample.point, RowsPoint)}
-    return not ops.isdisjoint(LAUNCHES)
 
 
 def memory_words(subject: LayerSubject) -> str:
@@ -162,12 +159,11 @@ def memory_words(subject: LayerSubject) -> str:
     words = (
         f"Memory: {format_bytes(plan.needed_bytes)}{of_limit} per {device_word(profile)}: {parts}."
     )
-    if profile is None or plan.inputs.memory_limit_bytes is not None:
+    machine = None if profile is None else profile.machine
+    free = machine.memory_bytes - machine.plannable_bytes if machine else 0
+    if machine is None or not free or plan.inputs.memory_limit_bytes is not None:
         return words
-    free = profile.machine.memory_bytes - profile.machine.plannable_bytes
-    if not free:
-        return words
-    share = percent(free / profile.machine.memory_bytes, digits=0)
+    share = percent(free / machine.memory_bytes, digits=0)
     return (
         f"{words} The limit leaves {format_bytes(free)} ({share}) free for the CUDA context, NCCL "
         "and fragmentation; a memory limit sets another."

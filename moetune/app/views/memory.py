@@ -36,12 +36,9 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
     question, job, first = answer.question, answer.job, answer.layouts[0]
     gpus = plural(job.world_size, "GPU")
     peak, limit = format_bytes(first.memory.peak_bytes), format_bytes(question.limit_bytes)
-    what = (
-        f"{plural(answer.num_fitting, 'layout')} of {job.decoder.name} on {gpus} fit"
-        + ("s" if answer.num_fitting == 1 else "")
-        if answer.fits
-        else f"No layout of {job.decoder.name} on {gpus} fits"
-    )
+    count = plural(answer.num_fitting, "layout") if answer.fits else "No layout"
+    fit = "fit" if answer.num_fitting > 1 else "fits"
+    what = f"{count} of {job.decoder.name} on {gpus} {fit}"
     device = format_bytes(question.device_bytes)
     words = (
         f"{what} into {limit}: the {device} that a process has of each, and its libraries. "
@@ -108,22 +105,17 @@ def _layouts(answer: MemoryAnswer) -> Table:
 
 
 _STATES = ("parameters", "gradients", "optimizer")
+_DECISIONS = ("dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch", "zero", "recompute",
+              "offload_activations", "offload_optimizer")  # fmt: skip
 
 
 def _layout_document(fitted: FittedLayout) -> dict[str, object]:
-    layout = fitted.layout
+    layout, memory = fitted.layout, fitted.memory
+    values = {name: getattr(layout, name) for name in _DECISIONS}
     return {
-        "layout": {
-            "dp": layout.dp, "cp": layout.cp, "tp": layout.tp, "pp": layout.pp, "vpp": layout.vpp,
-            "ep": layout.ep, "etp": layout.etp, "micro_batch": layout.micro_batch,
-            "zero": layout.zero, "recompute": [*layout.recompute] or ["none"],
-            "offload_activations": layout.offload_activations,
-            "offload_optimizer": layout.offload_optimizer,
-        },
-        "host_bytes": round(fitted.memory.host_bytes),
-        "peak_bytes": round(fitted.memory.peak_bytes),
-        "parts": {name: round(size) for name, size in fitted.memory.parts.items()},
-        "activations": {
-            name: round(size) for name, size in fitted.memory.activations.items() if size
-        },
-    }  # fmt: skip
+        "layout": values | {"recompute": list(layout.recompute or ("none",))},
+        "host_bytes": round(memory.host_bytes),
+        "peak_bytes": round(memory.peak_bytes),
+        "parts": {name: round(size) for name, size in memory.parts.items()},
+        "activations": {name: round(size) for name, size in memory.activations.items() if size},
+    }

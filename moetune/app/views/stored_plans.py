@@ -49,12 +49,15 @@ def _row(stored: StoredPlan, address: Callable[[str, str], str] | None) -> tuple
     links = {kind: address(kind, name) if address else ""
              for kind, name in (("plans", info.id), ("profiles", info.profile))}  # fmt: skip
     words = plan.words if plan else ""
+    short = words.replace("micro-batch", "mb")
+    if " · " in words:  # a layout, as "dp16 pp2 mb2"
+        short = " ".join(size.replace(" ", "") for size in short.split(" · "))
     tokens, speed = (plan.tokens_per_second, plan.throughput) if plan else (None, None)
     return (
         Cell(text=info.id[:8], value=info.id, href=links["plans"], mark="code"),
         Cell(text=f"{info.model or 'a layer'}{doubt}", value=info.model or "a layer"),
         Cell.count(info.world_size),
-        Cell(text=_short(words), value=words) if plan else EMPTY,
+        Cell(text=short, value=words) if plan else EMPTY,
         Cell.words(plan.target if plan else ""),
         Cell.seconds(plan.step_seconds) if plan else Cell.words("cannot be read"),
         Cell(text=made[5:], value=made),
@@ -69,10 +72,3 @@ def _row(stored: StoredPlan, address: Callable[[str, str], str] | None) -> tuple
         Cell.words(trust_words(plan), mark=mark) if plan else EMPTY,
         Cell.count(info.tokens_per_rank),
     )
-
-
-def _short(words: str) -> str:
-    """Return a layout as short as it can be told: "dp16 pp2 mb2"."""
-    short = words.replace("micro-batch", "mb")
-    is_layout = " · " in words
-    return " ".join(size.replace(" ", "") for size in short.split(" · ")) if is_layout else short

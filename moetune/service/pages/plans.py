@@ -107,26 +107,22 @@ def _plan_links(planner: ServicePlanner, subject: Subject, model: str | None) ->
 
 def _commands(plan: AnyPlan, model: str | None) -> Mapping[str, tuple[str, str]]:
     """Return what to do with a plan: commands, and what follows the plan's id in them."""
+    change = "Change its question, such as its ranks"
+    ranks = f" --world-size {2 * plan.inputs.world_size}"
     if plan.kind != "training":
         return {
             "Run it and its alternatives": ("verify", ""), "Ask why": ("explain", ""),
-            **_whatif(plan, ""),
+            change: ("whatif", ranks),
         }  # fmt: skip
     # A pasted configuration has no path: the page says to save it under the model's name.
     is_named = model or plan.inputs.model_path
     config = "" if is_named else f" --model {plan.inputs.model}/config.json"
-    target = plan.target
     return {
-        f"Give it to {target}": ("export", f" --target {target}{config}"),
+        f"Give it to {plan.target}": ("export", f" --target {plan.target}{config}"),
         "Ask why, and why not another layout": ("explain", config),
         "See what the step depends on": ("sensitivity", config),
-        **_whatif(plan, config),
+        change: ("whatif", f"{ranks}{config}"),
     }
-
-
-def _whatif(plan: AnyPlan, config: str) -> Mapping[str, tuple[str, str]]:
-    ranks = 2 * plan.inputs.world_size
-    return {"Change its question, such as its ranks": ("whatif", f" --world-size {ranks}{config}")}
 
 
 def _asked_anew(planner: ServicePlanner, plan: TrainingDocument, model: str) -> str:
