@@ -115,10 +115,11 @@ def _of_budget(budget: Budget | None) -> Mapping[str, str]:
 def _step(before: AnyPlan, after: AnyPlan) -> str:
     now, then = after.step_seconds, before.step_seconds
     ratio = now / then if then else math.inf if now else 1.0
-    words = f"A step takes {format_seconds(now)}"
-    words += (
-        f" instead of {format_seconds(then)}, {_ratio(ratio)}" if _differs(ratio) else ", as before"
-    )
+    how = f"{ratio:.3g} × as long"
+    if 1 / _TWICE < ratio < _TWICE:
+        how = f"{format_share(abs(ratio - 1))} {'more' if ratio > 1 else 'less'}"
+    was = f" instead of {format_seconds(then)}, {how}" if _differs(ratio) else ", as before"
+    words = f"A step takes {format_seconds(now)}{was}"
     rates = [(plan.tokens_per_second or 0.0) / plan.inputs.world_size for plan in (after, before)]
     if rates[1] and _differs(rates[0] * ratio / rates[1]):  # of other work on a device
         words += "; {:,.0f} tokens a second and device instead of {:,.0f}".format(*rates)
@@ -139,13 +140,6 @@ def _run(before: AnyPlan, after: AnyPlan) -> Iterator[str]:
 
 def _differs(ratio: float) -> bool:
     return abs(ratio - 1) > _SAME
-
-
-def _ratio(ratio: float) -> str:
-    """Return "1.5 % less" or "2.4 × as long"."""
-    if 1 / _TWICE < ratio < _TWICE:
-        return f"{format_share(abs(ratio - 1))} {'more' if ratio > 1 else 'less'}"
-    return f"{ratio:.3g} × as long"
 
 
 def _instead(was: str, now: str) -> str:

@@ -187,7 +187,10 @@ def _lines(description: Description, base: Profile, stand_ins: tuple[str, ...]) 
     yield f"base = {toml_value(base.name)}"
     yield from _machine_lines(description)
     yield from _network_lines(description)
-    yield from _scaled_lines(description, base)
+    if description.link_rate:
+        here, there = map(toml_value, (description.link_rate, f"{_link(base) / 1e9:g}GB/s"))
+        yield f"\n# Times of {base.name} are scaled by the ratio of these peaks of data sheets."
+        yield f"[scaled]\nlinks = {{ here = {here}, base = {there} }}"
 
 
 def _machine_lines(description: Description) -> Iterator[str]:
@@ -209,13 +212,6 @@ def _network_lines(description: Description) -> Iterator[str]:
     yield f"source = {toml_value(words)}"
     yield f"nics = {description.nics}    # of a node"
     yield f"nic_rate = {toml_value(description.nic_rate)}    # of one card, one way"
-
-
-def _scaled_lines(description: Description, base: Profile) -> Iterator[str]:
-    if description.link_rate:
-        here, there = map(toml_value, (description.link_rate, f"{_link(base) / 1e9:g}GB/s"))
-        yield f"\n# Times of {base.name} are scaled by the ratio of these peaks of data sheets."
-        yield f"[scaled]\nlinks = {{ here = {here}, base = {there} }}"
 
 
 def check_new(path: Path, *, force: bool) -> None:

@@ -19,7 +19,9 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 )
 def schema(session: Session, name: str | None) -> None:
     """Print the JSON schema of a document, or list their names."""
-    files = _files()
+    folders = (_PACKAGE / "_schemas", _PACKAGE.parent / "docs" / "schemas")  # or the checkout's
+    folder = next(filter(Path.is_dir, folders), folders[0])
+    files = dict(sorted((file.stem, file) for file in folder.glob("*.json")))
     if name is None:
         names = [*files]
         session.screen.result({"schema": "moetune.schemas/1", "names": names}, *names)
@@ -28,11 +30,3 @@ def schema(session: Session, name: str | None) -> None:
         hint = nearest_or(f"use one of {', '.join(files)}", name, files)
         raise NotFoundError(f"no schema is named {name!r}", hint)
     session.screen.raw(files[name].read_text(encoding="utf-8"))
-
-
-def _files() -> dict[str, Path]:
-    """Return the files of the schemas by name, from the package or the checkout."""
-    for folder in (_PACKAGE / "_schemas", _PACKAGE.parent / "docs" / "schemas"):
-        if folder.is_dir():
-            return dict(sorted((file.stem, file) for file in folder.glob("*.json")))
-    return {}

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from sqlalchemy import Connection, Select, delete, func, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 
 from moetune.domain.cluster import Cluster, Fingerprint
 from moetune.domain.document import digest, encode
@@ -132,17 +131,15 @@ class MeasurementStore(Database):
     @reads
     def runs(self, connection: Connection) -> tuple[RunInfo, ...]:
         """Return every run, newest first."""
-        query = (
-            select(
-                *(runs.c[name] for name in ("id", "name", "provenance", "preset", "status")),
-                runs.c.created_at,
-                machines.c.device,
-                machines.c.num_devices,
-                _num_samples().correlate(runs).scalar_subquery().label("num_samples"),
-            )
-            .join(machines)
-            .order_by(runs.c.id.desc())
+        names = ("id", "name", "provenance", "preset", "status", "created_at")
+        count = select(func.count()).where(samples.c.run_id == runs.c.id).correlate(runs)
+        query = select(
+            *(runs.c[name] for name in names),
+            machines.c.device,
+            machines.c.num_devices,
+            count.scalar_subquery().label("num_samples"),
         )
+        query = query.join(machines).order_by(runs.c.id.desc())
         return rows.infos(RunInfo, connection.execute(query))
 
     def _samples(
@@ -193,7 +190,3 @@ def _add_samples(connection: Connection, run_id: int, measured: Sequence[Sample]
 def _require_run(connection: Connection, run_id: int) -> None:
     if connection.execute(select(runs.c.id).where(runs.c.id == run_id)).first() is None:
         raise InputError(f"there is no run {run_id}", "see `moetune profiles list`")
-
-
-def _num_samples() -> Select[Any]:
-    return select(func.count()).where(samples.c.run_id == runs.c.id)

@@ -1,6 +1,7 @@
 """The plan of a layer, priced again with its profile."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -138,7 +139,10 @@ class LayerSubject(PricedPlan):
         try:
             plan = self._changed(asked.texts)
         except (InputError, InfeasiblePlanError) as error:
-            return Instead(choice=self._roomy(asked), refused=Refusal.of(error))
+            choice = None
+            with suppress(InputError, InfeasiblePlanError):
+                choice = _choice_of(self._changed(asked.texts, memory_limit_bytes=LARGEST_BYTES))
+            return Instead(choice=choice, refused=Refusal.of(error))
         warnings = [warning for warning in plan.warnings if warning not in self.plan.warnings]
         return Instead(
             choice=_choice_of(plan), probability_faster=self._chance(plan),
@@ -188,12 +192,6 @@ class LayerSubject(PricedPlan):
                 choice = decision.with_degree(degree)
                 step = plan_step(plan=self.plan, costs=self.costs, decision=choice)
                 yield Neighbour("degree", degree_name(choice), step.seconds)
-
-    def _roomy(self, asked: Asked) -> ComparedChoice | None:
-        try:
-            return _choice_of(self._changed(asked.texts, memory_limit_bytes=LARGEST_BYTES))
-        except (InputError, InfeasiblePlanError):
-            return None
 
     def _changed(self, constraints: Mapping[str, str], **sizes: int) -> Plan:
         return plan_again(changed_request(self.plan.inputs, constraints, **sizes), self.machine)

@@ -51,7 +51,6 @@ def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> PageRenderer:
     router = APIRouter(include_in_schema=False)
     for path, page in _PAGES.items():
         _add_page(router, renderer, path, partial(page, planner))
-
     add_check(router, renderer, pools)
     add_new_plan(router, renderer, pools, access)
     _add_login(router, access, renderer)
