@@ -44,10 +44,6 @@ _PINNED = {
         *_SMALL_QWEN, "--profile", "b200-x8", "--target", "bridge", "--dtype", "mxfp8", "--tp",
         "4", "--pp", "1", "--ep", "8", "--micro-batch", "1",
     ),
-    "split": (
-        *_MIX, "--profile", "h200-x8", "--target", "moetune", "--pp", "4", "--ep", "4",
-        "--micro-batch", "1", "--schedule", "zero_bubble",
-    ),
     "graphs": (
         *_MIX, "--profile", "h100-x8", "--target", "megatron", "--tp", "2", "--pp", "2", "--vpp",
         "2", "--ep", "8", "--zero", "1", "--micro-batch", "1", "--recompute", "none",

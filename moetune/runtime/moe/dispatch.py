@@ -331,20 +331,19 @@ class Dispatch:
         return _places(starts_CL, counts_CL, self.num_received)
 
     def whole_part(self, in_order: Callable[[torch.Tensor], torch.Tensor]) -> RowPart:
-        """Return all received rows of the step by expert.
+        """Return all received rows of the step by expert, for a grouped kernel.
 
         Args:
             in_order: orders values of rows by (chunk, expert).
         """
         if self.degree == 1:
             return self.parts[0]
-        rows = slice(0, self.num_received)
+        assert self.grouped is not None  # noqa: S101 - only a grouped kernel takes whole steps
         rows_E = list(map(sum, zip(*self.counts.rows_CL, strict=True)))
-        if self.grouped is None:
-            return RowPart(rows=rows, rows_E=rows_E)
         hot_RL = self.grouped.one_hot_RL
         return RowPart(
-            rows=rows, rows_E=rows_E, experts_RE=None if hot_RL is None else in_order(hot_RL),
+            rows=slice(0, self.num_received), rows_E=rows_E,
+            experts_RE=None if hot_RL is None else in_order(hot_RL),
             ends_E=self.counts.receive_PCL.sum((0, 1)).cumsum(0, dtype=torch.int32),
             kernel=self.grouped.kernel,
         )  # fmt: skip

@@ -16,7 +16,6 @@ import torch
 
 from moetune.comm.agree import OPENING_VALUES, Opening, few_values
 from moetune.comm.group import Communicator
-from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.placement import places_of
 from moetune.domain.plan import Decision
@@ -126,16 +125,10 @@ class AllToAll:
         """Return the memory policy of a step.
 
         Raises:
-            InputError: it reuses memory that gradients of weights wait in.
             AllocationError: there is no host memory for activations.
         """
         if dispatch.degree == 1 or decision.strategy == "none":
             return keep_activations(context, dispatch, decision.order)
-        if context.weight_gradients is not None:
-            raise InputError(
-                f"strategy {decision.strategy!r} reuses memory that gradients of weights wait in",
-                'use the strategy "none" with a schedule that splits the backward pass',
-            )
         offload = Offload(
             decision.strategy, self.host_pool, num_rows=dispatch.num_received, layer=layer,
             like=x_TD, is_needed=torch.is_grad_enabled(), is_fused=context.form is not None,

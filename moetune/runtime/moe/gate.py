@@ -18,7 +18,6 @@ from torch.autograd.function import once_differentiable
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.runtime.autograd import WeightGradients, add_gradient
 from moetune.runtime.moe.placement import cut, local_part
 from moetune.runtime.moe.products import widened_mm
 from moetune.runtime.moe.workspace import MemoryTracker
@@ -72,8 +71,6 @@ class Gate(nn.Module):
     Raises:
         InputError: capacity_factor is not above 0.
     """
-
-    weight_gradients: WeightGradients | None = None
 
     def __init__(
         self,
@@ -136,7 +133,7 @@ class Gate(nn.Module):
             dtype = _dtype_of_logits(x_TD)
             return nn.functional.linear(x_TD.to(dtype), self.weight.to(dtype)), x_TD
         made: tuple[torch.Tensor, torch.Tensor] = RouterLogits.apply(  # type: ignore[no-untyped-call]
-            x_TD, self.weight, self._tracker, self._communicator, self.weight_gradients
+            x_TD, self.weight, self._tracker, self._communicator
         )
         return made
 
@@ -188,13 +185,9 @@ class RouterLogits(torch.autograd.Function):
         weight_ED: torch.Tensor,
         tracker: MemoryTracker,
         communicator: Communicator | None,
-        delayed: WeightGradients | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits (T, E), and x."""
         ctx.tracker, ctx.communicator = tracker, communicator
-        # Sums over the shards of a sequence do not wait: they are an exchange.
-        is_delayed = delayed is not None and communicator is None
-        ctx.delayed = (delayed, weight_ED) if is_delayed else None
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x_TD, weight_ED)
         return _logits(x_TD, weight_ED, _dtype_of_logits(x_TD)), x_TD.view_as(x_TD)
@@ -215,7 +208,8 @@ class RouterLogits(torch.autograd.Function):
             explained = ctx.tracker.explain("the gate's backward pass")
             with explained, torch.autocast(kind, enabled=False):
                 halves_T2E = _halves(grad_TE) if _has_wide_products(x_TD, weight_ED) else None
-                grad_ED = _weight_grads(ctx, grad_TE, halves_T2E, x_TD)
+                if ctx.needs_input_grad[1]:
+                    grad_ED = _grad_of_weight(grad_TE, halves_T2E, x_TD)
                 if ctx.needs_input_grad[0]:
                     grad_x_TD = torch.zeros_like(x_TD) if grad_x_TD is None else grad_x_TD
                     _add_to(grad_x_TD, grad_TE, halves_T2E, weight_ED)
@@ -223,7 +217,7 @@ class RouterLogits(torch.autograd.Function):
             if ctx.communicator is not None:
                 ctx.communicator.all_reduce(grad_ED, "the sum of the gate's gradient").wait()
             grad_ED = grad_ED.to(weight_ED.dtype)
-        return grad_x_TD, grad_ED, None, None, None
+        return grad_x_TD, grad_ED, None, None
 
 
 class _SumOverRanks(torch.autograd.Function):
@@ -273,22 +267,6 @@ def counts_of(experts_N: torch.Tensor, num_experts: int) -> torch.Tensor:
     """Return how often each expert occurs; `bincount` would look for the largest one first."""
     counts_E = experts_N.new_zeros(num_experts)
     return counts_E.scatter_add_(0, experts_N, torch.ones_like(experts_N))
-
-
-def _weight_grads(
-    ctx: Any,  # noqa: ANN401
-    grad_TE: torch.Tensor,
-    halves_T2E: torch.Tensor | None,
-    x_TD: torch.Tensor,
-) -> torch.Tensor | None:
-    """Return the weight's gradient, None where it is not wanted, or waits."""
-    if not ctx.needs_input_grad[1]:
-        return None
-    if ctx.delayed is None:
-        return _grad_of_weight(grad_TE, halves_T2E, x_TD)
-    waiting, parameter = ctx.delayed
-    waiting.put(lambda: add_gradient(parameter, _grad_of_weight(grad_TE, halves_T2E, x_TD)))
-    return None
 
 
 def _blocks(x_TD: torch.Tensor, dtype: torch.dtype) -> list[slice]:

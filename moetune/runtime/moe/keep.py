@@ -49,7 +49,6 @@ class _KeepPhase(DispatchedPhase):
         super().__init__(phase, inputs)
         dispatch, context = inputs.dispatch, inputs.context
         self._is_grouped = dispatch.grouped is not None
-        self._waits = context.weight_gradients is not None
         self._buffers = context.workspace.buffers(
             self._shapes(inputs, is_backward=phase == "backward"), inputs.values_TD
         )
@@ -65,9 +64,9 @@ class _KeepPhase(DispatchedPhase):
             shapes["rows"] = self._dispatch.num_sent, width
         if self._sends_tokens:
             shapes["wire"] = self._dispatch.received[-1].stop, width
-        if is_backward and not self._waits:
+        if is_backward:
             shapes["received"] = received
-        if self._is_grouped or (is_backward and self._waits):  # results are what the kernels make
+        if self._is_grouped:  # results are what the kernels make
             return shapes
         if not is_backward:
             shapes["results"] = received
@@ -181,22 +180,15 @@ class _KeepBackward(_KeepPhase):
 
     def __init__(self, order: Order, inputs: PhaseInputs) -> None:
         super().__init__("backward", order, inputs)
-        if self._waits:  # longer than the buffers of a phase
-            self._received_RD = self._tracker.empty(
-                "the gradients of results",
-                (inputs.dispatch.num_received, inputs.values_TD.shape[1]),
-                inputs.values_TD,
-            )
-        else:
-            self._received_RD = self._buffers["received"]
-            self._results_RD = None if self._is_grouped else self._received_RD
+        self._received_RD = self._buffers["received"]
+        self._results_RD = None if self._is_grouped else self._received_RD
         self._inputs_RD, weights_R1, *tensors = self.restore_places(inputs.saved)
         self._activations = [
             SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
             for pre_RH, gate_RH in zip(tensors[::2], tensors[1::2], strict=True)
         ]
         factors = None
-        if self._is_grouped or self._waits:
+        if self._is_grouped:
             factors = StepFactors(
                 self._dispatch, self._inputs_RD, self._received_RD, weights_R1, self._tracker
             )
@@ -213,6 +205,6 @@ class _KeepBackward(_KeepPhase):
         return self._sums(), self._weights.returned(self._weights_TK)
 
     def _run_experts(self, chunk: int, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
-        into = None if self._is_grouped or self._waits else rows
+        into = None if self._is_grouped else rows
         saved = self._activations[chunk]
         return self.grads.run(rows, self._inputs_RD[part.rows], saved, part, into)

@@ -19,7 +19,6 @@ from moetune.domain.layer import ExpertParallel, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.domain.routing_record import RoutingRecord
 from moetune.runtime.autograd import (
-    WeightGradients,
     sees_selective_checkpoints,
     unseen_by_selective_checkpoints,
 )
@@ -66,12 +65,10 @@ class PlannedLayer(nn.Module):
         expert_parallel: the kind of expert parallelism, as in its plans.
         dispatcher: of the tokens to the experts.
         sequence_parallel: each rank has a shard of the tokens, and the experts see all of them.
-        weight_gradients: where the experts' products wait in a backward pass; None for nowhere.
     """
 
     expert_parallel: ClassVar[ExpertParallel] = "all_to_all"
     experts: LocalExperts
-    weight_gradients: WeightGradients | None = None
 
     def __init__(
         self,
@@ -136,16 +133,15 @@ class PlannedLayer(nn.Module):
         """
         dtype = self.experts.compute_dtype or dtype_of_step(x)
         problem = problem or problem_of(x, dtype, self.shape, self.experts)
-        # Sums of a gate over sequence shards are exchanges of their own, and gradients of weights
-        # that wait are no results of a backward operator.
-        can_be_operator = self.weight_gradients is None and not self.sequence_parallel
+        # Sums of a gate over sequence shards are exchanges of their own.
+        can_be_operator = not self.sequence_parallel
         if can_be_operator and (torch.compiler.is_compiling() or sees_selective_checkpoints()):
             y = self._run_as_operator(x, dtype, route, problem)
             return y if shared is None else y + checked_output(shared, x).to(y.dtype)
         if torch.compiler.is_compiling():
             torch._dynamo.graph_break(  # noqa: SLF001 - the text is that of fullgraph=True
-                msg="moetune: layers with sequence shards, and schedules that split the backward "
-                "pass, run outside of graphs: compile without fullgraph"
+                msg="moetune: layers with sequence shards run outside of graphs: compile without "
+                "fullgraph"
             )
         return self._run(x, dtype, route, problem, shared)
 
@@ -374,7 +370,7 @@ class PlannedLayer(nn.Module):
         return PipelineContext(
             communicator=self.communicator, activation=self.shape.activation,
             recorder=self.recorder, workspace=self._workspace, gradients=self.experts.gradients,
-            form=self.experts.form, weight_gradients=self.weight_gradients,
+            form=self.experts.form,
         )  # fmt: skip
 
     def _signature(self, x: torch.Tensor, dtype: torch.dtype, gradients: str) -> str:
