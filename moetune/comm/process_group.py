@@ -111,19 +111,11 @@ class GroupCommunicator(Communicator):
             lambda: (_ALL_GATHER(into, mine, group=self.group, async_op=True),),
         )  # fmt: skip
 
-    def reduce_scatter(
-        self, total: torch.Tensor, shards: torch.Tensor | Sequence[torch.Tensor], name: str
-    ) -> Transfer:
+    def reduce_scatter(self, total: torch.Tensor, shards: torch.Tensor, name: str) -> Transfer:
         """Start one reduce_scatter."""
-        if isinstance(shards, torch.Tensor):
-            return self._start(
-                "reduce_scatter", name, (total, shards),
-                lambda: (_REDUCE_SCATTER(total, shards, group=self.group, async_op=True),),
-            )  # fmt: skip
-        parts = list(shards)
         return self._start(
-            "reduce_scatter", name, (total, *parts),
-            lambda: (dist.reduce_scatter(total, parts, group=self.group, async_op=True),),
+            "reduce_scatter", name, (total, shards),
+            lambda: (_REDUCE_SCATTER(total, shards, group=self.group, async_op=True),),
         )  # fmt: skip
 
     def broadcast(self, values: torch.Tensor, name: str, *, source: int = 0) -> Transfer:

@@ -39,6 +39,7 @@ _REPLICAS = "replicas of hot experts"
 _CORRECTED = "delete its [[corrections]], or measure the machine again"
 _SIZE = "plan again: `moetune plan` with --{} {}, or for another --target"
 _SPLIT = "backward passes in two halves, of inputs and of weights, in a pipeline of moetune's own"
+_SHARDS = "shards of the tokens around experts of a tensor-parallel group"
 _OF_MOETUNE = tuple(
     Withdrawn("FoldedLayout", key, what, _SIZE.format(key, instead))
     for key, instead, what in (
@@ -58,6 +59,9 @@ _ROWS = tuple(
     Withdrawn(place, key, what, instead)
     for places, key, what, instead in (
         ("PlanInputs Workload", "quantization", _NARROW, _AGAIN),
+        ("Workload LayerKey", "sequence_parallel", _SHARDS, _AGAIN),
+        ("PlanInputs", "sequence-parallel", _SHARDS, _AGAIN),
+        ("PhaseTerms", "gathering_seconds", _SHARDS, _AGAIN),
         ("Pipeline Choice Alternative", "dispatcher", _HIERARCHICAL, _AGAIN),
         ("Plan", "transformer", _WHOLE, _AGAIN),
         ("Plan", "chunks", _WHOLE, _AGAIN),

@@ -190,14 +190,6 @@ class MirrorGroup(_ProcessGroup):  # type: ignore[misc] # a base of type Any
             lambda: output.view(-1).copy_(mine.clone()).mul_(self.size()),
         )  # fmt: skip
 
-    def reduce_scatter(
-        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], _: object = None
-    ) -> MirrorWork:
-        mine = inputs[0][self.place]
-        return self._issue(
-            "reduce_scatter", inputs[0], outputs, lambda: outputs[0].copy_(mine).mul_(self.size())
-        )
-
     def broadcast(self, tensors: list[torch.Tensor], _: object = None) -> MirrorWork:
         return self._issue("broadcast", [], tensors, lambda: None)
 

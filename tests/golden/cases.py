@@ -158,7 +158,6 @@ CASES = {
     "lab-degrees": Case(plan=(*_LAB, "--forward-degree", "4", "--strategy", "S1"), questions=BOTH),
     "lab-one-rank": Case(plan=(*_LAB, "--world-size", "1"), questions=EXPLAIN),
     "lab-tensor": Case(plan=_TENSOR, questions=BOTH),
-    "lab-shards": Case(plan=(*_TENSOR, "--sequence-parallel"), questions=BOTH),
     "model": Case(plan=_SMALL, questions={**BOTH, "ranks": ("whatif", "--world-size", "16")}),
     "model-pinned": Case(plan=(*_SMALL, "--tp", "4", "--pp", "2", *_GATHERED, "4"), questions=BOTH),
     "model-a2a": Case(

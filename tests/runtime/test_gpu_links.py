@@ -127,7 +127,7 @@ def test_layers_without_a_group_share_one_of_high_priority() -> None:
     shared = []
     for _ in range(2):  # worlds, one behind the other
         with FakeCuda() as cuda, MirrorWorld(cuda, rank=1) as world:
-            layers = [moe_layer(), moe_layer(), tensor_layer(sequence_parallel=False)]
+            layers = [moe_layer(), moe_layer(), tensor_layer()]
             groups = {id(layer.communicator.group) for layer in layers}  # type: ignore[attr-defined]
             assert [one.desc for one in world.groups] == [
                 "the world", "moetune: experts of the world",

@@ -104,12 +104,6 @@ def two_ranks() -> None:
     for bad in (torch.ones(5, 3, dtype=torch.float64), torch.ones(5, WIDTH)):
         with pytest.raises(RankMismatchError, match=r"error: x (has shape \(5, 3\)|is .*float32)"):
             whole_graph(layer, "eager")(bad if rank else tokens(5).detach())
-    shards = Block(TensorExpertLayer, sequence_parallel=True)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="moetune: layers with sequence shards"):
-        whole_graph(shards, "eager")(tokens(5))
-    torch._dynamo.reset()
-    in_parts = torch.compile(shards, backend="eager")
-    same(step(shards, in_parts, tokens(5)), step(shards, shards, tokens(5)))
 
 
 def test_two_ranks_have_the_numbers_and_the_errors_of_eager_blocks() -> None:

@@ -64,7 +64,6 @@ class PlannedLayer(nn.Module):
     Attributes:
         expert_parallel: the kind of expert parallelism, as in its plans.
         dispatcher: of the tokens to the experts.
-        sequence_parallel: each rank has a shard of the tokens, and the experts see all of them.
     """
 
     expert_parallel: ClassVar[ExpertParallel] = "all_to_all"
@@ -79,12 +78,10 @@ class PlannedLayer(nn.Module):
         decisions: LayerDecisions,
         tracker: MemoryTracker,
         mesh: DeviceMesh | None = None,
-        sequence_parallel: bool = False,
     ) -> None:
         super().__init__()
         check_divisible(shape.num_experts, communicator.num_ranks)
         self.shape = shape
-        self.sequence_parallel = sequence_parallel
         self.communicator, self.mesh = communicator, mesh
         self._tracker, self._host_tracker = tracker, MemoryTracker("host")
         self.recorder = SpanRecorder()
@@ -96,11 +93,8 @@ class PlannedLayer(nn.Module):
         self._workspace = Workspace(tracker)
         self._handle = handle_of(self)
         self._loads = LoadRecorder(experts.local_experts)
-        self.dispatcher = AllToAll(communicator, experts.placement, self._host_tracker)
-        if self.expert_parallel == "tensor":
-            self.dispatcher = AllGather(
-                communicator, experts.placement, self._host_tracker, in_shards=sequence_parallel
-            )
+        kind = AllGather if self.expert_parallel == "tensor" else AllToAll
+        self.dispatcher = kind(communicator, experts.placement, self._host_tracker)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a copied or pickled layer's state, but for the handle of the layer itself."""
@@ -133,16 +127,9 @@ class PlannedLayer(nn.Module):
         """
         dtype = self.experts.compute_dtype or dtype_of_step(x)
         problem = problem or problem_of(x, dtype, self.shape, self.experts)
-        # Sums of a gate over sequence shards are exchanges of their own.
-        can_be_operator = not self.sequence_parallel
-        if can_be_operator and (torch.compiler.is_compiling() or sees_selective_checkpoints()):
+        if torch.compiler.is_compiling() or sees_selective_checkpoints():
             y = self._run_as_operator(x, dtype, route, problem)
             return y if shared is None else y + checked_output(shared, x).to(y.dtype)
-        if torch.compiler.is_compiling():
-            torch._dynamo.graph_break(  # noqa: SLF001 - the text is that of fullgraph=True
-                msg="moetune: layers with sequence shards run outside of graphs: compile without "
-                "fullgraph"
-            )
         return self._run(x, dtype, route, problem, shared)
 
     def _run_as_operator(
@@ -305,7 +292,7 @@ class PlannedLayer(nn.Module):
             degree = self._expected.get(opening.num_tokens, self._degree)  # a guess
             routing = None if opening.problem else route()
             if routing is not None:
-                permutation = dispatcher.permute(routing, (opening.num_tokens,), degree)
+                permutation = dispatcher.permute(routing, degree)
             rows, counts = dispatcher.open(opening, permutation, x.device)
             num_tokens = opening.agree(rows, self.communicator)
             planned = self._decide(num_tokens, dtype)
@@ -319,7 +306,7 @@ class PlannedLayer(nn.Module):
             planned = self._decide(num_tokens, dtype)
             routing = route()
         if permutation is None or counts is None:
-            permutation = dispatcher.permute(routing, num_tokens, self._degree)
+            permutation = dispatcher.permute(routing, self._degree)
             counts = dispatcher.count(permutation)
         if self.training:
             self._loads.add_pass(counts.rows_CL)
@@ -341,7 +328,8 @@ class PlannedLayer(nn.Module):
             bias = bool(self.experts.names.up_bias)
             grouped = GroupedRows.of(counts, like=x_TD, bias=bias, kernel=kernel)
         dispatch = permutation.dispatch(counts, grouped=grouped)
-        self._num_dropped = dispatch.num_dropped
+        if self.expert_parallel == "all_to_all":  # in a tensor group other ranks have the rest
+            self._num_dropped = permutation.num_pairs - len(dispatch.pairs_N)
         self._tracker.add(*dispatch.tensors)
         return self.dispatcher.policy(dispatch, context, x_TD, self.decision, self.shape)
 
@@ -351,7 +339,7 @@ class PlannedLayer(nn.Module):
         Args:
             num_tokens: of every rank.
         """
-        tokens = self.dispatcher.planned_tokens(num_tokens)
+        tokens = max(num_tokens)
         self.decision = self._decisions.decide(tokens, dtype)
         return tokens
 
