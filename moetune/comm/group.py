@@ -101,10 +101,6 @@ class Communicator:
             raise ValueError(f"{name}: one rank has no other to send to or receive from")
         return Done()
 
-    def gather(self, values: torch.Tensor, name: str) -> list[torch.Tensor]:  # noqa: ARG002
-        """Return all ranks' equally large values on the CPU of rank 0, and nothing elsewhere."""
-        return [values]
-
     def all_gather_object(self, value: T, name: str) -> list[T]:  # noqa: ARG002
         """Return every rank's picklable value, in the order of the ranks."""
         return [value]

@@ -143,14 +143,6 @@ class GroupCommunicator(Communicator):
             "send_receive", name, tensors, lambda: dist.batch_isend_irecv(ops) if ops else ()
         )
 
-    def gather(self, values: torch.Tensor, name: str) -> list[torch.Tensor]:
-        """Gather on rank 0."""
-        values = values.to(self.device).contiguous()
-        into = [torch.empty_like(values) for _ in self.members] if self.rank == 0 else None
-        with self._blocking("gather", name, (values,)):
-            dist.gather(values, into, group=self.group, group_dst=0)
-        return [each.cpu() for each in into or []]
-
     def all_gather_object(self, value: T, name: str) -> list[T]:
         """Gather pickles of any length."""
         values: list[T | None] = [None] * self.num_ranks
@@ -185,14 +177,12 @@ class GroupCommunicator(Communicator):
         return GroupTransfer(works, tensors, collective, name, self._group_rank)
 
     @contextmanager
-    def _blocking(
-        self, collective: str, name: str, tensors: tuple[torch.Tensor, ...] = ()
-    ) -> Iterator[None]:
+    def _blocking(self, collective: str, name: str) -> Iterator[None]:
         try:
             with _range(name):
                 yield
         except RuntimeError as error:
-            raise self._group_rank.error(collective, name, tensors, error) from error
+            raise self._group_rank.error(collective, name, (), error) from error
 
 
 def name_of(group: dist.ProcessGroup | None) -> str:

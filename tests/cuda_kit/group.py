@@ -193,11 +193,6 @@ class MirrorGroup(_ProcessGroup):  # type: ignore[misc] # a base of type Any
     def broadcast(self, tensors: list[torch.Tensor], _: object = None) -> MirrorWork:
         return self._issue("broadcast", [], tensors, lambda: None)
 
-    def gather(
-        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], _: object = None
-    ) -> MirrorWork:
-        return self.allgather(outputs or [[]], inputs)
-
     def barrier(self, opts: object = None) -> MirrorWork:  # noqa: ARG002 - torch's signature
         kind = next(iter(self.world.backends))
         device = self.world.cuda.streams.resolve(None) if kind == "cuda" else HOST

@@ -265,11 +265,6 @@ class Dispatch:
         return max(map(sum, self.counts.rows_CL))
 
     @property
-    def drops(self) -> bool:
-        """Whether pairs may be without a row."""
-        return len(self.pairs_N) < self.rows_TK.numel()
-
-    @property
     def num_sent(self) -> int:
         """Rows that this rank sends in the step."""
         last: int = self.sent[-1].stop

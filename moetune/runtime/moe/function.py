@@ -65,38 +65,25 @@ class StartedStep:
         weights_TK: torch.Tensor,
         parameters: Sequence[Any],
     ) -> torch.Tensor:
-        """Return what `run_experts` does, timed."""
+        """Return Σₖ weightₖ · expertₖ(x) of this step's routing (T, D), timed.
+
+        Args:
+            work: runs behind the first dispatches, and its backward pass behind the last combine.
+            parameters: as of `ExpertFunction`.
+        """
         self.watch.begin()
-        y_TD = run_experts(self.policy, work, x_TD, weights_TK, parameters)
+        left, crossing = x_TD, None
+        if work is not None:
+            crossing = _Crossing(self.policy)
+            left = _Leave.apply(x_TD, weights_TK, crossing, parameters)  # type: ignore[no-untyped-call]
+            weights_TK = weights_TK.detach()  # whose gradient `_Leave` returns
+            with _during(self.policy, "the work behind a dispatch"):
+                work()
+        y_TD: torch.Tensor = ExpertFunction.apply(  # type: ignore[no-untyped-call]
+            left, weights_TK, self.policy, crossing, *parameters
+        )
         self.watch.end_forward(y_TD)
         return y_TD
-
-
-def run_experts(
-    policy: MemoryPolicy,
-    work: Work | None,
-    x_TD: torch.Tensor,
-    weights_TK: torch.Tensor,
-    parameters: Sequence[Any],
-) -> torch.Tensor:
-    """Return Σₖ weightₖ · expertₖ(x) of this step's routing (T, D).
-
-    Args:
-        policy: of the step; its context has the routing's exchanges.
-        parameters: as of `ExpertFunction`.
-        work: runs behind the first dispatches, and its backward pass behind the last combine.
-    """
-    left, crossing = x_TD, None
-    if work is not None:
-        crossing = _Crossing(policy)
-        left = _Leave.apply(x_TD, weights_TK, crossing, parameters)  # type: ignore[no-untyped-call]
-        weights_TK = weights_TK.detach()  # whose gradient `_Leave` returns
-        with _during(policy, "the work behind a dispatch"):
-            work()
-    y_TD: torch.Tensor = ExpertFunction.apply(  # type: ignore[no-untyped-call]
-        left, weights_TK, policy, crossing, *parameters
-    )
-    return y_TD
 
 
 class _Crossing:

@@ -13,6 +13,7 @@ from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, PipelineContext, local_schedule
 from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import MemoryPolicy
+from moetune.runtime.moe.pairs import of_pairs
 from moetune.runtime.moe.workspace import Shape
 
 
@@ -113,9 +114,8 @@ class _TensorBackward(_TensorPhase):
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients of x (T, D) and of the weights (T, K)."""
-        grads_TK = self._weights_TK.new_zeros(self._weights_TK.shape)
         grads_R = self.grads.weight_grads_R1.squeeze(1)
-        grads_TK.view(-1)[self._dispatch.pairs_N] = grads_R.to(grads_TK.dtype)
+        grads_TK = of_pairs(grads_R, self._dispatch, self._weights_TK)
         name = "backward sum of the weights' gradients"
         self._reductions.append(self._context.communicator.all_reduce(grads_TK, name))
         return self._summed(), grads_TK
