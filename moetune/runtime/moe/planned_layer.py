@@ -289,7 +289,7 @@ class PlannedLayer(nn.Module):
         """
         dispatcher, permutation, counts = self.dispatcher, None, None
         if dispatcher.has_met:
-            degree = self._expected.get(opening.num_tokens, self._degree)  # a guess
+            degree = self._expected.get(opening.num_tokens, self.decision.degree)  # a guess
             routing = None if opening.problem else route()
             if routing is not None:
                 permutation = dispatcher.permute(routing, degree)
@@ -297,16 +297,18 @@ class PlannedLayer(nn.Module):
             num_tokens = opening.agree(rows, self.communicator)
             planned = self._decide(num_tokens, dtype)
             assert routing is not None  # noqa: S101 - a problem on any rank has raised on all
-            if degree != self._degree:
+            if degree != self.decision.degree:
                 counts = None
-            self._expect_degree(opening.num_tokens)
+            if len(self._expected) >= _MOST_EXPECTED:
+                self._expected.clear()
+            self._expected[opening.num_tokens] = self.decision.degree
         else:
             num_tokens = agree_on_tokens(self.communicator, opening, x.device)
             dispatcher.meet()
             planned = self._decide(num_tokens, dtype)
             routing = route()
         if permutation is None or counts is None:
-            permutation = dispatcher.permute(routing, self._degree)
+            permutation = dispatcher.permute(routing, self.decision.degree)
             counts = dispatcher.count(permutation)
         if self.training:
             self._loads.add_pass(counts.rows_CL)
@@ -342,16 +344,6 @@ class PlannedLayer(nn.Module):
         tokens = max(num_tokens)
         self.decision = self._decisions.decide(tokens, dtype)
         return tokens
-
-    @property
-    def _degree(self) -> int:
-        return self.decision.degree
-
-    def _expect_degree(self, num_tokens: int) -> None:
-        """Expect this step's degree for the number of tokens from now on."""
-        if len(self._expected) >= _MOST_EXPECTED:
-            self._expected.clear()
-        self._expected[num_tokens] = self._degree
 
     @property
     def _context(self) -> PipelineContext:
