@@ -10,7 +10,7 @@ P ranks, C chunks, L local experts of a rank.
 
 import itertools
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
@@ -23,11 +23,11 @@ from moetune.runtime.moe.dispatch import Dispatch, RowCounts, TokenCounts, Token
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
-from moetune.runtime.moe.keep import keep_activations
+from moetune.runtime.moe.keep import KeepBackward, KeepForward
 from moetune.runtime.moe.offload import DeviceCopies, HostPool, Offload
 from moetune.runtime.moe.placement import ExpertPlacement
-from moetune.runtime.moe.reuse import reuse_buffers
-from moetune.runtime.moe.tensor import sum_over_ranks
+from moetune.runtime.moe.reuse import ReuseBackward, ReuseForward
+from moetune.runtime.moe.tensor import TensorBackward, TensorForward
 from moetune.runtime.moe.workspace import MemoryTracker
 
 _MAX_CHUNKS = 32
@@ -124,12 +124,19 @@ class AllToAll:
             AllocationError: there is no host memory for activations.
         """
         if dispatch.degree == 1 or decision.strategy == "none":
-            return keep_activations(context, dispatch, decision.order)
+            order = decision.order
+            return MemoryPolicy(
+                context=context, dispatch=dispatch, forward=partial(KeepForward, order),
+                backward=partial(KeepBackward, order),
+            )  # fmt: skip
         offload = Offload(
             decision.strategy, self.host_pool, num_rows=dispatch.num_received, layer=layer,
             like=x_TD, is_needed=torch.is_grad_enabled(), is_fused=context.form is not None,
         )  # fmt: skip
-        return reuse_buffers(context, dispatch, offload)
+        return MemoryPolicy(
+            context=context, dispatch=dispatch, forward=partial(ReuseForward, offload),
+            backward=partial(ReuseBackward, offload), release=offload.end,
+        )  # fmt: skip
 
     def signature(self, _: torch.Tensor) -> str:
         """Return what must be equal on all ranks of their tokens' numbers."""
@@ -202,7 +209,9 @@ class AllGather(AllToAll):
 
     def policy(self, dispatch: Dispatch, context: PipelineContext, *_: object) -> MemoryPolicy:
         """Return the policy that sums outputs over the ranks."""
-        return sum_over_ranks(context, dispatch)
+        return MemoryPolicy(
+            context=context, dispatch=dispatch, forward=TensorForward, backward=TensorBackward
+        )
 
     def signature(self, x: torch.Tensor) -> str:
         """Return what must be equal on all ranks of their tokens' numbers."""

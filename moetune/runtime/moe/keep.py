@@ -2,41 +2,24 @@
 
 A token's way to the wire: `layer`, `gate`, `function`, `executor`, **keep**, `comm`.
 
+Every chunk has a part of its own of each buffer. Saved for the backward pass are the rows that the
+experts received, their combine weights and their pre-activations; activations are computed again.
+
 T tokens, N rows this rank sends, R rows it receives, D model width.
 """
 
 from abc import abstractmethod
-from functools import partial
 
 import torch
 
 from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Phase
-from moetune.runtime.moe.dispatch import Dispatch
-from moetune.runtime.moe.executor import (
-    DispatchedPhase,
-    PhaseInputs,
-    PipelineContext,
-    pipelined_schedule,
-)
+from moetune.runtime.moe.executor import DispatchedPhase, PhaseInputs, pipelined_schedule
 from moetune.runtime.moe.experts import SavedActivations
-from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.products import RowPart
 from moetune.runtime.moe.weight_grads import StepFactors
 from moetune.runtime.moe.workspace import Shape
-
-
-def keep_activations(context: PipelineContext, dispatch: Dispatch, order: Order) -> MemoryPolicy:
-    """Return the policy that gives every chunk a part of its own of each buffer.
-
-    Saved for the backward pass: the rows that the experts received, their combine weights and their
-    pre-activations. Activations are computed again.
-    """
-    return MemoryPolicy(
-        context=context, dispatch=dispatch, forward=partial(_KeepForward, order),
-        backward=partial(_KeepBackward, order),
-    )  # fmt: skip
 
 
 class _KeepPhase(DispatchedPhase):
@@ -128,7 +111,7 @@ class _KeepPhase(DispatchedPhase):
         return sums_TD
 
 
-class _KeepForward(_KeepPhase):
+class KeepForward(_KeepPhase):
     """The forward phase."""
 
     def __init__(self, order: Order, inputs: PhaseInputs) -> None:
@@ -175,7 +158,7 @@ class _KeepForward(_KeepPhase):
         return experts.project_down(hidden, self._weights_R1[part.rows], results, part)
 
 
-class _KeepBackward(_KeepPhase):
+class KeepBackward(_KeepPhase):
     """The backward phase: the rows' gradients overwrite those of the results at the experts."""
 
     def __init__(self, order: Order, inputs: PhaseInputs) -> None:

@@ -2,6 +2,9 @@
 
 A token's way to the wire: `layer`, `gate`, `function`, `executor`, **tensor**, `comm`.
 
+A rank computes the pairs of its experts, and sums over the ranks. Saved for the backward pass are x
+and the experts' pre-activations: rows are gathered from x again.
+
 T tokens, which every rank has, K choices, R pairs of this rank's experts, D model width.
 """
 
@@ -9,22 +12,10 @@ import torch
 
 from moetune.comm.transfer import Transfer
 from moetune.domain.layer import Phase
-from moetune.runtime.moe.dispatch import Dispatch
-from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, PipelineContext, local_schedule
+from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, local_schedule
 from moetune.runtime.moe.experts import SavedActivations
-from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.pairs import of_pairs
 from moetune.runtime.moe.workspace import Shape
-
-
-def sum_over_ranks(context: PipelineContext, dispatch: Dispatch) -> MemoryPolicy:
-    """Return the policy that computes the pairs of this rank's experts, and sums over the ranks.
-
-    Saved for the backward pass: x and the experts' pre-activations. Rows are gathered from x again.
-    """
-    return MemoryPolicy(
-        context=context, dispatch=dispatch, forward=_TensorForward, backward=_TensorBackward
-    )
 
 
 class _TensorPhase(PhaseRun):
@@ -71,7 +62,7 @@ class _TensorPhase(PhaseRun):
         return self._sums_TD
 
 
-class _TensorForward(_TensorPhase):
+class TensorForward(_TensorPhase):
     """The forward phase."""
 
     _what = "the results"
@@ -101,7 +92,7 @@ class _TensorForward(_TensorPhase):
         self._sum(chunk, results)
 
 
-class _TensorBackward(_TensorPhase):
+class TensorBackward(_TensorPhase):
     """The backward phase."""
 
     _what = "the gradient of x"
