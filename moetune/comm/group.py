@@ -81,8 +81,8 @@ class Communicator:
         total.copy_(shards)
         return self.all_reduce(total, name)  # as a subclass that models a wire does
 
-    def broadcast(self, values: torch.Tensor, name: str, *, source: int = 0) -> Transfer:  # noqa: ARG002
-        """Start replacing every rank's contiguous `values` by those of the rank `source`."""
+    def broadcast(self, values: torch.Tensor, name: str) -> Transfer:  # noqa: ARG002
+        """Start replacing every rank's contiguous `values` by those of rank 0."""
         return Done()
 
     def send_receive(

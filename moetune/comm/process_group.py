@@ -118,11 +118,11 @@ class GroupCommunicator(Communicator):
             lambda: (_REDUCE_SCATTER(total, shards, group=self.group, async_op=True),),
         )  # fmt: skip
 
-    def broadcast(self, values: torch.Tensor, name: str, *, source: int = 0) -> Transfer:
+    def broadcast(self, values: torch.Tensor, name: str) -> Transfer:
         """Start one broadcast."""
         return self._start(
             "broadcast", name, (values,),
-            lambda: (dist.broadcast(values, group=self.group, async_op=True, group_src=source),),
+            lambda: (dist.broadcast(values, group=self.group, async_op=True, group_src=0),),
         )  # fmt: skip
 
     def send_receive(
