@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moetune.domain.pipeline import SCHEDULES, SPLITTING
 from moetune.domain.training import FoldedLayout
 from tests.ranks import run_ranks
 from tests.runtime import layout_workers
@@ -110,8 +109,7 @@ def _features(one: Held) -> Iterator[str]:
 def _folded_features(layout: FoldedLayout) -> Iterator[str]:
     for what, has in {
         "replicas of experts": layout.ep > 1 and layout.edp > 1,
-        **{f"schedule {name}": layout.order == name for name in SCHEDULES[1:]},
-        "split backward passes with ep": layout.order in SPLITTING and layout.ep > 1,
+        "interleaved stages": layout.order == "interleaved",
         "stages of other sizes": layout.stages is not None,
         "chunks": layout.overlap == "chunks",
         "chunks in stages": layout.overlap == "chunks" and layout.pp > 1,
@@ -119,7 +117,6 @@ def _folded_features(layout: FoldedLayout) -> Iterator[str]:
         "recomputation in stages": bool(layout.recompute) and layout.pp > 1,
         **{f"ZeRO stage {stage}": layout.zero == stage for stage in (1, _SHARDS_ALL)},
         "ZeRO stage 1 in stages": layout.zero == 1 and layout.pp > 1,
-        "split backward passes with ZeRO stage 1": layout.order in SPLITTING and layout.zero == 1,
     }.items():
         if has:
             yield what

@@ -92,7 +92,7 @@ _OBSERVATION = Keys({"id": int, "created_at": str}, of=Observation)
 _OVERLAPS = {"predicted": Overlap | None, "measured": Overlap | None}
 _RUN = {
     "name": str, "run_id": int, "store": str, "machine": Machine, "num_samples": int,
-    "num_reused": int, "num_failed": int, "drifted": bool, "quality": ProfileQuality | None,
+    "num_reused": int, "num_failed": int, "quality": ProfileQuality | None,
 }  # fmt: skip
 _DECODER = {
     "layer": LayerShape | None, "seq": int, "num_layers": int | None, "num_moe_layers": int | None,

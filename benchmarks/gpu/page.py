@@ -58,9 +58,6 @@ def _profile(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         if row["kind"] == "gemm":
             yield f"- best {row['dtype']} product: {2 * row['macs_per_second'] / 1e12:.1f} TFLOP/s"
-        elif row["kind"] == "sustained" and row["brief_seconds"]:
-            longer = row["seconds"] / row["brief_seconds"] - 1
-            yield f"- a {row['dtype']} product that goes on for seconds takes {longer:+.1%}"
         elif row["kind"] == "interference":
             yield f"- speeds beside others: {_speeds(row)}"
         elif row["kind"] == "failure":

@@ -14,9 +14,8 @@ from moetune.app.profile import profile_machine
 from moetune.app.profile_request import ProfileRequest
 from moetune.app.recording import Progress
 from moetune.domain.profile import Profile
-from moetune.domain.samples import CopyPoint, GemmPoint, InterferencePoint, RowsPoint, Sample
+from moetune.domain.samples import CopyPoint, GemmPoint, InterferencePoint, Sample
 from moetune.fit.costs import costs_of
-from moetune.measure.grid import SUSTAINED
 
 if TYPE_CHECKING:
     from moetune.store import SqlStore
@@ -99,11 +98,10 @@ class _Visits(Progress):
 
 
 def profile_rows(profile: Profile) -> Iterator[Row]:
-    """Yield the best products, what they become when they go on, copies, and slowdowns."""
+    """Yield the best products, copies, and slowdowns."""
     for dtype in sorted(_dtypes(profile)):
         peak = peak_macs_per_second(profile, dtype)
         yield {"kind": "gemm", "dtype": dtype, "macs_per_second": peak}
-    yield from _sustained(profile)
     for sample in profile.samples:
         point = sample.point
         if isinstance(point, CopyPoint) and not sample.error:
@@ -124,21 +122,6 @@ def _has_interference(profile: Profile) -> bool:
     points = [one.point for one in profile.samples if isinstance(one.point, InterferencePoint)]
     beside = {point.victim for point in points if point.others}
     return bool(beside) and beside <= {point.victim for point in points if not point.others}
-
-
-def _sustained(profile: Profile) -> Iterator[Row]:
-    brief = {
-        (one.point.dtype, one.point.rows, one.point.d_in): one.median_seconds
-        for one in profile.samples
-        if isinstance(one.point, GemmPoint) and one.point.d_in == one.point.d_out and not one.error
-    }
-    for one in profile.samples:
-        if isinstance(one.point, RowsPoint) and one.point.op == SUSTAINED and not one.error:
-            key = (one.point.dtype, one.point.rows, one.point.width)
-            yield {
-                "kind": "sustained", "dtype": one.point.dtype,
-                "seconds": one.median_seconds, "brief_seconds": brief.get(key),
-            }  # fmt: skip
 
 
 def _dtypes(profile: Profile) -> set[str]:

@@ -91,9 +91,10 @@ def _gathered(local: torch.Tensor, layer: PlannedLayer, name: str) -> torch.Tens
     shape, is_first = (layer.shape.num_experts, *local.shape[1:]), communicator.rank == 0
     whole = torch.empty(shape, dtype=local.dtype, device="cpu") if is_first else None
     for place in range(num_local):
-        parts = communicator.gather(local[place], f"the experts of {name}")
+        mine = local[place].to(communicator.device).contiguous()
+        every = communicator.all_gather_values(mine, f"the experts of {name}")
         if whole is not None:
-            whole[place::num_local] = torch.stack(parts)
+            whole[place::num_local] = every.cpu()
     return whole
 
 

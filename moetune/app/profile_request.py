@@ -19,7 +19,6 @@ from moetune.domain.units import dtype_bytes
 from moetune.huggingface.registry import FoundModel
 from moetune.measure.grid import Preset
 from moetune.measure.layer_points import MeasuredModel
-from moetune.measure.noise import has_drifted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +86,6 @@ class ProfileOutcome:
         return tuple(sample for sample in self.profile.samples if sample.error)
 
     @property
-    def has_drifted(self) -> bool:
-        """Whether the machine's speed changed during the measurement."""
-        return has_drifted(self.profile.samples)
-
-    @property
     def document(self) -> dict[str, object]:
         """The JSON document of `moetune profile`."""
         return {
@@ -103,7 +97,6 @@ class ProfileOutcome:
             "num_samples": len(self.profile.samples),
             "num_reused": self.num_reused,
             "num_failed": len(self.failed),
-            "drifted": self.has_drifted,
             "quality": encode(quality_of(self.profile)),
         }
 

@@ -104,7 +104,6 @@ def layer_request(question: Question, settings: Settings | None) -> PlanRequest:
             order=question.order, strategy=question.strategy,
         ),
         expert_parallel=question.expert_parallel or "all_to_all",
-        sequence_parallel=question.sequence_parallel,
         memory_taken_bytes=question.memory_taken or 0,
         allow_modelled=settings.allow_modelled if allowed is None else allowed,
         routing=routing,

@@ -183,11 +183,6 @@ def _show(session: Session, request: "ProfileRequest", outcome: "ProfileOutcome"
     screen.line(f"It is stored in {outcome.location}")
     for words in quality_words(outcome.profile):
         screen.say(words)
-    if outcome.has_drifted:
-        screen.say(
-            "The machine's speed changed meanwhile by more than 3 %: measure again when nothing "
-            "else runs on it."
-        )
     for sample in outcome.failed[:3]:
         screen.say(f"Not measured: {not_measured(sample, outcome.profile.machine)}")
     quoted = shlex.quote(name)

@@ -76,20 +76,13 @@ class Communicator:
         output.view(-1).copy_(values.reshape(-1))
         return Done()
 
-    def reduce_scatter(
-        self, total: torch.Tensor, shards: torch.Tensor | Sequence[torch.Tensor], name: str
-    ) -> Transfer:
-        """Start summing every rank's `shards`, shard r into the `total` of rank r.
-
-        Args:
-            shards: one contiguous tensor for each rank, which may differ in rows; or one tensor
-                that is cut into equal shards.
-        """
-        total.copy_(shards if isinstance(shards, torch.Tensor) else shards[0])
+    def reduce_scatter(self, total: torch.Tensor, shards: torch.Tensor, name: str) -> Transfer:
+        """Start summing every rank's contiguous `shards`, the r-th of equal ones into rank r's."""
+        total.copy_(shards)
         return self.all_reduce(total, name)  # as a subclass that models a wire does
 
-    def broadcast(self, values: torch.Tensor, name: str, *, source: int = 0) -> Transfer:  # noqa: ARG002
-        """Start replacing every rank's contiguous `values` by those of the rank `source`."""
+    def broadcast(self, values: torch.Tensor, name: str) -> Transfer:  # noqa: ARG002
+        """Start replacing every rank's contiguous `values` by those of rank 0."""
         return Done()
 
     def send_receive(
@@ -107,10 +100,6 @@ class Communicator:
         if to or source:
             raise ValueError(f"{name}: one rank has no other to send to or receive from")
         return Done()
-
-    def gather(self, values: torch.Tensor, name: str) -> list[torch.Tensor]:  # noqa: ARG002
-        """Return all ranks' equally large values on the CPU of rank 0, and nothing elsewhere."""
-        return [values]
 
     def all_gather_object(self, value: T, name: str) -> list[T]:  # noqa: ARG002
         """Return every rank's picklable value, in the order of the ranks."""
@@ -138,28 +127,6 @@ class Communicator:
         gathered = values.new_empty((self.num_ranks, *values.shape))
         self.all_gather(gathered, values, name).wait()
         return gathered
-
-    def all_gather_rows(
-        self, rows: torch.Tensor, num_rows: Sequence[int], name: str
-    ) -> torch.Tensor:
-        """Return every rank's contiguous rows, in the order of the ranks; blocking.
-
-        Shards travel padded to the largest one, because gloo gathers only equal sizes.
-
-        Args:
-            num_rows: of every rank.
-        """
-        if self.num_ranks == 1:
-            return rows
-        most = max(num_rows)
-        if most > len(rows):
-            rows = torch.cat((rows, rows.new_zeros(most - len(rows), *rows.shape[1:])))
-        filled = rows.new_empty((most * len(num_rows), *rows.shape[1:]))
-        self.all_gather(filled, rows, name).wait()
-        if most == min(num_rows):
-            return filled
-        parts = filled.split(most)
-        return torch.cat([part[:num] for part, num in zip(parts, num_rows, strict=True)])
 
     def sum_in_place(self, tensors: Iterable[torch.Tensor], name: str, *, divisor: int = 1) -> None:
         """Replace tensors by their sums over the ranks, divided by a number; blocking.

@@ -111,26 +111,18 @@ class GroupCommunicator(Communicator):
             lambda: (_ALL_GATHER(into, mine, group=self.group, async_op=True),),
         )  # fmt: skip
 
-    def reduce_scatter(
-        self, total: torch.Tensor, shards: torch.Tensor | Sequence[torch.Tensor], name: str
-    ) -> Transfer:
+    def reduce_scatter(self, total: torch.Tensor, shards: torch.Tensor, name: str) -> Transfer:
         """Start one reduce_scatter."""
-        if isinstance(shards, torch.Tensor):
-            return self._start(
-                "reduce_scatter", name, (total, shards),
-                lambda: (_REDUCE_SCATTER(total, shards, group=self.group, async_op=True),),
-            )  # fmt: skip
-        parts = list(shards)
         return self._start(
-            "reduce_scatter", name, (total, *parts),
-            lambda: (dist.reduce_scatter(total, parts, group=self.group, async_op=True),),
+            "reduce_scatter", name, (total, shards),
+            lambda: (_REDUCE_SCATTER(total, shards, group=self.group, async_op=True),),
         )  # fmt: skip
 
-    def broadcast(self, values: torch.Tensor, name: str, *, source: int = 0) -> Transfer:
+    def broadcast(self, values: torch.Tensor, name: str) -> Transfer:
         """Start one broadcast."""
         return self._start(
             "broadcast", name, (values,),
-            lambda: (dist.broadcast(values, group=self.group, async_op=True, group_src=source),),
+            lambda: (dist.broadcast(values, group=self.group, async_op=True, group_src=0),),
         )  # fmt: skip
 
     def send_receive(
@@ -150,14 +142,6 @@ class GroupCommunicator(Communicator):
         return self._start(
             "send_receive", name, tensors, lambda: dist.batch_isend_irecv(ops) if ops else ()
         )
-
-    def gather(self, values: torch.Tensor, name: str) -> list[torch.Tensor]:
-        """Gather on rank 0."""
-        values = values.to(self.device).contiguous()
-        into = [torch.empty_like(values) for _ in self.members] if self.rank == 0 else None
-        with self._blocking("gather", name, (values,)):
-            dist.gather(values, into, group=self.group, group_dst=0)
-        return [each.cpu() for each in into or []]
 
     def all_gather_object(self, value: T, name: str) -> list[T]:
         """Gather pickles of any length."""
@@ -193,14 +177,12 @@ class GroupCommunicator(Communicator):
         return GroupTransfer(works, tensors, collective, name, self._group_rank)
 
     @contextmanager
-    def _blocking(
-        self, collective: str, name: str, tensors: tuple[torch.Tensor, ...] = ()
-    ) -> Iterator[None]:
+    def _blocking(self, collective: str, name: str) -> Iterator[None]:
         try:
             with _range(name):
                 yield
         except RuntimeError as error:
-            raise self._group_rank.error(collective, name, tensors, error) from error
+            raise self._group_rank.error(collective, name, (), error) from error
 
 
 def name_of(group: dist.ProcessGroup | None) -> str:

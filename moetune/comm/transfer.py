@@ -1,4 +1,4 @@
-"""Transfers that were issued and are waited for: collectives, with their errors, and streams."""
+"""Transfers that were issued and are waited for: collectives, with their errors."""
 
 import contextlib
 import threading
@@ -151,40 +151,3 @@ def _spelled(members: Sequence[int]) -> str:
         return f"ranks {first} to {last} of the world"
     shown = ", ".join(map(str, members[:_MANY_RANKS]))
     return f"ranks {shown}{', …' if len(members) > _MANY_RANKS else ''} of the world"
-
-
-class SideStream:
-    """The stream for transfers in one direction, which run one after another.
-
-    On a CPU there is none: transfers take the caller's time. Buffers are allocated and freed on
-    the computing stream, which waits for the transfer's event before it frees: `record_stream` is
-    not needed.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    def run(self, transfer: Callable[[], Wait | None]) -> Wait:
-        """Begin a transfer behind everything issued to the current stream.
-
-        Args:
-            transfer: starts it; a wait that it returns runs before that for the stream.
-        """
-        if self._stream is None:
-            return transfer() or nothing
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            wait = transfer()
-        done = self._stream.record_event()
-
-        def join() -> None:
-            if wait is not None:
-                wait()
-            torch.cuda.current_stream(self._device).wait_event(done)
-
-        return join
-
-
-def nothing() -> None:
-    """Wait for nothing."""

@@ -90,7 +90,6 @@ class Constraints:
     """Everything that a caller pins or bounds.
 
     Args:
-        sequence_parallel: ranks of a tensor-parallel group have a shard of the tokens each.
         memory_taken_bytes: part of the memory limit that the rest of the model takes.
         routing: text of a `LayerRouting`; "" for balanced.
         expert_placement: "planned" by the loads of the routing, or the "natural" order.
@@ -99,7 +98,6 @@ class Constraints:
 
     bounds: Bounds = field(default_factory=Bounds)
     expert_parallel: ExpertParallel = "all_to_all"
-    sequence_parallel: bool = False
     memory_taken_bytes: int = 0
     allow_modelled: bool = False
     routing: str = ""

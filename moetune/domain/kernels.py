@@ -78,13 +78,11 @@ class KeptByExperts:
         activations: whether their results are kept unless "moe_act" is, else never.
         results: whether a token's results are kept, one for each of its experts, for the gradients
             of the combine weights; otherwise these are factors of the activation.
-        gradients_wait: whether up-projections' are kept beside them where passes are split.
         router_copies: of its scores in float32; three are logits, probabilities and the map.
     """
 
     activations: bool = True
     results: bool = False
-    gradients_wait: bool = False
     router_copies: int = 3
 
 

@@ -65,7 +65,6 @@ class LayerKey:
     num_ranks: int
     dtype: str
     expert_parallel: ExpertParallel = "all_to_all"
-    sequence_parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -74,14 +73,13 @@ class Workload:
 
     Args:
         tokens_per_rank: each rank's own, or with "tensor" those that every rank computes.
-        sequence_parallel: with "tensor", whether a rank has a shard of the tokens around it.
         routing: text of a `LayerRouting`; "" for balanced.
         placement: expert of each place in the order of the ranks; empty for the natural order.
         kernel: of the experts; "" for what a layer takes by itself.
 
     Raises:
         InputError: a size below 1, an unknown dtype, experts that do not divide by the ranks,
-            a placement of other experts, or shards without "tensor".
+            or a placement of other experts.
     """
 
     layer: LayerShape
@@ -89,7 +87,6 @@ class Workload:
     tokens_per_rank: int
     dtype: str = "float32"
     expert_parallel: ExpertParallel = "all_to_all"
-    sequence_parallel: bool = False
     routing: str = field(default="", metadata=UNLESS_DEFAULT)
     placement: tuple[int, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     kernel: KernelName = field(default="", metadata=UNLESS_DEFAULT)
@@ -100,7 +97,6 @@ class Workload:
         check_divisible(self.layer.num_experts, self.world_size)
         if self.placement:
             check_order(self.placement, self.layer.num_experts)
-        check_sequence_parallel(self.expert_parallel, sequence_parallel=self.sequence_parallel)
 
     @property
     def skew(self) -> RankSkew:
@@ -120,7 +116,6 @@ class Workload:
             num_ranks=self.world_size,
             dtype=self.dtype,
             expert_parallel=self.expert_parallel,
-            sequence_parallel=self.sequence_parallel,
         )
 
     @property
@@ -145,16 +140,6 @@ class Workload:
         return self.tokens_per_rank * self.layer.top_k
 
     @property
-    def gathers(self) -> bool:
-        """Whether a rank all-gathers the tokens that it computes."""
-        return self.sequence_parallel and self.world_size > 1
-
-    @property
-    def own_tokens(self) -> int:
-        """Tokens that a rank holds around the layer: the largest shard, or all."""
-        return -(-self.tokens_per_rank // (self.world_size if self.gathers else 1))
-
-    @property
     def payload_bytes(self) -> int:
         """Input bytes of one rank's unsplit all-to-all: y = T·k·M·s."""
         return self.rows * self.layer.d_model * dtype_bytes(self.dtype)
@@ -173,16 +158,6 @@ def check_divisible(num_experts: int, world_size: int) -> None:
         raise InputError(
             f"num_experts ({num_experts}) does not divide by the {world_size} ranks sharing them",
             f"use {near} experts, or a number of ranks that divides {num_experts}",
-        )
-
-
-def check_sequence_parallel(expert_parallel: ExpertParallel, *, sequence_parallel: bool) -> None:
-    """Raise InputError for sequence shards around experts that tokens travel to by all-to-all."""
-    if sequence_parallel and expert_parallel != "tensor":
-        raise InputError(
-            "sequence_parallel needs expert_parallel tensor: with all_to_all every rank has "
-            "tokens of its own anyway",
-            "omit it, or use moetune.TensorExpertLayer, whose plans --expert-parallel tensor makes",
         )
 
 

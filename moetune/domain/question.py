@@ -216,10 +216,6 @@ class Question:
         LAYER, "Kernel of the experts",
         "grouped_mm, liger or loop. Default: the fastest.", form="NAME",
     )  # fmt: skip
-    sequence_parallel: bool = described(
-        LAYER, "Shards of tokens", "With tensor: each rank has a shard of the tokens.",
-        default=False,
-    )  # fmt: skip
     config: Configuration | None = None
 
     def __post_init__(self) -> None:

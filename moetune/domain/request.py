@@ -90,7 +90,6 @@ class PlanInputs:
             tokens_per_rank=self.tokens_per_rank,
             dtype=self.dtype,
             expert_parallel=layout.expert_parallel,
-            sequence_parallel=self.pinned.sequence_parallel,
             routing=self.pinned.routing,
             placement=placement,
             kernel=kernel,
@@ -168,12 +167,6 @@ def default_dtype(profile: Profile) -> str:
 def check_pins(constraints: Constraints) -> None:
     """Raise InputError where no plan has what is pinned."""
     is_tensor = constraints.expert_parallel == "tensor"
-    if constraints.sequence_parallel and not is_tensor:
-        raise InputError(
-            "--sequence-parallel needs --expert-parallel tensor: with all_to_all every rank has "
-            "tokens of its own anyway",
-            "add --expert-parallel tensor, or omit --sequence-parallel",
-        )
     rule = constraints.expert_placement
     if rule != "planned" and not constraints.routing:
         raise InputError(

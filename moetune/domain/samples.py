@@ -119,9 +119,7 @@ class RowsPoint:
         op: an activation with its bias ("gelu"), "gather", "scatter_add", "gate" (softmax and
             top-k over `width` experts), most also as "…_backward"; "adam" (AdamW's step on
             rows · width parameters) or "host_adam" (the same on the host's float32 copy, written
-            back to the parameters; on a CPU "adam" stands for both); "sustained_gemm" (rows times
-            a square matrix, after two seconds of nothing else: at the clock that a GPU keeps up,
-            where the GEMM points' short blocks run at its highest); "chunked_layer", forward or as
+            back to the parameters; on a CPU "adam" stands for both); "chunked_layer", forward or as
             a whole "…_step", a layer with experts in `rows` chunks, of `HOST_CHUNKS`, so small that
             its time is that of the host launching it.
     """

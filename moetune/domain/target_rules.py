@@ -15,7 +15,6 @@ from moetune.domain.architecture import Decoder
 from moetune.domain.layout import BrokenRule
 from moetune.domain.megatron_models import BRIDGE_MODELS, MEGATRON_MODELS
 from moetune.domain.megatron_rules import BATCH_OVERLAP, GRAPHS, HOST_OPTIMIZER, MEGATRON
-from moetune.domain.pipeline import SPLITTING
 from moetune.domain.rules import Asked, Rule, refused
 from moetune.domain.site import Site
 from moetune.domain.targets import Target, TargetName
@@ -135,14 +134,6 @@ _COMBINED = (
          lambda asked: asked.layout.tp > 1 and asked.layout.zero > asked.target.zero_with_tp),
     Rule("tp {layout.tp} with dispatcher {layout.dispatcher}", "{found}--tp 1", "",
          _cut_dispatcher),
-    Rule("recomputation with {layout.order}, whose weights wait with all that was computed again",
-         "--recompute none", "",
-         lambda asked: asked.layout.order in SPLITTING and asked.layout.recompute
-         and not asked.target.splits_recomputed),
-    Rule("ZeRO-{layout.zero} with {layout.order}, whose weights' gradients come when their blocks "
-         "are sharded again", "--zero {target.zero_with_split}, or another --schedule", "",
-         lambda asked: asked.layout.order in SPLITTING
-         and asked.layout.zero > asked.target.zero_with_split),
     Rule("ep {layout.ep} with tp {layout.tp}", "an ep that tp divides", "",
          lambda asked: asked.target.tp_divides_ep and asked.layout.ep > 1
          and asked.layout.ep % asked.layout.tp),

@@ -75,9 +75,7 @@ class Target:
         largest: of sizes that it bounds: {"vpp": 1} has no interleaved stages.
         zero_with_pp: highest ZeRO stage beside pipeline stages.
         zero_with_tp: highest ZeRO stage beside tensor parallelism.
-        zero_with_split: highest ZeRO stage beside schedules that split the backward pass.
         schedules: of pipelines; where there are none, pp is 1.
-        splits_recomputed: whether schedules that split the backward pass go with recomputation.
         predicts_apart: whether multi-token prediction may be on an earlier stage than the head.
         overlap_hidden: share of the shorter of computation and exchanges that overlap hides.
         hides_gradients: whether passes hide collectives of gradients and parameters.
@@ -134,9 +132,7 @@ class Target:
     largest: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     zero_with_tp: ZeroStage = 3
     tp_dispatchers: tuple[TokenDispatcher, ...] = TOKEN_DISPATCHERS
-    zero_with_split: ZeroStage = 3
     schedules: tuple[Schedule, ...] = ("1f1b",)
-    splits_recomputed: bool = True
     predicts_apart: bool = False
     tp_divides_ep: bool = False
     gathers_over_tp: bool = False
@@ -316,14 +312,10 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
         recompute=("full",), overlaps=("none", "chunks"), zero=(0, 1, 3),
         dtypes=("bfloat16", "float16"),
         largest=MappingProxyType({"cp": 1, "etp": 1}), zero_with_pp=3, zero_with_tp=0,
-        zero_with_split=1,
         tp_dispatchers=("all_gather",),  # TensorExpertLayer; torch cuts the dense parts
-        schedules=SCHEDULES, hides_gradients=False,
-        kept_by_experts=KeptByExperts(
-            activations=False, results=False, gradients_wait=True, router_copies=1
-        ),
-        splits_recomputed=False, shared_beside=True, places_experts=True, offloads_states=True,
-        sends_tokens_once=True,
+        schedules=("1f1b", "interleaved"), hides_gradients=False,
+        kept_by_experts=KeptByExperts(activations=False, results=False, router_copies=1),
+        shared_beside=True, places_experts=True, offloads_states=True, sends_tokens_once=True,
     ),),
     "megatron": (
         _MEGATRON, _megatron("0.17.1", (0, 17)), _megatron("0.18.2", (0, 18)),

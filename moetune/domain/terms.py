@@ -11,8 +11,7 @@ class PhaseTerms:
     """One phase of the plan, in seconds.
 
     Args:
-        gathering_seconds: all ranks' tokens before the first chunk; 0 without sequence shards.
-        transfer_seconds: a chunk's dispatch, as its combine; an all-reduce or reduce-scatter.
+        transfer_seconds: a chunk's dispatch, as its combine; in tensor parallelism its all-reduce.
         total_transfer_seconds: all transfers of the phase, undisturbed.
         total_compute_seconds: all experts, undisturbed.
         exposed_communication_seconds: time of the phase beyond its experts'.
@@ -21,7 +20,6 @@ class PhaseTerms:
 
     degree: int
     seconds: float
-    gathering_seconds: float
     transfer_seconds: float
     compute_seconds: float
     total_transfer_seconds: float

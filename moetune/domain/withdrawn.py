@@ -1,9 +1,11 @@
 """Names of what was taken away, as files of before have them: the page "Withdrawn" has the rest."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from moetune.domain.errors import InputError
+from moetune.domain.pipeline import SPLITTING
 
 SINCE = "2026-11-28"
 """The day of the version without any of these, which is the first that is released."""
@@ -36,19 +38,30 @@ _WHOLE = "the planner of the papers' whole models as layers"
 _REPLICAS = "replicas of hot experts"
 _CORRECTED = "delete its [[corrections]], or measure the machine again"
 _SIZE = "plan again: `moetune plan` with --{} {}, or for another --target"
+_SPLIT = "backward passes in two halves, of inputs and of weights, in a pipeline of moetune's own"
+_SHARDS = "shards of the tokens around experts of a tensor-parallel group"
 _OF_MOETUNE = tuple(
     Withdrawn("FoldedLayout", key, what, _SIZE.format(key, instead))
     for key, instead, what in (
+        ("schedule", "1f1b", _SPLIT),
         ("etp", "1", "experts' width over ranks (etp) in a layer of moetune"),
         ("tp", "1", "tensor parallelism (tp) by layers of moetune's own"),
         ("cp", "1", "context parallelism (cp) by attention of moetune's own"),
         ("recompute", "full", "recomputation of single modules of moetune's own blocks"),
     )
 )
+_IS_GONE: Mapping[str, Callable[[Any], object]] = MappingProxyType({
+    "schedule": lambda name: name in SPLITTING,
+    "recompute": lambda modules: {*modules} - {"full", "none"},
+})  # fmt: skip
+"""What of a key's values; of the others, sizes above 1."""
 _ROWS = tuple(
     Withdrawn(place, key, what, instead)
     for places, key, what, instead in (
         ("PlanInputs Workload", "quantization", _NARROW, _AGAIN),
+        ("Workload LayerKey", "sequence_parallel", _SHARDS, _AGAIN),
+        ("PlanInputs", "sequence-parallel", _SHARDS, _AGAIN),
+        ("PhaseTerms", "gathering_seconds", _SHARDS, _AGAIN),
         ("Pipeline Choice Alternative", "dispatcher", _HIERARCHICAL, _AGAIN),
         ("Plan", "transformer", _WHOLE, _AGAIN),
         ("Plan", "chunks", _WHOLE, _AGAIN),
@@ -113,9 +126,13 @@ def withdrawn_of_moetune(layout: object) -> Withdrawn | None:
         value = getattr(layout, row.key)
         if row.key == "tp" and getattr(layout, "dispatcher", "") == "all_gather":
             continue  # of moetune.TensorExpertLayer
-        if {*value} - {"full", "none"} if row.key == "recompute" else value > 1:
+        if _IS_GONE.get(row.key, _is_above_one)(value):
             return row
     return None
+
+
+def _is_above_one(size: int) -> bool:
+    return size > 1
 
 
 def without_unread_points(document: object) -> object:

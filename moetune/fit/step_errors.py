@@ -178,9 +178,7 @@ def _likeness(key: LayerKey, second: LayerKey) -> float:
     """Return the correlation of two layers' errors; 0 where ranks share experts in other ways."""
     if key == second:
         return 1.0
-    kinds = [
-        (layer.dtype, layer.expert_parallel, layer.sequence_parallel) for layer in (key, second)
-    ]
+    kinds = [(layer.dtype, layer.expert_parallel) for layer in (key, second)]
     return OTHER_LAYER if kinds[0] == kinds[1] else 0.0
 
 

@@ -18,37 +18,27 @@ from moetune.domain.errors import InputError
 UNKNOWN = "unknown"
 
 
-class Facts:
-    """Facts by name, and notes on those that could not be read."""
+Readers = dict[str, Callable[[], object]]
+"""What reads each fact, by the fact's name."""
 
-    def __init__(self) -> None:
-        self.values: dict[str, str] = {}
-        self.notes: list[str] = []
 
-    def read(self, name: str, reader: Callable[[], object]) -> str:
-        """Record what `reader` returns under `name`; None or an error is "unknown".
+def read_facts(readers: Readers) -> tuple[dict[str, str], list[str]]:
+    """Return facts by name, and notes on those that could not be read, which are "unknown".
 
-        The readers call drivers, files and libraries of many versions: whatever one of them
-        raises means only that this fact is not available here.
-        """
+    The readers call drivers, files and libraries of many versions: whatever one of them raises, or
+    None, means only that this fact is not available here.
+    """
+    values, notes = {}, []
+    for name, reader in readers.items():
         try:
-            value = reader()
+            value, reason = reader(), "not reported here"
         except Exception as error:  # noqa: BLE001 - see above
-            return self._unknown(name, f"{type(error).__name__}: {_first_line(error)}")
+            first, *_ = (*str(error).splitlines(), "no message")
+            value, reason = None, f"{type(error).__name__}: {first}"
+        values[name] = UNKNOWN if value is None else str(value)
         if value is None:
-            return self._unknown(name, "not reported here")
-        self.values[name] = str(value)
-        return self.values[name]
-
-    def _unknown(self, name: str, reason: str) -> str:
-        self.values[name] = UNKNOWN
-        self.notes.append(f"{name} could not be read ({reason})")
-        return UNKNOWN
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else "no message"
+            notes.append(f"{name} could not be read ({reason})")
+    return values, notes
 
 
 ROOT = Path("/")
@@ -140,32 +130,36 @@ def _cpuinfo(root: Path, key: str) -> str | None:
     return None
 
 
-def read_cuda_device(facts: Facts) -> None:
-    """Record the first CUDA device's facts; nodes are assumed to have devices of one kind."""
+def _cuda_device() -> Readers:
+    """Return readers of the first CUDA device; nodes are assumed to have devices of one kind."""
 
     def properties(name: str) -> object:
         return getattr(torch.cuda.get_device_properties(0), name, None)
 
-    facts.read("device", lambda: properties("name"))
-    facts.read("memory_bytes", lambda: properties("total_memory"))
-    facts.read("sm_count", lambda: properties("multi_processor_count"))
-    facts.read("l2_bytes", lambda: properties("L2_cache_size"))
-    facts.read("compute_capability", lambda: f"{properties('major')}.{properties('minor')}")
-    facts.read("peer_access", _peer_access)
+    return {
+        "device": lambda: properties("name"),
+        "memory_bytes": lambda: properties("total_memory"),
+        "sm_count": lambda: properties("multi_processor_count"),
+        "l2_bytes": lambda: properties("L2_cache_size"),
+        "compute_capability": lambda: f"{properties('major')}.{properties('minor')}",
+        "peer_access": _peer_access,
+    }
 
 
-def read_cuda_software(facts: Facts, root: Path) -> None:
-    """Record the versions of CUDA, cuDNN, NCCL and the driver, and what changes products' times.
+def _cuda_software(root: Path) -> Readers:
+    """Return readers of CUDA's, cuDNN's, NCCL's and the driver's versions, and of two settings.
 
     float32 products are several times as fast with TF32, and a throttled GPU's slower; whether
     either was so cannot be told from the times.
     """
-    facts.read("cuda", lambda: torch.version.cuda)
-    facts.read("cudnn", torch.backends.cudnn.version)
-    facts.read("nccl", lambda: ".".join(map(str, torch.cuda.nccl.version())))
-    facts.read("driver", lambda: _driver(root))
-    facts.read("float32_products", torch.get_float32_matmul_precision)
-    facts.read("throttling", _throttling)
+    return {
+        "cuda": lambda: torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version,
+        "nccl": lambda: ".".join(map(str, torch.cuda.nccl.version())),
+        "driver": lambda: _driver(root),
+        "float32_products": torch.get_float32_matmul_precision,
+        "throttling": _throttling,
+    }
 
 
 def _throttling() -> str:
@@ -234,56 +228,56 @@ def detect(
             f"{num_ranks} ranks do not divide into nodes of {per_node}",
             "start the same number of ranks on every node",
         )
-    hardware = _hardware(kind, num_ranks, per_node, root)
+    hardware, unread = read_facts(_hardware(kind, num_ranks, per_node, root))
     if threads_per_rank is None:
         shared = max(num_cores() // per_node, 1)
         threads_per_rank = torch.get_num_threads() if num_ranks == 1 else shared
-    software = _software(kind, environment, threads_per_rank, root)
-    memory = hardware.values["memory_bytes"]
+    software, also_unread = read_facts(_software(kind, threads_per_rank, root))
+    software |= {
+        f"env.{name}": environment[name] for name in sorted(filter(_is_allowed, environment))
+    }
+    memory = hardware["memory_bytes"]
     return Cluster(
         machine=Machine(
             kind=kind,
-            device=hardware.values["device"],
+            device=hardware["device"],
             num_devices=num_ranks,
             devices_per_node=per_node,
             memory_bytes=1 if memory == UNKNOWN else int(memory),
         ),
-        fingerprint=Fingerprint(hardware=hardware.values, software=software.values),
-        notes=(*hardware.notes, *software.notes),
+        fingerprint=Fingerprint(hardware=hardware, software=software),
+        notes=(*unread, *also_unread),
     )
 
 
-def _hardware(kind: DeviceKind, num_ranks: int, per_node: int, root: Path) -> Facts:
-    facts = Facts()
-    facts.read("kind", lambda: kind)
-    facts.read("num_devices", lambda: num_ranks)
-    facts.read("devices_per_node", lambda: per_node)
-    facts.read("cpu", lambda: cpu_model(root))
-    facts.read("cpu_flags", lambda: cpu_flags(root))
-    facts.read("cores", num_cores)
-    facts.read("numa_nodes", lambda: num_numa_nodes(root))
+def _hardware(kind: DeviceKind, num_ranks: int, per_node: int, root: Path) -> Readers:
+    readers: Readers = {
+        "kind": lambda: kind,
+        "num_devices": lambda: num_ranks,
+        "devices_per_node": lambda: per_node,
+        "cpu": lambda: cpu_model(root),
+        "cpu_flags": lambda: cpu_flags(root),
+        "cores": num_cores,
+        "numa_nodes": lambda: num_numa_nodes(root),
+    }
     if kind == "cuda":
-        read_cuda_device(facts)
-        facts.read(HOST_MEMORY, lambda: memory_bytes(root))
-    else:
-        facts.read("device", lambda: cpu_model(root) or platform.machine() or None)
-        facts.read("memory_bytes", lambda: max(memory_bytes(root) // per_node, 1))
-    return facts
+        return readers | _cuda_device() | {HOST_MEMORY: lambda: memory_bytes(root)}
+    return readers | {
+        "device": lambda: cpu_model(root) or platform.machine() or None,
+        "memory_bytes": lambda: max(memory_bytes(root) // per_node, 1),
+    }
 
 
-def _software(kind: DeviceKind, environment: Mapping[str, str], threads: int, root: Path) -> Facts:
-    facts = Facts()
-    facts.read("moetune", lambda: importlib.metadata.version("moetune"))
-    facts.read("python", platform.python_version)
-    facts.read("torch", lambda: torch.__version__)
-    facts.read("kernel", lambda: os.uname().release)
-    facts.read("backend", lambda: "nccl" if kind == "cuda" else "gloo")
-    facts.read("threads_per_rank", lambda: threads)
-    if kind == "cuda":
-        read_cuda_software(facts, root)
-    for name in sorted(filter(_is_allowed, environment)):
-        facts.values[f"env.{name}"] = environment[name]
-    return facts
+def _software(kind: DeviceKind, threads: int, root: Path) -> Readers:
+    readers: Readers = {
+        "moetune": lambda: importlib.metadata.version("moetune"),
+        "python": platform.python_version,
+        "torch": lambda: torch.__version__,
+        "kernel": lambda: os.uname().release,
+        "backend": lambda: "nccl" if kind == "cuda" else "gloo",
+        "threads_per_rank": lambda: threads,
+    }
+    return readers | (_cuda_software(root) if kind == "cuda" else {})
 
 
 def _is_allowed(name: str) -> bool:

@@ -15,6 +15,9 @@ _FLUSHED_L2_SIZES = 2
 _CYCLES_PER_SECOND = 2.5e9
 # Longer ones fill the queue of launches, and the host waits.
 _LONGEST_HEAD_START_SECONDS = 0.02
+_CLOCK_SHARE = 0.9
+THROTTLED = "throttled"
+"""Mark of a sample that was measured at a low clock."""
 
 
 class Device:
@@ -165,6 +168,21 @@ class CudaDevice(Device):
             return float(torch.cuda.clock_rate(self.torch_device)) * 1e6
         except Exception:  # noqa: BLE001 - the driver's library has errors of its own
             return None
+
+
+class Clock:
+    """Watches the clock of a device, which falls when it is too hot or takes too much power."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._best_hertz = device, 0.0
+
+    def is_low(self) -> bool:
+        """Return whether it is below nine tenths of the highest that was seen."""
+        hertz = self._device.clock_hertz()
+        if hertz is None:
+            return False
+        self._best_hertz = max(self._best_hertz, hertz)
+        return hertz < _CLOCK_SHARE * self._best_hertz
 
 
 def open_device(local_rank: int = 0) -> Device:

@@ -18,7 +18,7 @@ from moetune.domain.samples import (
 )
 from moetune.domain.units import dtype_bytes
 from moetune.measure.device import Device
-from moetune.measure.grid import IN_FLIGHT, SUSTAINED, SUSTAINED_SECONDS, Preset, collective
+from moetune.measure.grid import IN_FLIGHT, Preset, collective
 from moetune.measure.kernels import gemm
 from moetune.measure.operations import Bench, Representatives
 from moetune.measure.sizes import memory_bytes
@@ -119,8 +119,6 @@ def visit_seconds(point: Point, rates: Rates, effort: Effort) -> float:
     filling = _START_SECONDS[rates.kind] + memory_bytes(point) / fill_rate
     if isinstance(point, CollectivePoint):
         return filling + _STREAM_BLOCKS * max(once, STREAM_BLOCK_SECONDS)
-    if isinstance(point, RowsPoint) and point.op == SUSTAINED:
-        filling += SUSTAINED_SECONDS
     block = max(once, effort.block_seconds) + _AGREEMENT_SECONDS
     blocks_seconds = min(_BLOCKS_TO_SETTLE * effort.min_blocks * block, effort.max_seconds)
     return filling + _warm_up_seconds(effort, block, rates.kind) + max(blocks_seconds, 3 * block)

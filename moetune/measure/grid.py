@@ -28,9 +28,6 @@ STAGED = 1
 OPS: tuple[CollectiveOp, ...] = (
     "all_to_all", "all_reduce", "all_gather", "reduce_scatter", "send",
 )  # fmt: skip
-SUSTAINED = "sustained_gemm"
-"""Operation of a `RowsPoint` that shows the clock which a GPU keeps up."""
-SUSTAINED_SECONDS = 2.0
 _GEMM_FORMS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")
 _CLASSES: tuple[ResourceClass, ...] = ("comp", "comm", "mem")
 _DIRECTIONS: tuple[Direction, ...] = ("h2d", "d2h")
@@ -39,7 +36,7 @@ _NUM_EXPERTS = 8
 _SMALLEST_BYTES = 2**10
 _SMALLEST_COPY_BYTES = 2**16
 _LARGEST_COPY_BYTES = 2**28
-_SUSTAINED_SHAPE = (8192, 4096)
+_LARGE_ROWS, _LARGE_WIDTH = 8192, 4096
 _ADAM_DIVISORS = (16, 4, 1)
 _MAX_ADAM_ELEMENTS: Mapping[DeviceKind, int] = MappingProxyType({"cpu": 2**24, "cuda": 2**28})
 _MAX_HOST_ADAM_ELEMENTS = 2**26
@@ -164,12 +161,10 @@ def interference(*, has_link: bool) -> Iterator[Point]:
             yield InterferencePoint(victim=victim, others=others)
 
 
-def sustained(dtypes: Sequence[str]) -> Iterator[Point]:
-    """Yield a product for seconds, in the fastest of the dtypes, and the same in short blocks."""
+def large_product(dtypes: Sequence[str]) -> GemmPoint:
+    """Return a product as fast as a GPU has any, in the fastest of the dtypes."""
     dtype = next((one for one in ("bfloat16", "float16") if one in dtypes), dtypes[0])
-    rows, width = _SUSTAINED_SHAPE
-    yield RowsPoint(op=SUSTAINED, dtype=dtype, rows=rows, width=width)
-    yield GemmPoint(dtype=dtype, rows=rows, d_in=width, d_out=width)
+    return GemmPoint(dtype=dtype, rows=_LARGE_ROWS, d_in=_LARGE_WIDTH, d_out=_LARGE_WIDTH)
 
 
 def gemm_grid(

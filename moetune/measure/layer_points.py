@@ -142,10 +142,7 @@ def step_points(workloads: Sequence[Workload]) -> Iterator[StepPoint]:
 def tensor_points(
     workloads: Sequence[Workload], groups: Sequence[Group], grid: Grid
 ) -> Iterator[Point]:
-    """Yield all-reduces and all-gathers of the tokens.
-
-    Those of tensor parallelism, in chunks and of shards, are among consecutive ranks only.
-    """
+    """Yield all-reduces of the tokens; in chunks, as of tensor groups, of consecutive ranks."""
     for load in workloads:
         size = load.tokens_per_rank * load.layer.d_model * dtype_bytes(load.dtype)
         for group in groups:
@@ -155,8 +152,6 @@ def tensor_points(
             if not group[1]:
                 for degree in grid.degrees:
                     yield collective("all_reduce", group, size // degree, IN_FLIGHT)
-                    yield collective("reduce_scatter", group, size // degree)
-                yield collective("all_gather", group, size // load.world_size)
 
 
 def overlapped_exchanges(

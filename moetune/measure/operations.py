@@ -27,7 +27,6 @@ from moetune.domain.samples import (
     StepPoint,
 )
 from moetune.measure.device import Device, drop
-from moetune.measure.grid import SUSTAINED, SUSTAINED_SECONDS
 from moetune.measure.kernels import attention, chunked_layer, gemm, in_turns, memory_bound_op
 from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.sizes import memory_bytes
@@ -75,13 +74,11 @@ class Experiment:
     """The operation that is timed, and those that must run in the background meanwhile.
 
     Args:
-        sustained_seconds: time for which the victim runs before anything is measured.
         is_issued: the host's issuing of it is part of the time, as in a layer's step.
     """
 
     victim: TimedOperation
     background_loads: tuple[TimedOperation, ...] = ()
-    sustained_seconds: float = 0.0
     is_issued: bool = False
 
     @property
@@ -144,13 +141,6 @@ def prepare_experiment(point: Point, bench: Bench) -> Experiment:
             opposite = replace(point, direction=_OPPOSITE[point.direction], both_ways=False)
             load = _operation(opposite, bench)
             return Experiment(victim=_operation(point, bench), background_loads=(load,))
-        case RowsPoint() if point.op == SUSTAINED:
-            product = GemmPoint(
-                dtype=point.dtype, rows=point.rows, d_in=point.width, d_out=point.width
-            )
-            return Experiment(
-                victim=_operation(product, bench), sustained_seconds=SUSTAINED_SECONDS
-            )
         case _:
             is_issued = isinstance(point, StepPoint) or getattr(point, "op", "") in LAUNCHES
             return Experiment(victim=_operation(point, bench), is_issued=is_issued)

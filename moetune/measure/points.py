@@ -20,9 +20,9 @@ from moetune.measure.grid import (
     copy_grid,
     gemm_grid,
     interference,
+    large_product,
     optimizer_grid,
     rows_grid,
-    sustained,
 )
 from moetune.measure.layer_points import (
     KernelsOf,
@@ -174,7 +174,7 @@ class PointScope:
             # Plans may offload activations, on streams beside computation and exchanges.
             yield from interference(has_link=bool(self.linked))
             yield from (one for one in copy_grid(self.machine.kind, grid) if one.pinned)
-            yield from sustained(self.dtypes)
+            yield large_product(self.dtypes)
             yield from uneven_points(workloads, grid)
             yield from gate_points(workloads, grid)
             yield from launch_points(workloads)

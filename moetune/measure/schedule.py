@@ -13,13 +13,15 @@ from types import MappingProxyType
 
 import numpy as np
 
-from moetune.domain.samples import InterferencePoint, Point, Sample, StepPoint
+from moetune.domain.samples import InterferencePoint, Point, Sample, StepPoint, undisturbed
 from moetune.measure.sizes import family, size_of
 
 NUM_VISITS = 3
 """Visits of every point, if there is time: two that agree tell which one was disturbed."""
 MAX_VISITS = 5
 """Visits after which a point is as certain as this machine lets it be."""
+CERTAIN = 0.02
+"""Relative uncertainty at which a point needs no further visit."""
 _DOUBTFUL = 1.2
 """Above the chord between the neighbours. Curves that are measured well stay below 1.1."""
 _WIDE = 16
@@ -73,6 +75,20 @@ def round_of(
         for points in (new, again)
     )
     return tuple(_in_turns(_largest_first(first))), tuple(_in_turns(second))
+
+
+def relative_uncertainty(visits: Sequence[Sample]) -> float:
+    """Return the relative width of the medians of the visits that were disturbed least.
+
+    Infinite for fewer than two of them: nothing tells whether a single visit was disturbed.
+
+    Args:
+        visits: of one point, with times.
+    """
+    medians = [visit.median_seconds for visit in undisturbed(visits)]
+    if len(medians) == 1:
+        return math.inf
+    return max(medians) / min(medians) - 1
 
 
 def doubtful(visits: Mapping[Point, Sequence[Sample]]) -> tuple[Point, ...]:

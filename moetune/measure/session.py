@@ -16,20 +16,20 @@ from moetune.domain.cluster import DeviceKind
 from moetune.domain.errors import InputError
 from moetune.domain.samples import UNSTABLE, CollectivePoint, Point, Sample, StepPoint
 from moetune.domain.units import format_seconds
-from moetune.measure.device import Device
+from moetune.measure.device import THROTTLED, Clock, Device
 from moetune.measure.estimate import Rates, probe, representatives, visit_seconds
 from moetune.measure.grid import Preset
-from moetune.measure.noise import (
-    CERTAIN,
-    THROTTLED,
-    Clock,
-    num_sharers,
-    process_cores,
-    relative_uncertainty,
-)
 from moetune.measure.operations import Bench, prepare_experiment
-from moetune.measure.ranks import MeasuringRanks
-from moetune.measure.schedule import MAX_VISITS, NUM_VISITS, doubtful, round_of, tiers
+from moetune.measure.ranks import MeasuringRanks, num_sharers, process_cores
+from moetune.measure.schedule import (
+    CERTAIN,
+    MAX_VISITS,
+    NUM_VISITS,
+    doubtful,
+    relative_uncertainty,
+    round_of,
+    tiers,
+)
 from moetune.measure.timing import Effort, FailedPointError, Timing, explain, measure
 
 _EFFORTS: dict[tuple[Preset, DeviceKind], Effort] = {
@@ -114,7 +114,7 @@ def run_session(
     sharers = num_sharers(control.all_gather_object(process_cores(), "the cores of ranks"))
     chosen = representatives(device, control.num_ranks)
     bench = Bench(device=device, ranks=ranks, representatives=chosen)
-    effort = _EFFORTS[assignment.preset, device.kind].for_sharers(max(sharers))
+    effort = _EFFORTS[assignment.preset, device.kind].for_sharers(sharers)
     visits = _Visits(bench, effort, on_news, start)
     rates = control.broadcast_object(visits.probe(assignment.points), "rough speeds")
     seconds = {point: visit_seconds(point, rates, effort) for point in assignment.points}

@@ -1,14 +1,21 @@
 """Sizes of points, their curves and memory; and loads that a layer which is run has to follow."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
 from moetune.domain.routing import LayerRouting
-from moetune.domain.samples import Point, StepPoint
+from moetune.domain.samples import (
+    AttentionPoint,
+    CollectivePoint,
+    CopyPoint,
+    GemmPoint,
+    Point,
+    RowsPoint,
+    StepPoint,
+)
 from moetune.domain.units import dtype_bytes
 
 _SIZES: Mapping[str, str] = MappingProxyType({
@@ -62,35 +69,25 @@ def expert_shares(workload: Workload) -> tuple[float, ...] | None:
 
 def memory_bytes(point: Point) -> int:
     """Return roughly the bytes of the point's tensors on one rank."""
-    return _BYTES[point.kind](point)
-
-
-def _gemm(point: Any) -> int:  # noqa: ANN401 - a GemmPoint, of the table
-    elements = point.rows * (point.d_in + point.d_out) + point.d_in * point.d_out
-    return int(point.num_experts * elements * dtype_bytes(point.dtype))
-
-
-def _attention(point: Any) -> int:  # noqa: ANN401 - an AttentionPoint
-    tokens = point.num_sequences * point.length
-    heads = tokens * point.num_heads * point.head_dim
-    return int(_ATTENTION_TENSORS * heads * dtype_bytes(point.dtype))
-
-
-def _collective(point: Any) -> int:  # noqa: ANN401 - a CollectivePoint
-    received = point.group_size if point.op == "all_gather" else 1
-    return int(point.in_flight * point.num_bytes * (1 + received))
-
-
-def _step(point: Any) -> int:  # noqa: ANN401 - a StepPoint
-    load, layer = point.workload, point.workload.layer
-    weights = load.local_experts * layer.num_gemms * layer.d_model * layer.d_hidden
-    rows = load.rows * (_STEP_ROWS * layer.d_model + layer.num_gemms * layer.d_hidden)
-    return int((2 * weights + rows) * dtype_bytes(load.dtype))
-
-
-_BYTES: Mapping[str, Callable[[Any], int]] = MappingProxyType({
-    "gemm": _gemm, "attention": _attention, "collective": _collective, "step": _step,
-    "rows": lambda point: _ROWS_TENSORS * point.elements * dtype_bytes(point.dtype),
-    "copy": lambda point: 2 * point.num_bytes * (1 + point.both_ways),
-    "interference": lambda _: 0,
-})  # fmt: skip
+    match point:
+        case GemmPoint():
+            rows, weights = point.rows * (point.d_in + point.d_out), point.d_in * point.d_out
+            num_bytes = point.num_experts * (rows + weights) * dtype_bytes(point.dtype)
+        case AttentionPoint():
+            heads = point.num_sequences * point.length * point.num_heads * point.head_dim
+            num_bytes = _ATTENTION_TENSORS * heads * dtype_bytes(point.dtype)
+        case RowsPoint():
+            num_bytes = _ROWS_TENSORS * point.elements * dtype_bytes(point.dtype)
+        case CollectivePoint():
+            received = point.group_size if point.op == "all_gather" else 1
+            num_bytes = point.in_flight * point.num_bytes * (1 + received)
+        case CopyPoint():
+            num_bytes = 2 * point.num_bytes * (1 + point.both_ways)
+        case StepPoint():
+            load, layer = point.workload, point.workload.layer
+            weights = load.local_experts * layer.num_gemms * layer.d_model * layer.d_hidden
+            rows = load.rows * (_STEP_ROWS * layer.d_model + layer.num_gemms * layer.d_hidden)
+            num_bytes = (2 * weights + rows) * dtype_bytes(load.dtype)
+        case _:  # of interference, whose operations are small
+            num_bytes = 0
+    return num_bytes

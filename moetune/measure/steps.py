@@ -108,9 +108,9 @@ def random_steps(
 ) -> LayerSteps:
     """Return steps of a layer with random weights, tokens and output gradients.
 
-    In a tensor-parallel group tokens and gradients are the same on all ranks, or shards of the
-    same ones. The gate's rows are orthonormal where experts are not more than d_model, so that
-    random tokens choose all experts equally often, or by the loads that the workload has.
+    In a tensor-parallel group tokens and gradients are the same on all ranks. The gate's rows are
+    orthonormal where experts are not more than d_model, so that random tokens choose all experts
+    equally often, or by the loads that the workload has.
 
     Raises:
         InputError: tokens cannot follow the workload's routing.
@@ -133,9 +133,6 @@ def random_steps(
         experts_TK = drawn_experts(shares, shape.top_k, len(x_TD), generator)
         x_TD = _steer(x_TD, layer.gate.weight.detach().float().cpu(), experts_TK)
     x_TD, grad_TD = (each.to(device, dtype) for each in (x_TD, grad_TD))
-    if workload.sequence_parallel:
-        rank, num_ranks = layer.communicator.rank, layer.communicator.num_ranks
-        x_TD, grad_TD = (each.tensor_split(num_ranks)[rank] for each in (x_TD, grad_TD))
     return LayerSteps(layer, x_TD, grad_TD, workload)
 
 
@@ -179,7 +176,7 @@ def _layer(
     if workload.placement:
         kind = partial(MoELayer, placement=workload.placement)
     if workload.expert_parallel == "tensor":
-        kind = partial(TensorExpertLayer, sequence_parallel=workload.sequence_parallel)
+        kind = TensorExpertLayer
     return kind(
         shape.d_model,
         shape.d_hidden,

@@ -39,7 +39,6 @@ STREAM_BLOCK_SECONDS = 0.05
 _CLOCK_SECONDS = 1e-9
 # Of the time that issuing a block took before: the next one may take longer.
 _HEAD_START = 1.3
-_SUSTAINED_RUNS = 20
 NUM_STREAM_BLOCKS = 4
 
 
@@ -236,14 +235,6 @@ class Stopwatch:
         mean_seconds = (time.perf_counter() - began) / iterations
         self._issue_seconds = min(self._issue_seconds, mean_seconds)
 
-    def sustain(self) -> None:
-        """Run the victim for as long as the experiment wants, as training does without end."""
-        until = time.perf_counter() + self._experiment.sustained_seconds
-        while time.perf_counter() < until:
-            for _ in range(_SUSTAINED_RUNS):
-                self._experiment.victim.run()
-            self._device.synchronize()
-
 
 def explain(error: BaseException) -> str:
     """Return one line for `Sample.error`."""
@@ -270,7 +261,6 @@ def measure(
         Background(experiment.background_loads, device=device, ranks=ranks) as background,
     ):
         watch = Stopwatch(experiment, background, device, ranks)
-        watch.sustain()
         growth = _MAX_STREAM_GROWTH if experiment.is_stream else _MAX_GROWTH
         iterations = _warm_up(watch, effort, max_growth=growth)
         blocks = _blocks(watch, iterations, effort, is_stream=experiment.is_stream)

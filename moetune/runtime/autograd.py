@@ -1,9 +1,4 @@
-"""What layers need of autograd: its state, gradients of weights that wait, and hidden modes.
-
-Zero-bubble schedules split the backward pass in two (Qi et al., 2023). Torch splits it by calling
-autograd twice, and does not tell a function which gradients are asked for: exchanges of tokens
-would run in both halves. Instead the layers leave their weights' products in `WeightGradients`, as
-those of Megatron-Core (`delay_wgrad_compute`) and DeepSeek's DualPipe (`WeightGradStore`) do.
+"""What layers need of autograd: its state, and hidden modes.
 
 `torch.utils.checkpoint.create_selective_checkpoint_contexts` keeps single operations' results, and
 hands these out in place of a repeated operation. A layer's operations write into buffers that
@@ -11,7 +6,7 @@ others fill again, and exchanges of a repeated pass are not those of the first, 
 kept would stand for something else. Its modes see the layer's step as an operator, or not at all.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -26,32 +21,6 @@ _SELECTIVE = (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispa
 def is_in_backward() -> bool:
     """Return whether this thread is in a backward pass, as while a checkpoint computes again."""
     return torch._C._current_graph_task_id() != -1
-
-
-class WeightGradients:
-    """Products of weights that wait: those of the backward passes since the last `take`."""
-
-    def __init__(self) -> None:
-        self._waiting: list[Callable[[], None]] = []
-
-    def put(self, product: Callable[[], None]) -> None:
-        """Let what multiplies and adds wait, with the tensors that it holds."""
-        self._waiting.append(product)
-
-    def take(self) -> Callable[[], None]:
-        """Return what makes all that waits, in the order of the backward pass."""
-        taken, self._waiting = self._waiting, []
-
-        def run() -> None:
-            while taken:
-                taken.pop(0)()
-
-        return run
-
-
-def add_gradient(parameter: torch.Tensor, grad: torch.Tensor) -> None:
-    """Add to a parameter's gradient, or to that of the DTensor that it is this rank's part of."""
-    parameter.backward(grad.to(parameter.dtype))
 
 
 def sees_selective_checkpoints() -> bool:

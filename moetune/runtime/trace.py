@@ -87,12 +87,6 @@ class SpanRecorder:
         """Record the body as one computation."""
         return nullcontext()
 
-    def exchange(
-        self, phase: Phase, name: str, chunk: int, num_bytes: int  # noqa: ARG002 - as above
-    ) -> AbstractContextManager[None]:  # fmt: skip
-        """Record the body as one exchange that is not overlapped."""
-        return nullcontext()
-
     def transfer(
         self, phase: Phase, name: str, chunk: int, transfer: Transfer, num_bytes: int  # noqa: ARG002 - as above
     ) -> Transfer:  # fmt: skip
@@ -170,15 +164,7 @@ class TimelineRecorder(SpanRecorder):
 
     def compute(self, phase: Phase, name: str, chunk: int) -> AbstractContextManager[None]:
         """Time the body."""
-        return self._added(_Step(phase, name, chunk, self._clock))
-
-    def exchange(
-        self, phase: Phase, name: str, chunk: int, num_bytes: int
-    ) -> AbstractContextManager[None]:
-        """Time the body."""
-        return self._added(_Step(phase, name, chunk, self._clock, num_bytes=num_bytes))
-
-    def _added(self, step: _Step) -> _Step:
+        step = _Step(phase, name, chunk, self._clock)
         self._steps.append(step)
         return step
 

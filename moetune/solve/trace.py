@@ -23,7 +23,6 @@ from moetune.solve.layer.times import StepTime, phase_tasks, phase_time, step_ti
 from moetune.solve.model.pipeline import StagePipeline, pass_spans
 from moetune.solve.model.schedule import PASS_WORDS
 
-GATHER = "gather"
 """The transfer of a phase that is no chunk's: the first chunk waits for it."""
 _MOST_PASSES = 20_000
 """Perfetto opens that many at once."""
@@ -49,16 +48,12 @@ class TraceSpan(NamedTuple):
 def chunk_span(
     span: Span, *, phase: Phase, chunk: int, tokens: int, degree: int, num_bytes: int | None
 ) -> TraceSpan:
-    """Return the bar of a chunk's operation, from 0, or of a gathering, with a rank's bytes."""
+    """Return the bar of a chunk's operation, from 0, with a rank's bytes."""
+    # The cut of `moetune.runtime.moe.dispatch`, whose chunks differ by a token.
+    first, end = tokens * chunk // degree, tokens * (chunk + 1) // degree
     args = {} if num_bytes is None else {"bytes": num_bytes}
-    name = f"{phase} {span.name}"
-    if span.name == GATHER:
-        args |= {"tokens": tokens}
-    else:
-        name += f" {chunk + 1}"
-        # The cut of `moetune.runtime.moe.dispatch`, whose chunks differ by a token.
-        first, end = tokens * chunk // degree, tokens * (chunk + 1) // degree
-        args |= {"chunk": chunk + 1, "chunks": degree, "tokens": end - first}
+    args |= {"chunk": chunk + 1, "chunks": degree, "tokens": end - first}
+    name = f"{phase} {span.name} {chunk + 1}"
     return TraceSpan(name, span.resource, span.stream, span.start_seconds, span.end_seconds, args)
 
 
@@ -92,8 +87,6 @@ def _moved_bytes(
     """Return the bytes that a chunk's transfer or copy moves; None for a computation."""
     if span.resource == "comp":
         return None
-    if span.name == GATHER:
-        return workload.own_tokens * workload.layer.d_model * dtype_bytes(workload.dtype)
     if span.resource == "comm":
         return round(rows * bytes_per_row)
     layer = workload.layer

@@ -40,7 +40,7 @@ REQUESTS = [
                      "order": "interleaved", "strategy": "S4"},
     ),
     PlanRequest(layer=LAYER, tokens_per_rank=512,
-                constraints={"expert-parallel": "tensor", "sequence-parallel": "true"}),
+                constraints={"expert-parallel": "tensor"}),
 ]  # fmt: skip
 
 
@@ -118,7 +118,6 @@ MODEL = {"model": "gpt-s"}
     ({"model": "ppmoe-6.7b"}, "ppmoe-6.7b is a whole model"),
     ({**MODEL, "constraints": {"max-degree": "257"}}, "max-degree must be from 1 to 256"),
     ({**MODEL, "constraints": {"memory-taken": str(2**51)}}, "memory-taken must be from 0"),
-    ({**MODEL, "constraints": {"sequence-parallel": "true"}}, "needs inputs.constraints"),
     ({**MODEL, "constraints": []}, "inputs.constraints must be a table"),
 ])  # fmt: skip
 def test_what_is_wrong_is_named(document: Any, part: str) -> None:

@@ -21,8 +21,6 @@ TWO: tuple[dict[str, Any], ...] = (
     {"dp": 2, "zero": 3, "recompute": ["full"]},
     {"pp": 2, "stages": "E|t*4L"},
     {"pp": 2, "vpp": 2, "recompute": ["full"], "stages": "Et|t|tt|L"},
-    {"pp": 2, "vpp": 2, "schedule": "zero_bubble", "stages": "Et|t|tt|L"},
-    {"pp": 2, "vpp": 2, "schedule": "zero_bubble_v", "stages": "Et|t|tt|L"},
 )
 FOUR: tuple[dict[str, Any], ...] = (
     {"dp": 2, "pp": 2, "ep": 2},

@@ -212,7 +212,7 @@ SMALL = st.fixed_dictionaries(
         "constraints": st.dictionaries(
             st.sampled_from(
                 ["max-degree", "forward-degree", "strategy", "order", "expert-parallel", "tp",
-                 "allow-modelled", "memory-taken", "zero", "sequence-parallel"]
+                 "allow-modelled", "memory-taken", "zero"]
             ),
             st.sampled_from(["0", "1", "8", "256", "true", "tensor", "S4", "interleaved"]),
             max_size=3,

@@ -101,12 +101,11 @@ def traced(cli: Cli, folder: Path, *pins: str) -> tuple[Any, list[Any], str]:
     return plan, json.loads(out.read_text())["traceEvents"], said
 
 
-@pytest.mark.parametrize("schedule", ["interleaved", "zero_bubble"])
 def test_every_rank_runs_every_micro_batch_and_the_last_one_ends_the_step(
-    cli: Cli, tmp_path: Path, schedule: str
+    cli: Cli, tmp_path: Path
 ) -> None:
     plan, events, _ = traced(
-        cli, tmp_path, "--pp", "4", "--schedule", schedule, "--global-batch", "64"
+        cli, tmp_path, "--pp", "4", "--schedule", "interleaved", "--global-batch", "64"
     )
     ranks = [one["pid"] for one in events if "pipeline rank" in str(one["args"].get("name", ""))]
     assert ranks == [0, 1, 2, 3]

@@ -15,7 +15,6 @@ beta_seconds_per_byte = 1e-10
 """
 SIZES = ("plan", "--d-model", "1024", "--d-hidden", "4096", "--num-experts", "16", "--top-k", "2",
          "--tokens", "4k", "--dtype", "float16", "--world-size", "4")  # fmt: skip
-SHARDS = "--sequence-parallel"
 TENSOR = (*SIZES, "--profile", "node.toml", "--expert-parallel", "tensor")
 
 
@@ -50,10 +49,7 @@ def test_a_tensor_plan_has_its_layout_its_pin_and_the_closed_forms_degrees(with_
     ((*TENSOR, "--strategy", "S4"), 2, "omit --strategy"),
     ((*TENSOR, "--num-experts", "18"), 2, "use 16 or 20 experts"),
     ((*TENSOR, "--world-size", "8"), 5, "all_reduce"),
-    ((*SIZES, SHARDS), 2, "add --expert-parallel tensor"),
-    ((*SIZES, "--expert-parallel", "all_to_all", SHARDS), 2, "omit --sequence-parallel"),
-    (("plan", "--model", "ppmoe-6.7b", "--expert-parallel", "tensor", SHARDS), 2, "is for layers"),
-    ((*TENSOR, SHARDS), 5, "no reduce_scatter measured for 4 ranks"),
+    (("plan", "--model", "ppmoe-6.7b", "--expert-parallel", "tensor"), 2, "is for layers"),
 ])  # fmt: skip
 def test_what_a_tensor_plan_cannot_have_is_refused_with_a_hint(
     with_sums: Cli, arguments: tuple[str, ...], code: int, words: str

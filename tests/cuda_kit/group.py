@@ -190,21 +190,8 @@ class MirrorGroup(_ProcessGroup):  # type: ignore[misc] # a base of type Any
             lambda: output.view(-1).copy_(mine.clone()).mul_(self.size()),
         )  # fmt: skip
 
-    def reduce_scatter(
-        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], _: object = None
-    ) -> MirrorWork:
-        mine = inputs[0][self.place]
-        return self._issue(
-            "reduce_scatter", inputs[0], outputs, lambda: outputs[0].copy_(mine).mul_(self.size())
-        )
-
     def broadcast(self, tensors: list[torch.Tensor], _: object = None) -> MirrorWork:
         return self._issue("broadcast", [], tensors, lambda: None)
-
-    def gather(
-        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], _: object = None
-    ) -> MirrorWork:
-        return self.allgather(outputs or [[]], inputs)
 
     def barrier(self, opts: object = None) -> MirrorWork:  # noqa: ARG002 - torch's signature
         kind = next(iter(self.world.backends))

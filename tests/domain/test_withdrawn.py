@@ -18,6 +18,7 @@ from moetune.domain.training_document import TrainingInputs
 from moetune.domain.withdrawn import without_unread_points
 from tests.report.lab import lab_profile
 from tests.runtime.plans import small_plan
+from tests.training_plans import TRAINING
 
 LAYER = LayerShape(d_model=8, d_hidden=16, num_experts=4)
 WITHDRAWN = "was withdrawn on 2026-11-28"
@@ -27,12 +28,26 @@ WITHDRAWN = "was withdrawn on 2026-11-28"
     ("pipeline", "dispatcher", "hierarchical", "plan.pipeline has 'dispatcher': "),
     ("inputs", "constraints", {"quantization": "fp8_rowwise"},
      "has 'quantization': experts in 8 bits"),
+    ("inputs", "constraints", {"sequence-parallel": "true"},
+     "has 'sequence-parallel': shards of the tokens"),
 ])  # fmt: skip
 def test_a_withdrawn_plan_is_refused_by_name(part: str, key: str, value: object, what: str) -> None:
     document = encode(small_plan(layer=LAYER))
     document[part][key] = value
     with pytest.raises(InputError, match=f"{what}.*{WITHDRAWN}"):
         plan_from_document(document)
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("schedule", "zero_bubble"), ("recompute", ["moe"]), ("etp", 2), ("cp", 2), ("tp", 2),
+])  # fmt: skip
+def test_what_moetunes_runtime_no_longer_runs_is_refused_by_name(key: str, value: object) -> None:
+    layout = TRAINING["layout"] | {"tp": 1, "dp": 8, "overlap": "none"}
+    plan = TRAINING | {"inputs": TRAINING["inputs"] | {"target": "moetune"}, "layout": layout}
+    assert plan_from_document(plan).kind == "training"
+    with pytest.raises(InputError, match=rf"plan has '{key}': .*{WITHDRAWN}") as caught:
+        plan_from_document(plan | {"layout": layout | {key: value}})
+    assert f"--{key} " in str(caught.value.hint)
 
 
 def test_a_plan_that_pinned_flat_exchanges_is_read() -> None:
@@ -77,6 +92,7 @@ def test_a_profile_is_read_without_what_only_withdrawn_things_asked_for() -> Non
 @pytest.mark.parametrize(("cls", "key", "value", "what"), [
     (Alternative, "layout", {"dp": 8}, "the planner of the papers' whole models"),
     (Plan, "chunks", {"offload": True}, "the planner of the papers' whole models"),
+    (Workload, "sequence_parallel", True, "shards of the tokens"),
     (TrainingInputs, "search_trials", 64, "the search by trials"),
     (LayoutRequest, "dispatcher_sms", 20, "the choice of DeepEP's SMs"),
     (FoldedLayout, "dispatcher_sms", 20, "the choice of DeepEP's SMs"),
@@ -129,6 +145,8 @@ def test_a_withdrawn_key_that_was_not_used_is_let_be() -> None:
     of_before = {**plain, "transformer": None, "chunks": None}
     assert plan_from_document(of_before) == small_plan(layer=LAYER)
     assert decode(LayoutRequest, {"tp": 2, "dispatcher_sms": None}, "pins") == LayoutRequest(tp=2)
+    workload = Workload(layer=LAYER, world_size=2, tokens_per_rank=8)
+    assert decode(Workload, {**encode(workload), "sequence_parallel": False}, "load") == workload
 
 
 def test_a_withdrawn_value_is_refused_by_its_name() -> None:

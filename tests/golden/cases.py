@@ -44,10 +44,6 @@ _PINNED = {
         *_SMALL_QWEN, "--profile", "b200-x8", "--target", "bridge", "--dtype", "mxfp8", "--tp",
         "4", "--pp", "1", "--ep", "8", "--micro-batch", "1",
     ),
-    "split": (
-        *_MIX, "--profile", "h200-x8", "--target", "moetune", "--pp", "4", "--ep", "4",
-        "--micro-batch", "1", "--schedule", "zero_bubble",
-    ),
     "graphs": (
         *_MIX, "--profile", "h100-x8", "--target", "megatron", "--tp", "2", "--pp", "2", "--vpp",
         "2", "--ep", "8", "--zero", "1", "--micro-batch", "1", "--recompute", "none",
@@ -162,7 +158,6 @@ CASES = {
     "lab-degrees": Case(plan=(*_LAB, "--forward-degree", "4", "--strategy", "S1"), questions=BOTH),
     "lab-one-rank": Case(plan=(*_LAB, "--world-size", "1"), questions=EXPLAIN),
     "lab-tensor": Case(plan=_TENSOR, questions=BOTH),
-    "lab-shards": Case(plan=(*_TENSOR, "--sequence-parallel"), questions=BOTH),
     "model": Case(plan=_SMALL, questions={**BOTH, "ranks": ("whatif", "--world-size", "16")}),
     "model-pinned": Case(plan=(*_SMALL, "--tp", "4", "--pp", "2", *_GATHERED, "4"), questions=BOTH),
     "model-a2a": Case(

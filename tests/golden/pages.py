@@ -175,9 +175,6 @@ PAGES: Mapping[str, Callable[[], Iterable[Section]]] = {
         LayerSubject(plan=lab_plan(memory_limit_bytes=120 * 2**20), profile=lab_profile())
     ),
     "layer-tensor": lambda: explanation_sections(explained(**{"expert-parallel": "tensor"})),
-    "layer-sharded": lambda: explanation_sections(
-        explained(**{"expert-parallel": "tensor", "sequence-parallel": "true"})
-    ),
     "layer-pinned": lambda: explanation_sections(explained(strategy="S4", order="interleaved")),
     "layer-one-chunk": lambda: explanation_sections(
         explained(**{"forward-degree": "1", "backward-degree": "1"})

@@ -6,18 +6,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from moetune.domain.samples import RowsPoint
 from moetune.hardware import detect
 from moetune.measure.device import CudaDevice, Device, open_device
-from moetune.measure.estimate import representatives
-from moetune.measure.grid import SUSTAINED
 from moetune.measure.kernels import in_turns, num_sets
 from moetune.measure.operations import (
-    Bench,
     Experiment,
     TimedOperation,
     local_operation,
-    prepare_experiment,
 )
 from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.timing import Effort, measure
@@ -115,24 +110,6 @@ def test_operands_take_turns_until_the_cache_has_been_filled_twice() -> None:
             run()
         assert ran == [0, 1, 2, 3, 0, 1]
     assert num_sets(1, Device()) == 1
-
-
-def test_a_sustained_product_runs_before_anything_is_measured() -> None:
-    device = Device()
-    experiment = prepare_experiment(
-        RowsPoint(op=SUSTAINED, dtype="float32", rows=8, width=16),
-        Bench(device=device, ranks=MeasuringRanks(), representatives=representatives(device, 1)),
-    )
-    assert experiment.sustained_seconds == 2
-    runs: list[float] = []
-    brief = Experiment(
-        victim=local_operation(lambda: runs.append(time.perf_counter())), sustained_seconds=0.03
-    )
-    effort = Effort(
-        min_blocks=3, max_blocks=3, max_seconds=0.01, warmup_seconds=0.0, block_seconds=1e-5
-    )
-    measure(brief, device=device, ranks=MeasuringRanks(), effort=effort)
-    assert runs[-1] - runs[0] >= 0.03
 
 
 def test_the_fingerprint_tells_products_with_tf32_and_whether_clocks_are_seen(

@@ -13,7 +13,7 @@ from moetune.domain.errors import AllocationError, CollectiveError, RankMismatch
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
 from moetune.runtime.moe.workspace import MemoryTracker
 
-Kind = Literal["all_to_all", "tensor", "shards"]
+Kind = Literal["all_to_all", "tensor"]
 
 
 def make(**options: object) -> MoELayer:
@@ -27,7 +27,7 @@ def make(**options: object) -> MoELayer:
 def _layer_of(kind: Kind, strategy: str = "none") -> ExpertLayer:
     if kind == "all_to_all":
         return make(memory_reuse=strategy)
-    return TensorExpertLayer(8, 16, 4, 2, sequence_parallel=kind == "shards")
+    return TensorExpertLayer(8, 16, 4, 2)
 
 
 def same_text(error: Exception) -> str:

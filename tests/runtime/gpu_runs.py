@@ -46,5 +46,5 @@ def moe_layer(device: torch.device | None = GPU, **options: Any) -> MoELayer:
     return MoELayer(8, 16, 4, 2, device=device, **options)
 
 
-def tensor_layer(*, sequence_parallel: bool) -> TensorExpertLayer:
-    return TensorExpertLayer(8, 16, 4, 2, device=GPU, sequence_parallel=sequence_parallel)
+def tensor_layer() -> TensorExpertLayer:
+    return TensorExpertLayer(8, 16, 4, 2, device=GPU)

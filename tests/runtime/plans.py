@@ -19,14 +19,11 @@ def small_plan(
     ranges: tuple[Range, ...] = ((1, 10, 2, 2), (11, 100, 4, 4)),
     strategy: Strategy = "none",
     expert_parallel: ExpertParallel = "all_to_all",
-    sequence_parallel: bool = False,
     constraints: Mapping[str, str] | None = None,
 ) -> Plan:
     constraints = dict(constraints or {})
     if expert_parallel != "all_to_all":
         constraints["expert-parallel"] = expert_parallel
-    if sequence_parallel:
-        constraints["sequence-parallel"] = "true"
     inputs = PlanInputs(
         model=None, layer=layer, world_size=world_size, tokens_per_rank=tokens, dtype=dtype,
         memory_limit_bytes=None, profile="test", profile_fingerprint="0",

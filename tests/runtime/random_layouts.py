@@ -15,7 +15,7 @@ from examples.language_model import LanguageModel, next_token_loss
 from moetune.domain.layer import Activation, LayerShape
 from moetune.domain.layout import divisors
 from moetune.domain.model import Transformer, paper_decoder
-from moetune.domain.pipeline import SPLITTING, StageLetters, stages_of_sizes
+from moetune.domain.pipeline import StageLetters, stages_of_sizes
 from moetune.domain.rules import broken_rules
 from moetune.domain.targets import find_target
 from moetune.domain.training import Degrees, FoldedLayout, LayoutRequest, TrainingJob
@@ -207,7 +207,6 @@ def _pins(rng: random.Random) -> LayoutRequest:
         zero=rng.choice((None, 0)),
         pp=rng.choice((None, None, 2, 3)),
         vpp=rng.choice((None, None, None, 2)),
-        schedule=rng.choice((None,) * 6 + tuple(sorted(SPLITTING))),
     )
 
 

@@ -19,7 +19,6 @@ from moetune.comm.group import OneRank
 from moetune.comm.transfer import Done, Transfer
 from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InputError
-from moetune.runtime.autograd import WeightGradients
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.plans.timers import CallWatch, Watch, device_clock
 from tests.cuda_kit import FakeCuda
@@ -105,7 +104,6 @@ def step(
     run: Callable[[torch.Tensor], torch.Tensor] | None = None,
     *,
     balance: float = AUX_SCALE,
-    waiting: WeightGradients | None = None,
 ) -> list[torch.Tensor]:
     """Return a step's output, the gradient of its input, and those of all parameters."""
     layer.zero_grad()
@@ -113,9 +111,6 @@ def step(
     y = (run or layer)(x.requires_grad_())
     loss = torch.sum(y * dy)
     (loss + balance * layer.aux_loss if balance else loss).backward()
-    if waiting is not None:
-        assert layer.experts.w1.grad is None
-        waiting.take()()
     grads = [each.grad for each in (x, *layer.parameters())]
     return [y.detach(), *(each for each in grads if each is not None)]
 
@@ -248,10 +243,6 @@ def two_ranks() -> None:
     shared_runs_behind_the_exchanges()
     equal_under_checkpoints()
     parts_of_a_graph()
-    layer = pinned(layer_of(), "none", 2)
-    wanted = step(layer)
-    layer.weight_gradients = waiting = WeightGradients()  # as under zero-bubble schedules
-    same(step(layer, waiting=waiting), wanted)
 
 
 def test_one_rank_equals_the_dense_layer_with_its_shared_expert() -> None:

@@ -50,11 +50,11 @@ class Stack(nn.Module):
         self.up_bias = drawn(2 * h) if bias else None
         self.down_bias = drawn(d) if bias else None
 
-    def layer(self, *, pipeline: bool | int = True) -> RoutedLayer:
+    def layer(self) -> RoutedLayer:
         there = {name: name for name, _ in self.named_parameters()}
         names = ExpertNames(**there)
         experts = BorrowedExperts(self, names, self.form, ExpertPlacement.of(OneRank(), 4))
-        return RoutedLayer(SHAPE, experts, OneRank(), pipeline=pipeline)
+        return RoutedLayer(SHAPE, experts, OneRank())
 
     def hidden(self, x: torch.Tensor, e: int) -> torch.Tensor:
         functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -166,7 +166,8 @@ def test_gradients_of_a_fused_layer_pass_gradcheck_where_nothing_is_clamped() ->
     with torch.no_grad():
         for parameter in stack.parameters():
             parameter.mul_(0.05)
-    layer = stack.layer(pipeline=2)
+    layer = stack.layer()
+    layer.pin(decision(degree=2))
     x = torch.randn(5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     chosen = torch.tensor([[0, 1], [1, 2], [3, 0], [2, 3], [0, 2]])
     weights = torch.full((5, 2), 0.5, dtype=torch.float64, requires_grad=True)

@@ -80,10 +80,8 @@ Asked = Callable[[Any], Any]
     [
         lambda group: vote(group, True, "a vote")(),  # noqa: FBT003 - a vote is its one value
         lambda group: group.all_reduce_values(torch.ones(2), "a sum").tolist(),
-        lambda group: group.all_gather_rows(torch.ones(2, 2, device=GPU), [2, 2], "rows").tolist(),
         lambda group: group.all_gather_values(torch.ones(2, device=GPU), "values").tolist(),
         lambda group: group.all_to_all_blocks(torch.ones(2, 1, device=GPU), "blocks").tolist(),
-        lambda group: [one.tolist() for one in group.gather(torch.ones(2, device=GPU), "it")],
     ],
 )
 @pytest.mark.parametrize("backends", [NCCL, {"cpu": "gloo", "cuda": "nccl"}])

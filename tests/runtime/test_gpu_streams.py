@@ -67,10 +67,9 @@ def test_so_does_a_rank_alone(strategy: Strategy) -> None:
             step(layer)
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_a_tensor_parallel_layer_waits_for_its_sums(*, sequence_parallel: bool) -> None:
+def test_a_tensor_parallel_layer_waits_for_its_sums() -> None:
     def program(cuda: FakeCuda) -> None:
-        layer = tensor_layer(sequence_parallel=sequence_parallel)
+        layer = tensor_layer()
         layer.pin(decision())
         cuda.syncs.clear()
         stops = []
@@ -78,10 +77,9 @@ def test_a_tensor_parallel_layer_waits_for_its_sums(*, sequence_parallel: bool) 
             cuda.syncs.clear()
             step(layer, num_tokens=num_tokens)
             stops.append(list(cuda.syncs))
-        # Shards are gathered by sizes that the ranks agree on before. Replicated tokens are counted
-        # beside the agreement, for the chunks of the last step: only the first had none.
-        again = 2 if sequence_parallel else 1
-        assert stops == [["tolist"] * 2, *[["tolist"] * again] * 3]
+        # Tokens are counted beside the agreement, for the chunks of the last step: only the first
+        # had none.
+        assert stops == [["tolist"] * 2, *[["tolist"]] * 3]
 
     on_every_rank(program)
 

@@ -33,7 +33,6 @@ SHAPE = LayerShape(d_model=8, d_hidden=16, num_experts=4, top_k=2)
         ({"pipeline": -2}, "pipeline"),
         ({"memory_reuse": "S9"}, "S9"),
         ({"plan": "nowhere.json"}, "nowhere.json"),
-        ({"sequence_parallel": True}, "sequence_parallel"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(options: dict[str, object], message: str) -> None:

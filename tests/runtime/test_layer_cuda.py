@@ -58,16 +58,14 @@ def test_cuda_equals_cpu_in_float64_at_every_degree(
             assert relative_error(one.cpu(), other) <= 1e-12
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_cuda_sums_wait_for_their_chunk_and_equal_the_cpu(*, sequence_parallel: bool) -> None:
+def test_cuda_sums_wait_for_their_chunk_and_equal_the_cpu() -> None:
     torch.manual_seed(0)
     layer = MoELayer(32, 64, 8, 2, dtype=torch.float64, communicator=OneRank())
     x, dy = torch.randn(2, 301, 32, dtype=torch.float64)
     wanted = _run(layer, x, dy)
     on_device = TensorExpertLayer(
-        32, 64, 8, 2, dtype=torch.float64, device=CUDA, communicator=HostStagedLink(CUDA),
-        sequence_parallel=sequence_parallel,
-    )  # fmt: skip
+        32, 64, 8, 2, dtype=torch.float64, device=CUDA, communicator=HostStagedLink(CUDA)
+    )
     on_device.load_state_dict(layer.state_dict())
     for degree in (1, 2, 3, 8):
         on_device.pin(decision(degree=degree))

@@ -21,7 +21,7 @@ def test_every_rank_raises_the_same_error_when_ranks_disagree() -> None:
         ("all_to_all", "forward"),
         ("all_to_all", "backward"),
         ("tensor", "forward"),
-        ("shards", "backward"),
+        ("tensor", "backward"),
     ],
 )
 def test_survivors_name_the_collective_when_a_rank_dies(kind: faults.Kind, phase: str) -> None:

@@ -33,16 +33,9 @@ from tests.runtime.workers import (
 )
 
 TOP_K_AND_DEGREE = ((2, 1), (1, 3), (2, 5))
-SHARDS = {
-    1: ((9,), (0,)),
-    2: ((9, 4), (5, 5), (0, 3), (0, 0)),
-    4: ((5, 1, 0, 7), (3, 3, 3, 3), (0, 0, 0, 2), (0, 0, 0, 0)),
-}
 
 
-def tensor_layer(
-    activation: str = "gelu", top_k: int = 1, *, sequence_parallel: bool = False
-) -> TensorExpertLayer:
+def tensor_layer(activation: str = "gelu", top_k: int = 1) -> TensorExpertLayer:
     torch.manual_seed(5)
     return TensorExpertLayer(
         D_MODEL,
@@ -51,7 +44,6 @@ def tensor_layer(
         top_k,
         activation=activation,  # type: ignore[arg-type]  # the grid holds plain strings
         dtype=torch.float64,
-        sequence_parallel=sequence_parallel,
     )
 
 
@@ -62,21 +54,15 @@ def same_inputs(num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, dy
 
 
-def equal_dense() -> None:
-    """Every kind of layer against the dense reference, on this number of ranks."""
-    _equal_dense_everywhere()
-    _equal_dense_in_shards()
-
-
 def agree() -> None:
     """What two ranks show in one launch."""
     _hold_equal_bits()
     checkpoints_fit_each_other()
     _refuse_other_inputs()
-    _look_plans_up_by_the_tokens_of_all_shards()
 
 
-def _equal_dense_everywhere() -> None:
+def equal_dense() -> None:
+    """Hold the layer against the dense reference, on this number of ranks."""
     few = dist.is_initialized() and dist.get_world_size() > 2
     activations = ("relu", "swiglu") if few else ("relu", "gelu", "silu", "swiglu")
     grid = itertools.product(activations, TOP_K_AND_DEGREE, (17, 2, 0))
@@ -84,23 +70,11 @@ def _equal_dense_everywhere() -> None:
         layer = tensor_layer(activation, top_k)
         layer.pin(decision(degree=degree))
         layer.poison_buffers()
-        check_against_dense(layer, dense_of_group(layer, num_tokens, slice(0, num_tokens)))
+        check_against_dense(layer, dense_of_group(layer, num_tokens))
 
 
-def _equal_dense_in_shards() -> None:
-    """With a shard of the tokens on each rank, also uneven ones and none."""
-    num_ranks = dist.get_world_size() if dist.is_initialized() else 1
-    for (top_k, degree), shards in itertools.product(TOP_K_AND_DEGREE, SHARDS[num_ranks]):
-        layer = tensor_layer("swiglu" if degree == 3 else "relu", top_k, sequence_parallel=True)
-        layer.pin(decision(degree=degree))
-        layer.poison_buffers()
-        first = sum(shards[: layer.communicator.rank])
-        own = slice(first, first + shards[layer.communicator.rank])
-        check_against_dense(layer, dense_of_group(layer, sum(shards), own))
-
-
-def dense_of_group(layer: TensorExpertLayer, num_tokens: int, own: slice) -> Dense:
-    """Return the reference of all tokens, of which this rank gives its own to the layer."""
+def dense_of_group(layer: TensorExpertLayer, num_tokens: int) -> Dense:
+    """Return the reference of all tokens."""
     weights, (x, dy) = all_weights(layer), same_inputs(num_tokens)
     x.requires_grad_()
     y, aux, dropped = dense_moe(
@@ -111,8 +85,8 @@ def dense_of_group(layer: TensorExpertLayer, num_tokens: int, own: slice) -> Den
     assert x.grad is not None
     assert weights.gate.grad is not None
     return Dense(
-        weights=weights, x=x.detach()[own], dy=dy[own], y=y.detach()[own], aux=aux.detach(),
-        num_dropped=dropped, x_grad=x.grad[own], gate_grad=weights.gate.grad, shared_grads=(),
+        weights=weights, x=x.detach(), dy=dy, y=y.detach(), aux=aux.detach(),
+        num_dropped=dropped, x_grad=x.grad, gate_grad=weights.gate.grad, shared_grads=(),
     )  # fmt: skip
 
 
@@ -178,31 +152,6 @@ def _refuse_other_inputs() -> None:
     for degree in (1, 3):  # others than the one that the last call counted for
         layer.pin(decision(degree=degree))
         assert relative_error(layer(x), before) <= RELATIVE
-    one_of_each = tensor_layer(sequence_parallel=rank == 1)
-    with pytest.raises(RankMismatchError, match="shards of the tokens"):
-        one_of_each(torch.randn(3, D_MODEL, dtype=torch.float64))
-
-
-def _look_plans_up_by_the_tokens_of_all_shards() -> None:
-    plans = [
-        small_plan(
-            layer=LayerShape(
-                d_model=D_MODEL, d_hidden=D_HIDDEN, num_experts=NUM_EXPERTS, activation="gelu"
-            ),
-            tokens=40, dtype="float64", degrees=(degree, degree),
-            ranges=((1, 10, 2, 2), (11, 40, degree, degree)),
-            expert_parallel="tensor", sequence_parallel=in_shards,
-        )
-        for in_shards, degree in ((False, 5), (True, 4))
-    ]  # fmt: skip
-    book, rank = PlanBook(plans), dist.get_rank()
-    for num_tokens, degree in (((25, 15), 4), ((2, 8), 2), ((20, 0), 4)):
-        layer = TensorExpertLayer(
-            D_MODEL, D_HIDDEN, NUM_EXPERTS, dtype=torch.float64, planbook=book,
-            sequence_parallel=True,
-        )  # fmt: skip
-        layer(torch.randn(num_tokens[rank], D_MODEL, dtype=torch.float64))
-        assert layer.decision.forward_degree == degree
 
 
 LAYER = LayerShape(d_model=4, d_hidden=8, num_experts=2)
@@ -268,27 +217,6 @@ def test_a_layer_runs_only_plans_for_its_way_to_share_experts(wanted: ExpertPara
     key = LayerKey(layer=LAYER, expert_parallel=wanted, num_ranks=1, dtype="float32")
     assert PlanBook([foreign]).plans_for(key) == ()
     assert PlanBook([foreign, fitting]).plans_for(key) == [fitting]
-
-
-def test_a_layer_between_sequence_shards_runs_only_plans_for_those() -> None:
-    plans = [
-        small_plan(layer=LAYER, world_size=1, expert_parallel="tensor", sequence_parallel=in_shards)
-        for in_shards in (False, True)
-    ]
-    for in_shards, plan, other in zip((False, True), plans, reversed(plans), strict=True):
-        layer = partial(TensorExpertLayer, 4, 8, 2, sequence_parallel=in_shards)
-        planned = layer(plan=plan)
-        planned(torch.randn(40, 4))
-        assert planned.decision == plan.decide(40)
-        flags = "--expert-parallel tensor" + " --sequence-parallel" * in_shards
-        with pytest.raises(InputError, match="tensor with sequence shards") as caught:
-            layer(plan=other)
-        assert f"{flags}`" in caught.value.hint
-        key = LayerKey(
-            layer=LAYER, expert_parallel="tensor", sequence_parallel=in_shards, num_ranks=1,
-            dtype="float32",
-        )  # fmt: skip
-        assert PlanBook(plans).plans_for(key) == [plan]
 
 
 def test_a_plan_of_a_whole_model_is_found_by_the_ranks_that_share_the_experts() -> None:

@@ -16,7 +16,7 @@ from moetune.domain.samples import ResourceClass
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.timeline import Span
 from moetune.solve.trace import TraceSpan, layer_spans, overlap_share, plan_timelines
-from tests.solve.costs_by_hand import LinearCosts, plan_inputs, solution
+from tests.solve.costs_by_hand import LinearCosts, solution
 
 COSTS = LinearCosts(interference=Interference(comm=CommSpeed(comp=0.8), comp=CompSpeed(comm=0.9)))
 WITH_COPIES = replace(
@@ -136,12 +136,3 @@ def test_overlap_share_is_the_part_of_communication_beside_computation() -> None
         _span("mem", 0.0, 9.0),
     ]
     assert overlap_share(spans) == pytest.approx((1.0 + 1.0) / 4.0)
-
-
-def test_gathering_sends_a_ranks_own_tokens() -> None:
-    inputs = plan_inputs(
-        world_size=4, constraints={"expert-parallel": "tensor", "sequence-parallel": "true"}
-    )
-    plan = solution(inputs, COSTS)
-    sent = {event["args"]["bytes"] for event in _events(plan) if "gather" in event["name"]}
-    assert sent == {4096 // 4 * 1024 * 2}

@@ -201,7 +201,7 @@ def test_strategies_that_the_plan_calls_hopeless_are_left_out_and_the_rest_order
         for name, ratio in ratios.items()
     ]  # fmt: skip
     phase = PhaseTerms(
-        degree=2, seconds=1.0, gathering_seconds=0.0, transfer_seconds=0.2, compute_seconds=0.2,
+        degree=2, seconds=1.0, transfer_seconds=0.2, compute_seconds=0.2,
         total_transfer_seconds=0.8, total_compute_seconds=0.4, exposed_communication_seconds=0.6,
         hidden_seconds=0.2, transfer_trust="measured", compute_trust="measured",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A layer inside a tensor-parallel group, all tokens or shards, against events and brute force."""
+"""A layer inside a tensor-parallel group, against events and brute force."""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from moetune.domain.any_plan import plan_from_json
 from moetune.domain.constraints import Bounds
 from moetune.domain.costs import LinearCost
 from moetune.domain.document import canonical_json
-from moetune.domain.errors import InfeasiblePlanError, InputError, ProfileError
+from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import PHASES, LayerShape, Workload
 from moetune.domain.layout import Layout
@@ -33,8 +33,6 @@ from tests.solve.costs_by_hand import (
 )
 
 SUM = LinearCost(alpha_seconds=3e-5, beta_seconds=7e-10)
-GATHER = LinearCost(alpha_seconds=5e-5, beta_seconds=6e-10)
-SCATTER = LinearCost(alpha_seconds=1e-4, beta_seconds=2e-10)
 FREE = LinearCost(alpha_seconds=0.0, beta_seconds=0.0)
 LAYER = LayerShape(d_model=1024, d_hidden=4096, num_experts=16, top_k=2)
 TOKENS, RANKS = 4096, 4
@@ -42,8 +40,6 @@ SUMMED = Workload(
     layer=LAYER, world_size=RANKS, tokens_per_rank=TOKENS, dtype="bfloat16",
     expert_parallel="tensor",
 )  # fmt: skip
-SHARDED = replace(SUMMED, sequence_parallel=True)
-BOTH = pytest.mark.parametrize("workload", [SUMMED, SHARDED], ids=["summed", "sharded"])
 TENSOR_PLAN_ID = "9996a18e18b93cad292dd24106d0a325c43dade3d5411a03e3d6e9cc6114375b"
 
 seconds = st.floats(min_value=1e-3, max_value=10.0)
@@ -52,19 +48,12 @@ speeds = st.floats(min_value=0.05, max_value=1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorLines(LinearCosts):
-    """A line of its own for each collective."""
+    """A line for all-reduces, and for no other collective."""
 
-    gather_cost: LinearCost = GATHER
-    scatter_cost: LinearCost = SCATTER
     sum_cost: LinearCost = SUM
 
     def _line(self, op: CollectiveOp) -> LinearCost:
-        lines: dict[CollectiveOp, LinearCost] = {
-            "all_gather": self.gather_cost,
-            "reduce_scatter": self.scatter_cost,
-            "all_reduce": self.sum_cost,
-        }
-        return lines[op]
+        return {"all_reduce": self.sum_cost}[op]
 
 
 MEASURED = TensorLines(
@@ -76,13 +65,10 @@ MEASURED = TensorLines(
 )  # fmt: skip
 
 
-def by_hand(workload: Workload, costs: TensorLines, phase: str, degree: int) -> float:
-    """Simulate a phase: T/P·M·s bytes of a shard gathered first, T/r·M·s summed for a chunk."""
+def by_hand(costs: TensorLines, phase: str, degree: int) -> float:
+    """Simulate a phase: T/r·M·s bytes summed for a chunk."""
     pairs = TOKENS * 2 / RANKS / degree
-    in_shards = workload.sequence_parallel
-    gathering = costs.gather_cost.seconds((TOKENS / RANKS * 1024 * 2) ** costs.power) * in_shards
-    line = costs.scatter_cost if in_shards else costs.sum_cost
-    t_s = line.seconds((TOKENS / degree * 1024 * 2) ** costs.power)
+    t_s = costs.sum_cost.seconds((TOKENS / degree * 1024 * 2) ** costs.power)
     num_gemms = 2 if phase == "forward" else 4
     t_e = num_gemms * costs.gemm_cost.seconds(pairs * 1024 * 4096)
     rows = costs.rows_seconds
@@ -92,20 +78,16 @@ def by_hand(workload: Workload, costs: TensorLines, phase: str, degree: int) -> 
         if phase == "backward":
             t_e += rows["gelu_backward"] * pairs * 4096 + rows["gather"] * pairs * 1024
     return event_by_event(
-        dispatch=[gathering] + [0.0] * (degree - 1), compute=[t_e] * degree,
-        combine=[t_s] * degree,
+        dispatch=[0.0] * degree, compute=[t_e] * degree, combine=[t_s] * degree,
         link_order=[(step, chunk) for step in "DC" for chunk in range(degree)],
         comm_speed=costs.interference.comm.comp, comp_speed=costs.interference.comp.comm,
     )  # fmt: skip
 
 
-def times_by_hand(workload: Workload, costs: TensorLines) -> dict[int, tuple[float, float]]:
+def times_by_hand(costs: TensorLines) -> dict[int, tuple[float, float]]:
     """Return the seconds of both phases by their number of chunks."""
     return {
-        degree: (
-            by_hand(workload, costs, "forward", degree),
-            by_hand(workload, costs, "backward", degree),
-        )
+        degree: (by_hand(costs, "forward", degree), by_hand(costs, "backward", degree))
         for degree in range(1, 65)
     }
 
@@ -141,114 +123,84 @@ def lines(most_alpha: float, most_beta: float) -> st.SearchStrategy[LinearCost]:
 wires = lines(1e-2, 1e-7)
 
 
-@BOTH
 @settings(deadline=None, max_examples=25)
-@given(gather=wires, reduce=wires, gemm=lines(1e-2, 1e-11))
-@example(gather=GATHER, reduce=SCATTER, gemm=GEMM)
-@example(gather=GATHER, reduce=replace(SCATTER, alpha_seconds=0.0), gemm=GEMM)
+@given(reduce=wires, gemm=lines(1e-2, 1e-11))
+@example(reduce=SUM, gemm=GEMM)
+@example(reduce=replace(SUM, alpha_seconds=0.0), gemm=GEMM)
 def test_best_step_of_lines_is_the_best_of_all_simulated_degrees(
-    workload: Workload, gather: LinearCost, reduce: LinearCost, gemm: LinearCost
+    reduce: LinearCost, gemm: LinearCost
 ) -> None:
-    costs = TensorLines(gather_cost=gather, scatter_cost=reduce, sum_cost=reduce, gemm_cost=gemm)
-    step = best_moe_step(workload=workload, costs=costs, bounds=Bounds())
-    times = times_by_hand(workload, costs)
+    costs = TensorLines(sum_cost=reduce, gemm_cost=gemm)
+    step = best_moe_step(workload=SUMMED, costs=costs, bounds=Bounds())
+    times = times_by_hand(costs)
     assert (step.forward.seconds, step.backward.seconds) == pytest.approx(times[step.degree])
     assert step.seconds <= min(map(sum, times.values())) * (1 + 1e-9)
     assert step.overhead.seconds == 0.0
 
 
-@BOTH
-def test_best_step_of_measured_costs_is_within_noise_of_the_best(workload: Workload) -> None:
-    step = best_moe_step(workload=workload, costs=MEASURED, bounds=Bounds())
-    times = times_by_hand(workload, MEASURED)
+def test_best_step_of_measured_costs_is_within_noise_of_the_best() -> None:
+    step = best_moe_step(workload=SUMMED, costs=MEASURED, bounds=Bounds())
+    times = times_by_hand(MEASURED)
     assert (step.forward.seconds, step.backward.seconds) == pytest.approx(times[step.degree])
     assert sum(times[step.degree]) <= 1.01 * min(map(sum, times.values()))
     assert step.degree > 1
 
 
 def test_overhead_is_the_gate_and_the_small_exchanges_around_the_experts() -> None:
-    """Six of shards; of whole tokens the agreement and the sum of the weights' gradients."""
+    """The agreement, and the sum of the weights' gradients."""
     costs = TensorLines(gemm_cost=FREE, rows_seconds={"gate": 1e-9})
-    summed, sharded = (
-        best_moe_step(workload=one, costs=costs, bounds=Bounds()).overhead.seconds
-        for one in (SUMMED, SHARDED)
-    )
+    found = best_moe_step(workload=SUMMED, costs=costs, bounds=Bounds()).overhead.seconds
     gate = 1e-9 * TOKENS * 16
-    assert summed == pytest.approx(gate + SUM.seconds(8) + SUM.seconds(4 * TOKENS * 2))
-    own_pairs = TOKENS // RANKS * 2
-    forward = [
-        GATHER.seconds(8), SUM.seconds(2 * 8 * 16), GATHER.seconds(8 * own_pairs),
-        GATHER.seconds(4 * own_pairs),
-    ]  # fmt: skip
-    backward = [SCATTER.seconds(4 * TOKENS * 2), SUM.seconds(4 * 16 * 1024)]
-    assert sharded == pytest.approx(gate / RANKS + sum(forward) + sum(backward))
+    assert found == pytest.approx(gate + SUM.seconds(8) + SUM.seconds(4 * TOKENS * 2))
 
 
 def test_what_is_on_the_critical_path_adds_up_to_the_phase() -> None:
-    slow = replace(SCATTER, beta_seconds=4e-9)
-    for costs in (TensorLines(), TensorLines(scatter_cost=slow)):
-        step = best_moe_step(workload=SHARDED, costs=costs, bounds=Bounds())
+    slow = replace(SUM, beta_seconds=4e-9)
+    for costs in (TensorLines(), TensorLines(sum_cost=slow)):
+        step = best_moe_step(workload=SUMMED, costs=costs, bounds=Bounds())
         for phase in (step.forward, step.backward):
             path = phase.critical_link_seconds + phase.critical_device_seconds
             assert path == pytest.approx(phase.seconds)
-            assert phase.gathering.seconds == GATHER.seconds(TOKENS / RANKS * 1024 * 2)
 
 
-@pytest.mark.parametrize(
-    ("workload", "needed"), [(SUMMED, "all_reduce"), (SHARDED, "reduce_scatter")]
-)
-def test_one_rank_sends_nothing_and_several_need_measured_collectives(
-    workload: Workload, needed: str
-) -> None:
+def test_one_rank_sends_nothing_and_several_need_measured_collectives() -> None:
     costs = TensorLines(group_size=99, has_points=True)
-    alone = best_moe_step(workload=replace(workload, world_size=1), costs=costs, bounds=Bounds())
+    alone = best_moe_step(workload=replace(SUMMED, world_size=1), costs=costs, bounds=Bounds())
     assert alone.degree == 1
     assert alone.forward.link_seconds == 0.0
-    with pytest.raises(ProfileError, match=needed):
-        best_moe_step(workload=workload, costs=costs, bounds=Bounds())
-
-
-def test_only_a_tensor_parallel_group_has_shards() -> None:
-    with pytest.raises(InputError, match="expert_parallel tensor"):
-        replace(SHARDED, expert_parallel="all_to_all")
+    with pytest.raises(ProfileError, match="all_reduce"):
+        best_moe_step(workload=SUMMED, costs=costs, bounds=Bounds())
 
 
 def solved(workload: Workload, costs: LinearCosts, *, memory_bytes: int = 80 * 2**30) -> Plan:
-    constraints = {"expert-parallel": "tensor"}
-    if workload.sequence_parallel:
-        constraints["sequence-parallel"] = "true"
     inputs = plan_inputs(
-        layer=LAYER, world_size=RANKS, dtype=workload.dtype, constraints=constraints
-    )
+        layer=LAYER, world_size=RANKS, dtype=workload.dtype,
+        constraints={"expert-parallel": "tensor"},
+    )  # fmt: skip
     return solution(inputs, costs, device_memory_bytes=memory_bytes)
 
 
-@BOTH
 @pytest.mark.parametrize("costs", [TensorLines(), MEASURED], ids=["lines", "measured"])
-def test_a_plan_is_the_best_step_and_its_timeline_takes_as_long(
-    workload: Workload, costs: TensorLines
-) -> None:
-    plan = solved(workload, costs)
-    assert plan.workload == workload
+def test_a_plan_is_the_best_step_and_its_timeline_takes_as_long(costs: TensorLines) -> None:
+    plan = solved(SUMMED, costs)
+    assert plan.workload == SUMMED
     assert plan.layout == Layout(expert_parallel="tensor", dp=1, ep=1, tp=RANKS, pp=1)
     assert plan_from_json(canonical_json(plan), "plan.json") == plan
-    step = best_moe_step(workload=workload, costs=costs, bounds=Bounds())
+    step = best_moe_step(workload=SUMMED, costs=costs, bounds=Bounds())
     degree = plan.decide(TOKENS).degree
     assert degree == step.degree
     assert plan.predicted.step_seconds == pytest.approx(step.seconds)
     timelines = plan_timelines(plan=plan, costs=costs)
     for phase, timeline in zip(PHASES, timelines, strict=True):
-        assert timeline.makespan_seconds == pytest.approx(by_hand(workload, costs, phase, degree))
+        assert timeline.makespan_seconds == pytest.approx(by_hand(costs, phase, degree))
         names = sorted(span.name.split()[0] for span in timeline.spans)
-        gathers = ["gather"] * workload.sequence_parallel
-        assert names == ["experts"] * degree + gathers + ["sum"] * degree
-    assert replace(plan.memory, peak_bytes=None) == layer_memory(workload=workload, degree=degree)
+        assert names == ["experts"] * degree + ["sum"] * degree
+    assert replace(plan.memory, peak_bytes=None) == layer_memory(workload=SUMMED, degree=degree)
 
 
-def test_plans_without_shards_do_not_speak_of_them_and_none_reuses_memory() -> None:
+def test_a_plan_keeps_its_id_and_reuses_no_memory() -> None:
     found = solved(SUMMED, TensorLines())
-    assert found.id == TENSOR_PLAN_ID != solved(SHARDED, TensorLines()).id
-    assert "sequence" not in canonical_json(found)
+    assert found.id == TENSOR_PLAN_ID
     assert found.terms is not None
     assert found.terms.strategies == ()
     assert found.terms.forward.seconds == found.predicted.forward_seconds

@@ -123,7 +123,6 @@ def _phases(subject: LayerSubject) -> Table:
     ]  # fmt: skip
     if times.overhead_seconds:
         around = "gate" if plan.kind == "tensor" else "gate, sorting"
-        around = "gate, choices" if plan.workload.gathers else around
         ops = set[str]()
         if (profile := subject.profile) is not None:
             points = (sample.point for sample in profile.samples)
@@ -209,11 +208,9 @@ def is_one_chunk(plan: Plan) -> bool:
 
 
 def _tensor_decision(plan: Plan) -> str:
-    in_shards = plan.workload.sequence_parallel
     if is_one_chunk(plan):
-        exchanges = "one all-gather and one reduce-scatter" if in_shards else "one all-reduce"
-        return f"Leave the tokens in one chunk, forward and backward: {exchanges} each way."
-    how = "each chunk's all-reduce travels"
-    if in_shards:
-        how = "behind one all-gather each way, each chunk's reduce-scatter travels"
-    return f"Cut the tokens into {_chunks(plan)}: {how} behind the next one's experts."
+        return "Leave the tokens in one chunk, forward and backward: one all-reduce each way."
+    return (
+        f"Cut the tokens into {_chunks(plan)}: each chunk's all-reduce travels behind the next "
+        "one's experts."
+    )

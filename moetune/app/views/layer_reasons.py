@@ -90,8 +90,7 @@ def _phases(subject: LayerSubject, forward: PhaseTerms, backward: PhaseTerms) ->
 def _transfer(plan: Plan) -> str:
     if plan.kind != "tensor":
         return "one chunk's dispatch, and the same again for its combine"
-    name = "reduce-scatter" if plan.workload.sequence_parallel else "all-reduce"
-    return f"one chunk's {name}, of the output or of the input's gradient"
+    return "one chunk's all-reduce, of the output or of the input's gradient"
 
 
 def _measured_steps(
@@ -110,12 +109,6 @@ def _measured_steps(
 
 
 def _remarks(plan: Plan, forward: PhaseTerms, backward: PhaseTerms) -> Iterator[str]:
-    if plan.workload.gathers:
-        yield (
-            "Before the first chunk one all-gather of all tokens takes "
-            f"{format_seconds(forward.gathering_seconds)} forward, and one of the output's "
-            f"gradient {format_seconds(backward.gathering_seconds)} backward: both are exposed."
-        )
     hidden = format_seconds(forward.hidden_seconds + backward.hidden_seconds)
     transfers = forward.total_transfer_seconds + backward.total_transfer_seconds
     if transfers == 0:
@@ -159,8 +152,6 @@ def _paper_cell(row: StrategyTerms) -> Cell:
 
 def _ranges(plan: Plan) -> Section:
     tokens = "tokens on every rank" if plan.kind == "tensor" else "tokens per rank"
-    if plan.workload.sequence_parallel:
-        tokens = "tokens of all ranks"
     table = Table.of(
         "ranges",
         plan.pipeline.ranges,

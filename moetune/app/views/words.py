@@ -43,8 +43,6 @@ def plan_scope(plan: AnyPlan, *, profile: Profile | None = None) -> str:
         return f"{devices} · {batch} · {dtype} · for {plan.inputs.runtime}"
     tokens, experts = plan.inputs.tokens_per_rank, plan.inputs.layer.num_experts
     place = f"on every {device}" if plan.kind == "tensor" else f"per {device}"
-    if plan.workload.sequence_parallel:
-        place = f"in shards, one per {device}"
     return (
         f"{plural(experts, 'expert')} over {devices} · {plural(tokens, 'token')} {place} · {dtype}"
     )

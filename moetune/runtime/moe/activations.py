@@ -34,11 +34,6 @@ def activate(
     return out if gate is None else out.mul_(gate)
 
 
-def activation_grad_(grad: torch.Tensor, pre: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Return grad · act'(pre) in place of `grad`; for swiglu the activation is silu."""
-    return derive("silu" if activation == "swiglu" else activation, grad, pre, grad)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClampedGate:
     """h = (u + 1)·g·σ(α·g) of g ≤ limit and |u| ≤ limit, as in gpt-oss."""

@@ -291,14 +291,9 @@ def _check_plan(plan: Plan, wanted: LayerKey) -> None:
             f"the layer is {wanted.layer} on {wanted.num_ranks}",
             "make a plan for this layer with `moetune plan`",
         )
-    if _sharing(found) != _sharing(wanted):
-        flags = " --sequence-parallel" if wanted.sequence_parallel else ""
+    if found.expert_parallel != wanted.expert_parallel:
         raise InputError(
-            f"plan {plan.id[:6]} is for experts shared by {_sharing(found)}, "
-            f"this layer shares them by {_sharing(wanted)}",
-            f"make one with `moetune plan --expert-parallel {wanted.expert_parallel}{flags}`",
+            f"plan {plan.id[:6]} is for experts shared by {found.expert_parallel}, "
+            f"this layer shares them by {wanted.expert_parallel}",
+            f"make one with `moetune plan --expert-parallel {wanted.expert_parallel}`",
         )
-
-
-def _sharing(key: LayerKey) -> str:
-    return key.expert_parallel + (" with sequence shards" if key.sequence_parallel else "")

@@ -77,8 +77,6 @@ class TokenPermutation:
         experts_TK: chosen experts.
         kept_TK: as in `Routing`.
         degree: number of chunks.
-        shards: numbers of tokens that are cut into chunks for themselves, one shard after another;
-            all tokens by default.
 
     Attributes:
         counts_CPL: pairs by chunk, target rank and expert.
@@ -93,12 +91,11 @@ class TokenPermutation:
         num_experts: int,
         num_ranks: int,
         degree: int,
-        shards: Sequence[int] = (),
     ) -> None:
-        self._shards, num_cells = tuple(shards), degree * num_experts
+        num_cells = degree * num_experts
         cells_TK, chunk_T = experts_TK.long(), None
         if degree > 1:
-            chunk_T = _chunks(shards or experts_TK.shape[:1], degree, experts_TK.device)
+            chunk_T = _chunks(len(experts_TK), degree, experts_TK.device)
         self.tokens = None
         if 1 < num_ranks < num_experts:
             ranks_TK = cells_TK.div(num_experts // num_ranks, rounding_mode="floor")
@@ -119,6 +116,11 @@ class TokenPermutation:
         rows = torch.empty_like(self._pairs)
         rows.scatter_(0, self._pairs, torch.arange(len(rows), device=rows.device))
         self._rows_TK = rows.view(experts_TK.shape)
+
+    @property
+    def num_pairs(self) -> int:
+        """All pairs, also dropped ones."""
+        return self._rows_TK.numel()
 
     @property
     def numbers_CPX(self) -> torch.Tensor:  # noqa: N802 - a tensor's dimensions
@@ -152,20 +154,17 @@ class TokenPermutation:
         return Dispatch(
             pairs_N=pairs_N, rows_TK=self._rows_TK, tokens_M=tokens_M, sums=sums,
             places_N=places_N, counts=counts, sent=sent, received=received, parts=parts,
-            grouped=grouped, shards=self._shards,
+            grouped=grouped,
         )  # fmt: skip
 
 
-def _chunks(shards: Sequence[int], degree: int, device: torch.device) -> torch.Tensor:
+def _chunks(num_tokens: int, degree: int, device: torch.device) -> torch.Tensor:
     """Return each token's chunk, by arithmetic on the device.
 
     Chunk i ends at token T·(i + 1) // degree: token t is in chunk ((t + 1)·degree − 1) // T.
     """
-    chunks = [
-        torch.arange(1, num + 1, device=device).mul_(degree).sub_(1).floor_divide_(max(1, num))
-        for num in shards
-    ]
-    return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
+    ends_T = torch.arange(1, num_tokens + 1, device=device).mul_(degree).sub_(1)
+    return ends_T.floor_divide_(max(1, num_tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +235,6 @@ class Dispatch:
         sent, received: every chunk's rows among those that this rank sends, and those that arrive.
         parts: every chunk's rows among those that its experts compute.
         grouped: bounds for a grouped kernel; None where products are computed one by one.
-        shards: numbers of tokens that are cut into chunks for themselves; none for all at once.
     """
 
     pairs_N: torch.Tensor
@@ -249,7 +247,6 @@ class Dispatch:
     received: Sequence[slice]
     parts: Sequence[RowPart]
     grouped: GroupedRows | None = None
-    shards: tuple[int, ...] = ()
 
     @property
     def degree(self) -> int:
@@ -266,16 +263,6 @@ class Dispatch:
     def most_rows(self) -> int:
         """Rows that they see in the largest chunk."""
         return max(map(sum, self.counts.rows_CL))
-
-    @property
-    def drops(self) -> bool:
-        """Whether pairs may be without a row."""
-        return len(self.pairs_N) < self.rows_TK.numel()
-
-    @property
-    def num_dropped(self) -> int:
-        """Pairs over the capacity; in shards, of which other ranks have pairs, 0."""
-        return 0 if self.shards else self.rows_TK.numel() - len(self.pairs_N)
 
     @property
     def num_sent(self) -> int:
@@ -331,20 +318,19 @@ class Dispatch:
         return _places(starts_CL, counts_CL, self.num_received)
 
     def whole_part(self, in_order: Callable[[torch.Tensor], torch.Tensor]) -> RowPart:
-        """Return all received rows of the step by expert.
+        """Return all received rows of the step by expert, for a grouped kernel.
 
         Args:
             in_order: orders values of rows by (chunk, expert).
         """
         if self.degree == 1:
             return self.parts[0]
-        rows = slice(0, self.num_received)
+        assert self.grouped is not None  # noqa: S101 - only a grouped kernel takes whole steps
         rows_E = list(map(sum, zip(*self.counts.rows_CL, strict=True)))
-        if self.grouped is None:
-            return RowPart(rows=rows, rows_E=rows_E)
         hot_RL = self.grouped.one_hot_RL
         return RowPart(
-            rows=rows, rows_E=rows_E, experts_RE=None if hot_RL is None else in_order(hot_RL),
+            rows=slice(0, self.num_received), rows_E=rows_E,
+            experts_RE=None if hot_RL is None else in_order(hot_RL),
             ends_E=self.counts.receive_PCL.sum((0, 1)).cumsum(0, dtype=torch.int32),
             kernel=self.grouped.kernel,
         )  # fmt: skip

@@ -10,13 +10,12 @@ P ranks, C chunks, L local experts of a rank.
 
 import itertools
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
 from moetune.comm.agree import OPENING_VALUES, Opening, few_values
 from moetune.comm.group import Communicator
-from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.placement import places_of
 from moetune.domain.plan import Decision
@@ -24,11 +23,11 @@ from moetune.runtime.moe.dispatch import Dispatch, RowCounts, TokenCounts, Token
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
-from moetune.runtime.moe.keep import keep_activations
+from moetune.runtime.moe.keep import KeepBackward, KeepForward
 from moetune.runtime.moe.offload import DeviceCopies, HostPool, Offload
 from moetune.runtime.moe.placement import ExpertPlacement
-from moetune.runtime.moe.reuse import reuse_buffers
-from moetune.runtime.moe.tensor import TokenSharing, sum_over_ranks
+from moetune.runtime.moe.reuse import ReuseBackward, ReuseForward
+from moetune.runtime.moe.tensor import TensorBackward, TensorForward
 from moetune.runtime.moe.workspace import MemoryTracker
 
 _MAX_CHUNKS = 32
@@ -59,12 +58,8 @@ class AllToAll:
         """Take note that the ranks have compared their layers."""
         self.has_met = self._communicator.num_ranks > 1
 
-    def permute(self, routing: Routing, _: Sequence[int], degree: int) -> TokenPermutation:
-        """Return this rank's rows, before the host knows their numbers.
-
-        Args:
-            _: numbers of tokens: of every rank in shards, else this rank's first.
-        """
+    def permute(self, routing: Routing, degree: int) -> TokenPermutation:
+        """Return this rank's rows, before the host knows their numbers."""
         num_ranks = self._communicator.num_ranks
         return TokenPermutation(
             self.places_of(routing.experts_TK), routing.kept_TK,
@@ -126,25 +121,22 @@ class AllToAll:
         """Return the memory policy of a step.
 
         Raises:
-            InputError: it reuses memory that gradients of weights wait in.
             AllocationError: there is no host memory for activations.
         """
         if dispatch.degree == 1 or decision.strategy == "none":
-            return keep_activations(context, dispatch, decision.order)
-        if context.weight_gradients is not None:
-            raise InputError(
-                f"strategy {decision.strategy!r} reuses memory that gradients of weights wait in",
-                'use the strategy "none" with a schedule that splits the backward pass',
-            )
+            order = decision.order
+            return MemoryPolicy(
+                context=context, dispatch=dispatch, forward=partial(KeepForward, order),
+                backward=partial(KeepBackward, order),
+            )  # fmt: skip
         offload = Offload(
             decision.strategy, self.host_pool, num_rows=dispatch.num_received, layer=layer,
             like=x_TD, is_needed=torch.is_grad_enabled(), is_fused=context.form is not None,
         )  # fmt: skip
-        return reuse_buffers(context, dispatch, offload)
-
-    def planned_tokens(self, num_tokens: Sequence[int]) -> int:
-        """Return the number of tokens to look plans up by, from those of every rank."""
-        return max(num_tokens)
+        return MemoryPolicy(
+            context=context, dispatch=dispatch, forward=partial(ReuseForward, offload),
+            backward=partial(ReuseBackward, offload), release=offload.end,
+        )  # fmt: skip
 
     def signature(self, _: torch.Tensor) -> str:
         """Return what must be equal on all ranks of their tokens' numbers."""
@@ -170,39 +162,22 @@ class AllToAll:
 class AllGather(AllToAll):
     """Every rank has all tokens, and its experts' results are summed over the ranks (PPMoE).
 
-    Numbers of rows are the rank's own: the openings alone are exchanged.
-
-    Args:
-        in_shards: each rank has a shard of the tokens, and the experts see all of them. The ranks
-            must agree before they route: the gate sums over them, and choices are gathered by the
-            shards' sizes.
+    Numbers of rows are the rank's own: the openings alone are exchanged, whose size does not follow
+    from the layer's shape.
     """
 
     def __init__(
-        self,
-        communicator: Communicator,
-        placement: ExpertPlacement,
-        host_tracker: MemoryTracker,
-        *,
-        in_shards: bool,
+        self, communicator: Communicator, placement: ExpertPlacement, host_tracker: MemoryTracker
     ) -> None:
         super().__init__(communicator, placement, host_tracker)
-        self._asks_shards = in_shards
-        self._in_shards = in_shards and communicator.num_ranks > 1
-        self.has_met = communicator.num_ranks > 1 and not in_shards
+        self.meet()
 
-    def meet(self) -> None:
-        """Do nothing: sizes of exchanges do not follow from the layer's shape."""
-
-    def permute(self, routing: Routing, num_tokens: Sequence[int], degree: int) -> TokenPermutation:
+    def permute(self, routing: Routing, degree: int) -> TokenPermutation:
         """Return the rows of this rank's experts."""
-        sharing = self._share(num_tokens)
-        experts_TK = sharing.gather(routing.experts_TK, "the gathering of choices")
-        local_TK = experts_TK - self._placement.first
+        local_TK = routing.experts_TK - self._placement.first
         return TokenPermutation(
             local_TK, (local_TK >= 0) & (local_TK < self._num_local),
             num_experts=self._num_local, num_ranks=1, degree=degree,
-            shards=sharing.num_tokens,
         )  # fmt: skip
 
     def count(self, permutation: TokenPermutation) -> RowCounts:
@@ -234,23 +209,13 @@ class AllGather(AllToAll):
 
     def policy(self, dispatch: Dispatch, context: PipelineContext, *_: object) -> MemoryPolicy:
         """Return the policy that sums outputs over the ranks."""
-        return sum_over_ranks(context, dispatch, self._share(dispatch.shards))
-
-    def planned_tokens(self, num_tokens: Sequence[int]) -> int:
-        """Return the number of all ranks' tokens, of which replicas count once."""
-        return sum(self._share(num_tokens).num_tokens)
+        return MemoryPolicy(
+            context=context, dispatch=dispatch, forward=TensorForward, backward=TensorBackward
+        )
 
     def signature(self, x: torch.Tensor) -> str:
         """Return what must be equal on all ranks of their tokens' numbers."""
-        if self._asks_shards:
-            return ", shards of the tokens"
         return f", {x.shape[:-1].numel()} tokens on every rank"
-
-    def _share(self, num_tokens: Sequence[int]) -> TokenSharing:
-        return TokenSharing(
-            communicator=self._communicator, in_shards=self._in_shards,
-            num_tokens=tuple(num_tokens if self._in_shards else num_tokens[:1]),
-        )  # fmt: skip
 
 
 def _local_counts(counts_C1L: torch.Tensor, rows_CL: Sequence[Sequence[int]]) -> RowCounts:

@@ -19,7 +19,6 @@ from moetune.comm.group import Communicator, OneRank
 from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Activation, Phase
-from moetune.runtime.autograd import WeightGradients
 from moetune.runtime.moe.activations import FusedForm
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.experts import ExpertGrads, ExpertWeights
@@ -85,7 +84,6 @@ class PipelineContext:
 
     Args:
         form: of fused experts, in place of the activation.
-        weight_gradients: where the experts' products wait in a backward pass; None for nowhere.
     """
 
     communicator: Communicator
@@ -94,7 +92,6 @@ class PipelineContext:
     workspace: Workspace
     gradients: GradientMean = field(default_factory=GradientMean)
     form: FusedForm | None = None
-    weight_gradients: WeightGradients | None = None
 
     @property
     def tracker(self) -> MemoryTracker:

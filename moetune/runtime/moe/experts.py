@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from moetune.domain.layer import Activation
-from moetune.runtime.moe.activations import FusedForm, activate, activation_grad_
+from moetune.runtime.moe.activations import FusedForm, activate, derive
 from moetune.runtime.moe.pairs import dots, weigh_
 from moetune.runtime.moe.products import RowPart, multiply
 from moetune.runtime.moe.weight_grads import GradientSum, StepFactors, add_factors
@@ -250,7 +250,8 @@ class ExpertGrads:
             self._add("w3", "", inputs, grad_gate, part)
             out = multiply(grad_gate, self._w3_T, part, out)
         if weights.form is None:
-            grad_pre = activation_grad_(grad_hidden, pre, weights.activation)
+            function = "silu" if weights.activation == "swiglu" else weights.activation
+            grad_pre = derive(function, grad_hidden, pre, grad_hidden)
         else:
             grad_pre = weights.form.grad(pre, grad_hidden, grad_both)
         saved_is_free()

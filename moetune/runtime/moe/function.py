@@ -21,10 +21,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from moetune.domain.errors import InputError
-from moetune.runtime.autograd import add_gradient
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, PipelineContext, leading
-from moetune.runtime.moe.experts import ExpertGrads
 from moetune.runtime.plans.timers import Watch
 
 Work = Callable[[], None]
@@ -67,38 +65,25 @@ class StartedStep:
         weights_TK: torch.Tensor,
         parameters: Sequence[Any],
     ) -> torch.Tensor:
-        """Return what `run_experts` does, timed."""
+        """Return Σₖ weightₖ · expertₖ(x) of this step's routing (T, D), timed.
+
+        Args:
+            work: runs behind the first dispatches, and its backward pass behind the last combine.
+            parameters: as of `ExpertFunction`.
+        """
         self.watch.begin()
-        y_TD = run_experts(self.policy, work, x_TD, weights_TK, parameters)
+        left, crossing = x_TD, None
+        if work is not None:
+            crossing = _Crossing(self.policy)
+            left = _Leave.apply(x_TD, weights_TK, crossing, parameters)  # type: ignore[no-untyped-call]
+            weights_TK = weights_TK.detach()  # whose gradient `_Leave` returns
+            with _during(self.policy, "the work behind a dispatch"):
+                work()
+        y_TD: torch.Tensor = ExpertFunction.apply(  # type: ignore[no-untyped-call]
+            left, weights_TK, self.policy, crossing, *parameters
+        )
         self.watch.end_forward(y_TD)
         return y_TD
-
-
-def run_experts(
-    policy: MemoryPolicy,
-    work: Work | None,
-    x_TD: torch.Tensor,
-    weights_TK: torch.Tensor,
-    parameters: Sequence[Any],
-) -> torch.Tensor:
-    """Return Σₖ weightₖ · expertₖ(x) of this step's routing (T, D).
-
-    Args:
-        policy: of the step; its context has the routing's exchanges.
-        parameters: as of `ExpertFunction`.
-        work: runs behind the first dispatches, and its backward pass behind the last combine.
-    """
-    left, crossing = x_TD, None
-    if work is not None:
-        crossing = _Crossing(policy)
-        left = _Leave.apply(x_TD, weights_TK, crossing, parameters)  # type: ignore[no-untyped-call]
-        weights_TK = weights_TK.detach()  # whose gradient `_Leave` returns
-        with _during(policy, "the work behind a dispatch"):
-            work()
-    y_TD: torch.Tensor = ExpertFunction.apply(  # type: ignore[no-untyped-call]
-        left, weights_TK, policy, crossing, *parameters
-    )
-    return y_TD
 
 
 class _Crossing:
@@ -169,7 +154,7 @@ class ExpertFunction(torch.autograd.Function):
             y_TD: torch.Tensor = phase.finish()
         ctx.policy, ctx.crossing = policy, crossing
         ctx.is_averaged = policy.context.gradients.is_due()
-        if ctx.is_averaged or policy.context.weight_gradients is not None:
+        if ctx.is_averaged:
             ctx.parameters = parameters  # a checkpoint would return copies of saved ones
         ctx.save_for_backward(weights_TK, *phase.saved, *parameters)
         return y_TD
@@ -194,7 +179,9 @@ class ExpertFunction(torch.autograd.Function):
                 policy.release()
             if crossing is not None:
                 crossing.leave(phase)
-            parameter_grads = _parameter_grads(ctx, phase)
+            if ctx.is_averaged:
+                policy.context.gradients.average(ctx.parameters)
+            parameter_grads = phase.grads.totals()
         if crossing is not None and not ctx.needs_input_grad[0]:  # nobody asks for the rest
             crossing.end()
         return *grads, None, None, *parameter_grads
@@ -246,32 +233,8 @@ def _run_backward(
     phase = policy.backward(inputs)
     phase.begin()
     phase.run(phase.schedule)
-    if policy.context.weight_gradients is None:
-        phase.grads.finish()  # while the last results travel
+    phase.grads.finish()  # while the last results travel
     return phase
-
-
-def _parameter_grads(
-    ctx: Any,  # noqa: ANN401
-    phase: PhaseRun,
-) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of the parameters; None where they wait for a later pass."""
-    policy: MemoryPolicy = ctx.policy
-    waiting = policy.context.weight_gradients
-    if waiting is not None:
-        waiting.put(partial(_add_later, phase.grads, ctx.parameters))
-        return (None,) * _NUM_PARAMETERS
-    if ctx.is_averaged:
-        policy.context.gradients.average(ctx.parameters)
-    return phase.grads.totals()
-
-
-def _add_later(made: ExpertGrads, parameters: Sequence[torch.Tensor | None]) -> None:
-    """Make the gradients of the parameters, and add them to theirs."""
-    made.finish()
-    for parameter, grad in zip(parameters, made.totals(), strict=True):
-        if parameter is not None and grad is not None:
-            add_gradient(parameter, grad)
 
 
 class _Leave(torch.autograd.Function):

@@ -15,10 +15,8 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.runtime.autograd import WeightGradients, add_gradient
 from moetune.runtime.moe.placement import cut, local_part
 from moetune.runtime.moe.products import widened_mm
 from moetune.runtime.moe.workspace import MemoryTracker
@@ -36,8 +34,7 @@ class Routing:
         x_TD: the tokens for the experts: x itself, through a node of autograd's graph where the
             gate adds its gradient in place to that of the experts.
         kept_TK: False where a pair is over its expert's capacity; None without a capacity.
-        aux_loss: balance loss of this rank's tokens, (); with sequence shards, of those of all
-            ranks. None where the router is the caller's.
+        aux_loss: balance loss of this rank's tokens, (); None where the router is the caller's.
     """
 
     x_TD: torch.Tensor
@@ -73,8 +70,6 @@ class Gate(nn.Module):
         InputError: capacity_factor is not above 0.
     """
 
-    weight_gradients: WeightGradients | None = None
-
     def __init__(
         self,
         layer: LayerShape,
@@ -92,7 +87,6 @@ class Gate(nn.Module):
         self.normalize_topk = layer.top_k > 1 if normalize_topk is None else normalize_topk
         self.capacity_factor = capacity_factor
         self._tracker = tracker
-        self._communicator: Communicator | None = None
         shape = (layer.num_experts, layer.d_model)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
 
@@ -103,14 +97,6 @@ class Gate(nn.Module):
         values.uniform_(-bound, bound, generator=generator)
         local, offsets = local_part(self.weight)
         local.copy_(cut(values, offsets, local.shape))
-
-    def use_sequence_shards(self, communicator: Communicator) -> None:
-        """Treat the tokens as this rank's shard of a sequence from now on.
-
-        The balance loss and the weight's gradient are then those of the whole sequence, on every
-        rank.
-        """
-        self._communicator = communicator
 
     def forward(self, x_TD: torch.Tensor) -> Routing:
         """Return the routing of the tokens."""
@@ -136,7 +122,7 @@ class Gate(nn.Module):
             dtype = _dtype_of_logits(x_TD)
             return nn.functional.linear(x_TD.to(dtype), self.weight.to(dtype)), x_TD
         made: tuple[torch.Tensor, torch.Tensor] = RouterLogits.apply(  # type: ignore[no-untyped-call]
-            x_TD, self.weight, self._tracker, self._communicator, self.weight_gradients
+            x_TD, self.weight, self._tracker
         )
         return made
 
@@ -150,10 +136,6 @@ class Gate(nn.Module):
         num_experts, top_k = self.layer.num_experts, self.layer.top_k
         sum_E = probabilities_TE.sum(dim=0)
         counts_E = counts_of(experts_TK.reshape(-1), num_experts)
-        if self._communicator is not None:
-            sum_E = _SumOverRanks.apply(sum_E, self._communicator)  # type: ignore[no-untyped-call]
-            name = "the sum of the experts' counts"
-            self._communicator.all_reduce(counts_E, name).wait()
         num_tokens = (counts_E.sum() // top_k).clamp(min=1)
         share_E = counts_E.to(sum_E.dtype) / (num_tokens * top_k)
         return num_experts * (share_E * (sum_E / num_tokens)).sum()
@@ -187,14 +169,9 @@ class RouterLogits(torch.autograd.Function):
         x_TD: torch.Tensor,
         weight_ED: torch.Tensor,
         tracker: MemoryTracker,
-        communicator: Communicator | None,
-        delayed: WeightGradients | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits (T, E), and x."""
-        ctx.tracker, ctx.communicator = tracker, communicator
-        # Sums over the shards of a sequence do not wait: they are an exchange.
-        is_delayed = delayed is not None and communicator is None
-        ctx.delayed = (delayed, weight_ED) if is_delayed else None
+        ctx.tracker = tracker
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x_TD, weight_ED)
         return _logits(x_TD, weight_ED, _dtype_of_logits(x_TD)), x_TD.view_as(x_TD)
@@ -215,38 +192,12 @@ class RouterLogits(torch.autograd.Function):
             explained = ctx.tracker.explain("the gate's backward pass")
             with explained, torch.autocast(kind, enabled=False):
                 halves_T2E = _halves(grad_TE) if _has_wide_products(x_TD, weight_ED) else None
-                grad_ED = _weight_grads(ctx, grad_TE, halves_T2E, x_TD)
+                if ctx.needs_input_grad[1]:
+                    grad_ED = _grad_of_weight(grad_TE, halves_T2E, x_TD)
                 if ctx.needs_input_grad[0]:
                     grad_x_TD = torch.zeros_like(x_TD) if grad_x_TD is None else grad_x_TD
                     _add_to(grad_x_TD, grad_TE, halves_T2E, weight_ED)
-        if grad_ED is not None:
-            if ctx.communicator is not None:
-                ctx.communicator.all_reduce(grad_ED, "the sum of the gate's gradient").wait()
-            grad_ED = grad_ED.to(weight_ED.dtype)
-        return grad_x_TD, grad_ED, None, None, None
-
-
-class _SumOverRanks(torch.autograd.Function):
-    """The sum of what all ranks have, whose gradient each rank takes for its own addend."""
-
-    @staticmethod
-    def forward(
-        _: Any,  # noqa: ANN401
-        values: torch.Tensor,
-        communicator: Communicator,
-    ) -> torch.Tensor:
-        """Return the sum, made in float64."""
-        sums = values.double()
-        communicator.all_reduce(sums, "the sum of the balance loss").wait()
-        return sums.to(values.dtype)
-
-    @staticmethod
-    def backward(
-        _: Any,  # noqa: ANN401
-        grad: torch.Tensor,
-    ) -> tuple[torch.Tensor, None]:
-        """Return the gradient as it is."""
-        return grad, None
+        return grad_x_TD, None if grad_ED is None else grad_ED.to(weight_ED.dtype), None
 
 
 def _dtype_of_logits(x_TD: torch.Tensor) -> torch.dtype:
@@ -273,22 +224,6 @@ def counts_of(experts_N: torch.Tensor, num_experts: int) -> torch.Tensor:
     """Return how often each expert occurs; `bincount` would look for the largest one first."""
     counts_E = experts_N.new_zeros(num_experts)
     return counts_E.scatter_add_(0, experts_N, torch.ones_like(experts_N))
-
-
-def _weight_grads(
-    ctx: Any,  # noqa: ANN401
-    grad_TE: torch.Tensor,
-    halves_T2E: torch.Tensor | None,
-    x_TD: torch.Tensor,
-) -> torch.Tensor | None:
-    """Return the weight's gradient, None where it is not wanted, or waits."""
-    if not ctx.needs_input_grad[1]:
-        return None
-    if ctx.delayed is None:
-        return _grad_of_weight(grad_TE, halves_T2E, x_TD)
-    waiting, parameter = ctx.delayed
-    waiting.put(lambda: add_gradient(parameter, _grad_of_weight(grad_TE, halves_T2E, x_TD)))
-    return None
 
 
 def _blocks(x_TD: torch.Tensor, dtype: torch.dtype) -> list[slice]:

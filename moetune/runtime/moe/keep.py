@@ -2,41 +2,24 @@
 
 A token's way to the wire: `layer`, `gate`, `function`, `executor`, **keep**, `comm`.
 
+Every chunk has a part of its own of each buffer. Saved for the backward pass are the rows that the
+experts received, their combine weights and their pre-activations; activations are computed again.
+
 T tokens, N rows this rank sends, R rows it receives, D model width.
 """
 
 from abc import abstractmethod
-from functools import partial
 
 import torch
 
 from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Phase
-from moetune.runtime.moe.dispatch import Dispatch
-from moetune.runtime.moe.executor import (
-    DispatchedPhase,
-    PhaseInputs,
-    PipelineContext,
-    pipelined_schedule,
-)
+from moetune.runtime.moe.executor import DispatchedPhase, PhaseInputs, pipelined_schedule
 from moetune.runtime.moe.experts import SavedActivations
-from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.products import RowPart
 from moetune.runtime.moe.weight_grads import StepFactors
 from moetune.runtime.moe.workspace import Shape
-
-
-def keep_activations(context: PipelineContext, dispatch: Dispatch, order: Order) -> MemoryPolicy:
-    """Return the policy that gives every chunk a part of its own of each buffer.
-
-    Saved for the backward pass: the rows that the experts received, their combine weights and their
-    pre-activations. Activations are computed again.
-    """
-    return MemoryPolicy(
-        context=context, dispatch=dispatch, forward=partial(_KeepForward, order),
-        backward=partial(_KeepBackward, order),
-    )  # fmt: skip
 
 
 class _KeepPhase(DispatchedPhase):
@@ -49,7 +32,6 @@ class _KeepPhase(DispatchedPhase):
         super().__init__(phase, inputs)
         dispatch, context = inputs.dispatch, inputs.context
         self._is_grouped = dispatch.grouped is not None
-        self._waits = context.weight_gradients is not None
         self._buffers = context.workspace.buffers(
             self._shapes(inputs, is_backward=phase == "backward"), inputs.values_TD
         )
@@ -65,9 +47,9 @@ class _KeepPhase(DispatchedPhase):
             shapes["rows"] = self._dispatch.num_sent, width
         if self._sends_tokens:
             shapes["wire"] = self._dispatch.received[-1].stop, width
-        if is_backward and not self._waits:
+        if is_backward:
             shapes["received"] = received
-        if self._is_grouped or (is_backward and self._waits):  # results are what the kernels make
+        if self._is_grouped:  # results are what the kernels make
             return shapes
         if not is_backward:
             shapes["results"] = received
@@ -129,7 +111,7 @@ class _KeepPhase(DispatchedPhase):
         return sums_TD
 
 
-class _KeepForward(_KeepPhase):
+class KeepForward(_KeepPhase):
     """The forward phase."""
 
     def __init__(self, order: Order, inputs: PhaseInputs) -> None:
@@ -176,27 +158,20 @@ class _KeepForward(_KeepPhase):
         return experts.project_down(hidden, self._weights_R1[part.rows], results, part)
 
 
-class _KeepBackward(_KeepPhase):
+class KeepBackward(_KeepPhase):
     """The backward phase: the rows' gradients overwrite those of the results at the experts."""
 
     def __init__(self, order: Order, inputs: PhaseInputs) -> None:
         super().__init__("backward", order, inputs)
-        if self._waits:  # longer than the buffers of a phase
-            self._received_RD = self._tracker.empty(
-                "the gradients of results",
-                (inputs.dispatch.num_received, inputs.values_TD.shape[1]),
-                inputs.values_TD,
-            )
-        else:
-            self._received_RD = self._buffers["received"]
-            self._results_RD = None if self._is_grouped else self._received_RD
+        self._received_RD = self._buffers["received"]
+        self._results_RD = None if self._is_grouped else self._received_RD
         self._inputs_RD, weights_R1, *tensors = self.restore_places(inputs.saved)
         self._activations = [
             SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
             for pre_RH, gate_RH in zip(tensors[::2], tensors[1::2], strict=True)
         ]
         factors = None
-        if self._is_grouped or self._waits:
+        if self._is_grouped:
             factors = StepFactors(
                 self._dispatch, self._inputs_RD, self._received_RD, weights_R1, self._tracker
             )
@@ -213,6 +188,6 @@ class _KeepBackward(_KeepPhase):
         return self._sums(), self._weights.returned(self._weights_TK)
 
     def _run_experts(self, chunk: int, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
-        into = None if self._is_grouped or self._waits else rows
+        into = None if self._is_grouped else rows
         saved = self._activations[chunk]
         return self.grads.run(rows, self._inputs_RD[part.rows], saved, part, into)

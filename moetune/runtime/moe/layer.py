@@ -23,7 +23,6 @@ from moetune.domain.layer import (
     LayerKey,
     LayerShape,
     check_divisible,
-    check_sequence_parallel,
 )
 from moetune.domain.plan import Plan
 from moetune.runtime.moe.decisions import LayerDecisions, dtype_name, forced_strategy
@@ -100,11 +99,9 @@ class ExpertLayer(PlannedLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         communicator: Communicator | None = None,
-        sequence_parallel: bool = False,
         shared_experts: nn.Module | None = None,
         expert_kernel: ExpertKernel | None = None,
     ) -> None:
-        check_sequence_parallel(self.expert_parallel, sequence_parallel=sequence_parallel)
         if self.expert_parallel == "tensor":
             _check_without_exchange(
                 capacity_factor=capacity_factor, placement=placement, shared_experts=shared_experts,
@@ -125,12 +122,10 @@ class ExpertLayer(PlannedLayer):
             shape, normalize_topk=normalize_topk, capacity_factor=capacity_factor,
             tracker=tracker, device=device, dtype=dtype,
         )  # fmt: skip
-        if sequence_parallel:
-            gate.use_sequence_shards(communicator)
         key = LayerKey(
             layer=shape, num_ranks=communicator.num_ranks,
             dtype=dtype_name(dtype or torch.get_default_dtype()),
-            expert_parallel=self.expert_parallel, sequence_parallel=sequence_parallel,
+            expert_parallel=self.expert_parallel,
         )  # fmt: skip
         decisions = LayerDecisions(
             key, rank=communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,
@@ -144,9 +139,8 @@ class ExpertLayer(PlannedLayer):
             device=device, dtype=dtype,
         )  # fmt: skip
         super().__init__(
-            shape, experts, communicator, decisions=decisions, tracker=tracker, mesh=mesh,
-            sequence_parallel=sequence_parallel,
-        )  # fmt: skip
+            shape, experts, communicator, decisions=decisions, tracker=tracker, mesh=mesh
+        )
         self._last_loss = LastLoss()
         self.gate, self.experts = gate, experts
         self.shared_experts = shared_experts
@@ -245,7 +239,6 @@ class MoELayer(ExpertLayer):
             default, the plan's. The gate and checkpoints know experts by their own numbers.
         device, dtype: of the parameters.
         communicator: in place of the group's, for example one that models a slower wire.
-        sequence_parallel: False; see `TensorExpertLayer`.
         shared_experts: a module that every token passes beside its experts, whose output is added.
             It runs while the first rows travel, and its backward pass while the last ones do. Its
             parameters are dense ones, equal on all ranks.
@@ -284,13 +277,10 @@ class TensorExpertLayer(ExpertLayer):
         pipeline: as in `MoELayer`: a chunk of the output, or of the gradient of x, is summed
             over the ranks while the next one is computed.
         memory_reuse: True, False or "none", which are the same here.
-        sequence_parallel: x and the output are this rank's shard of the group's tokens; shards may
-            differ in size. The input is all-gathered, the output reduce-scattered. Its plans are
-            those with sequence shards, for the tokens of all ranks.
 
     Attributes:
-        aux_loss: balance loss of the last forward pass over all tokens, equal on all ranks: add
-            it to the loss on every rank, as any loss that all of them compute alike.
+        aux_loss: balance loss of the last forward pass, equal on all ranks: add it to the loss on
+            every rank, as any loss that all of them compute alike.
         decision, num_dropped, recorder: as in `MoELayer`.
 
     Raises:

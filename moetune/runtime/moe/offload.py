@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from moetune.comm.transfer import SideStream, Wait, nothing
+from moetune.comm.transfer import Wait
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape
@@ -25,7 +25,7 @@ class DeviceCopies:
     """
 
     def __init__(self) -> None:
-        self._streams: dict[tuple[torch.device, str], SideStream] = {}
+        self._streams: dict[tuple[torch.device, str], torch.cuda.Stream] = {}
         self._under_way: dict[object, Wait] = {}
 
     def __reduce__(self) -> tuple[type["DeviceCopies"], tuple[()]]:
@@ -50,24 +50,28 @@ class DeviceCopies:
     ) -> Wait:
         if device.type != "cuda":
             target.copy_(source)
-            return nothing
+            return _nothing
         if (device, way) not in self._streams:
-            self._streams[device, way] = SideStream(device)
+            self._streams[device, way] = torch.cuda.Stream(device)
+        stream = self._streams[device, way]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+        done = stream.record_event()
         # Referenced until the wait, so that the allocator does not hand out their memory earlier.
         held, key = [source, target], object()
 
-        def copy() -> None:
-            held[1].copy_(held[0], non_blocking=True)
-
-        copied = self._streams[device, way].run(copy)
-
         def wait() -> None:
-            copied()
+            torch.cuda.current_stream(device).wait_event(done)
             held.clear()
             self._under_way.pop(key, None)
 
         self._under_way[key] = wait
         return wait
+
+
+def _nothing() -> None:
+    """Wait for nothing."""
 
 
 class HostPool:

@@ -16,13 +16,14 @@ T tokens, K choices, D model width.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import nn
 
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.function import ExpertFunction, MemoryPolicy, StartedStep
+from moetune.runtime.moe.function import ExpertFunction, MemoryPolicy
 from moetune.runtime.moe.gate import Routing
 from moetune.runtime.plans.timers import Watch
 
@@ -31,22 +32,8 @@ _NUM_UNDIFFERENTIATED = 2
 """Arguments of `ExpertFunction` between the weights and the parameters."""
 
 
-class OperatorLayer(Protocol):
-    """A layer whose steps run as operators."""
-
-    def start_step(
-        self,
-        x: torch.Tensor,
-        dtype: torch.dtype,
-        route: Callable[[], Routing],
-        problem: str,
-        gradients: str,
-    ) -> StartedStep:
-        """Agree with the other ranks on a step, route its tokens, and plan it."""
-
-
-def handle_of(layer: OperatorLayer) -> torch.Tensor:
-    """Return the tensor by which operators find a layer, as long as there is one."""
+def handle_of(layer: nn.Module) -> torch.Tensor:
+    """Return the tensor by which operators find a `PlannedLayer`, as long as there is one."""
     return _carrier(weakref.ref(layer))
 
 

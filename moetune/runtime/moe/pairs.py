@@ -22,30 +22,13 @@ _DOT_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**25})
 """Products that are in memory at once."""
 
 
-def pick(rows_ND: torch.Tensor, rows_TK: torch.Tensor, *, drops: bool) -> torch.Tensor:
-    """Return every pair's row (T, K, D), zeros for dropped pairs.
-
-    Args:
-        rows_TK: the row of every pair; below 0, or N or more, for dropped pairs.
-        drops: whether there are any.
-    """
-    num_rows, width = rows_ND.shape
-    shape = *rows_TK.shape, width
-    if not num_rows:
-        return rows_ND.new_zeros(shape)
-    if not drops:
-        return rows_ND.index_select(0, rows_TK.reshape(-1)).view(shape)
-    picked = rows_ND.index_select(0, rows_TK.clamp(0, num_rows - 1).view(-1)).view(shape)
-    is_dropped_TK = (rows_TK < 0) | (rows_TK >= num_rows)
-    return picked.masked_fill_(is_dropped_TK.unsqueeze(2), 0)
-
-
 def dots(a_NKD: torch.Tensor, b_ND: torch.Tensor, out_NK: torch.Tensor) -> None:
     """Write the dot products of every row of `a` with its row of `b`.
 
     Products of two-byte values are summed as float32 ones, unrounded.
     """
-    step = _step(_DOT_VALUES, a_NKD, a_NKD[:1].numel())
+    most = _DOT_VALUES.get(a_NKD.device.type, _DOT_VALUES["cuda"])
+    step = max(1, most // max(1, a_NKD[:1].numel()))
     for low in range(0, len(b_ND), step):
         some = slice(low, low + step)
         a, b = a_NKD[some], b_ND[some].unsqueeze(1)
@@ -56,14 +39,17 @@ def dots(a_NKD: torch.Tensor, b_ND: torch.Tensor, out_NK: torch.Tensor) -> None:
             out_NK[some] = products.sum(dim=2)
 
 
+def of_pairs(values_N: torch.Tensor, dispatch: Dispatch, like_TK: torch.Tensor) -> torch.Tensor:
+    """Return values of this rank's pairs, in sending order, at their pairs; 0 at the others."""
+    made_TK = like_TK.new_zeros(like_TK.shape)
+    made_TK.view(-1).index_copy_(0, dispatch.pairs_N, values_N.to(like_TK.dtype))
+    return made_TK
+
+
 def weigh_(rows: torch.Tensor, weights_R1: torch.Tensor) -> torch.Tensor:
     """Multiply every row by its weight, in place, rounded once on a GPU."""
     # A CPU would make a copy of the rows in the weights' wider dtype.
     return rows.mul_(weights_R1 if rows.is_cuda else weights_R1.to(rows.dtype))
-
-
-def _step(values: MappingProxyType[str, int], like: torch.Tensor, width: int) -> int:
-    return max(1, values.get(like.device.type, values["cuda"]) // max(1, width))
 
 
 class PairWeights:
@@ -124,7 +110,7 @@ class PairWeights:
         rows_N1, dispatch = self._travelling, self._dispatch
         if self._communicator is not None:
             rows_N1 = _transpose_blocks(rows_N1, list(zip(*dispatch.counts.send_CP, strict=True)))
-        return pick(rows_N1, dispatch.rows_TK, drops=dispatch.drops).squeeze(2).to(like_TK.dtype)
+        return of_pairs(rows_N1.squeeze(1), dispatch, like_TK)
 
 
 def _by_rank(counts_CP: Sequence[Sequence[int]]) -> list[int]:

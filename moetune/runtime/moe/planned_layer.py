@@ -19,7 +19,6 @@ from moetune.domain.layer import ExpertParallel, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.domain.routing_record import RoutingRecord
 from moetune.runtime.autograd import (
-    WeightGradients,
     sees_selective_checkpoints,
     unseen_by_selective_checkpoints,
 )
@@ -65,13 +64,10 @@ class PlannedLayer(nn.Module):
     Attributes:
         expert_parallel: the kind of expert parallelism, as in its plans.
         dispatcher: of the tokens to the experts.
-        sequence_parallel: each rank has a shard of the tokens, and the experts see all of them.
-        weight_gradients: where the experts' products wait in a backward pass; None for nowhere.
     """
 
     expert_parallel: ClassVar[ExpertParallel] = "all_to_all"
     experts: LocalExperts
-    weight_gradients: WeightGradients | None = None
 
     def __init__(
         self,
@@ -82,12 +78,10 @@ class PlannedLayer(nn.Module):
         decisions: LayerDecisions,
         tracker: MemoryTracker,
         mesh: DeviceMesh | None = None,
-        sequence_parallel: bool = False,
     ) -> None:
         super().__init__()
         check_divisible(shape.num_experts, communicator.num_ranks)
         self.shape = shape
-        self.sequence_parallel = sequence_parallel
         self.communicator, self.mesh = communicator, mesh
         self._tracker, self._host_tracker = tracker, MemoryTracker("host")
         self.recorder = SpanRecorder()
@@ -99,11 +93,8 @@ class PlannedLayer(nn.Module):
         self._workspace = Workspace(tracker)
         self._handle = handle_of(self)
         self._loads = LoadRecorder(experts.local_experts)
-        self.dispatcher = AllToAll(communicator, experts.placement, self._host_tracker)
-        if self.expert_parallel == "tensor":
-            self.dispatcher = AllGather(
-                communicator, experts.placement, self._host_tracker, in_shards=sequence_parallel
-            )
+        kind = AllGather if self.expert_parallel == "tensor" else AllToAll
+        self.dispatcher = kind(communicator, experts.placement, self._host_tracker)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a copied or pickled layer's state, but for the handle of the layer itself."""
@@ -136,17 +127,9 @@ class PlannedLayer(nn.Module):
         """
         dtype = self.experts.compute_dtype or dtype_of_step(x)
         problem = problem or problem_of(x, dtype, self.shape, self.experts)
-        # Sums of a gate over sequence shards are exchanges of their own, and gradients of weights
-        # that wait are no results of a backward operator.
-        can_be_operator = self.weight_gradients is None and not self.sequence_parallel
-        if can_be_operator and (torch.compiler.is_compiling() or sees_selective_checkpoints()):
+        if torch.compiler.is_compiling() or sees_selective_checkpoints():
             y = self._run_as_operator(x, dtype, route, problem)
             return y if shared is None else y + checked_output(shared, x).to(y.dtype)
-        if torch.compiler.is_compiling():
-            torch._dynamo.graph_break(  # noqa: SLF001 - the text is that of fullgraph=True
-                msg="moetune: layers with sequence shards, and schedules that split the backward "
-                "pass, run outside of graphs: compile without fullgraph"
-            )
         return self._run(x, dtype, route, problem, shared)
 
     def _run_as_operator(
@@ -306,24 +289,26 @@ class PlannedLayer(nn.Module):
         """
         dispatcher, permutation, counts = self.dispatcher, None, None
         if dispatcher.has_met:
-            degree = self._expected.get(opening.num_tokens, self._degree)  # a guess
+            degree = self._expected.get(opening.num_tokens, self.decision.degree)  # a guess
             routing = None if opening.problem else route()
             if routing is not None:
-                permutation = dispatcher.permute(routing, (opening.num_tokens,), degree)
+                permutation = dispatcher.permute(routing, degree)
             rows, counts = dispatcher.open(opening, permutation, x.device)
             num_tokens = opening.agree(rows, self.communicator)
             planned = self._decide(num_tokens, dtype)
             assert routing is not None  # noqa: S101 - a problem on any rank has raised on all
-            if degree != self._degree:
+            if degree != self.decision.degree:
                 counts = None
-            self._expect_degree(opening.num_tokens)
+            if len(self._expected) >= _MOST_EXPECTED:
+                self._expected.clear()
+            self._expected[opening.num_tokens] = self.decision.degree
         else:
             num_tokens = agree_on_tokens(self.communicator, opening, x.device)
             dispatcher.meet()
             planned = self._decide(num_tokens, dtype)
             routing = route()
         if permutation is None or counts is None:
-            permutation = dispatcher.permute(routing, num_tokens, self._degree)
+            permutation = dispatcher.permute(routing, self.decision.degree)
             counts = dispatcher.count(permutation)
         if self.training:
             self._loads.add_pass(counts.rows_CL)
@@ -345,7 +330,8 @@ class PlannedLayer(nn.Module):
             bias = bool(self.experts.names.up_bias)
             grouped = GroupedRows.of(counts, like=x_TD, bias=bias, kernel=kernel)
         dispatch = permutation.dispatch(counts, grouped=grouped)
-        self._num_dropped = dispatch.num_dropped
+        if self.expert_parallel == "all_to_all":  # in a tensor group other ranks have the rest
+            self._num_dropped = permutation.num_pairs - len(dispatch.pairs_N)
         self._tracker.add(*dispatch.tensors)
         return self.dispatcher.policy(dispatch, context, x_TD, self.decision, self.shape)
 
@@ -355,26 +341,16 @@ class PlannedLayer(nn.Module):
         Args:
             num_tokens: of every rank.
         """
-        tokens = self.dispatcher.planned_tokens(num_tokens)
+        tokens = max(num_tokens)
         self.decision = self._decisions.decide(tokens, dtype)
         return tokens
-
-    @property
-    def _degree(self) -> int:
-        return self.decision.degree
-
-    def _expect_degree(self, num_tokens: int) -> None:
-        """Expect this step's degree for the number of tokens from now on."""
-        if len(self._expected) >= _MOST_EXPECTED:
-            self._expected.clear()
-        self._expected[num_tokens] = self._degree
 
     @property
     def _context(self) -> PipelineContext:
         return PipelineContext(
             communicator=self.communicator, activation=self.shape.activation,
             recorder=self.recorder, workspace=self._workspace, gradients=self.experts.gradients,
-            form=self.experts.form, weight_gradients=self.weight_gradients,
+            form=self.experts.form,
         )  # fmt: skip
 
     def _signature(self, x: torch.Tensor, dtype: torch.dtype, gradients: str) -> str:

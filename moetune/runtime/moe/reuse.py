@@ -16,16 +16,13 @@ import torch
 
 from moetune.comm.transfer import Transfer, Wait
 from moetune.domain.layer import Phase
-from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import (
     DispatchedPhase,
     PhaseInputs,
-    PipelineContext,
     pipelined_schedule,
     ring_schedule,
 )
 from moetune.runtime.moe.experts import SavedActivations
-from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.offload import Offload
 from moetune.runtime.moe.rings import Ring, TokenExchange, make_rings
 
@@ -43,20 +40,12 @@ _OF_EXPERTS = frozenset({"rows", "inputs"})
 """Buffers of rows by expert."""
 
 
-def reuse_buffers(context: PipelineContext, dispatch: Dispatch, offload: Offload) -> MemoryPolicy:
-    """Return the policy whose chunks take a few buffers in turn.
+class _ReusePhase(DispatchedPhase):
+    """The common part of both phases: chunks, rings, and the one buffer for pre-activations.
 
     Args:
         offload: copies to the host and back what the strategy does not restore otherwise.
     """
-    return MemoryPolicy(
-        context=context, dispatch=dispatch, forward=partial(_ReuseForward, offload),
-        backward=partial(_ReuseBackward, offload), release=offload.end,
-    )  # fmt: skip
-
-
-class _ReusePhase(DispatchedPhase):
-    """The common part of both phases: chunks, rings, and the one buffer for pre-activations."""
 
     def __init__(self, phase: Phase, offload: Offload, inputs: PhaseInputs) -> None:
         super().__init__(phase, inputs)
@@ -120,7 +109,7 @@ class _ReusePhase(DispatchedPhase):
         self._leaving[chunk] = results
 
 
-class _ReuseForward(_ReusePhase):
+class ReuseForward(_ReusePhase):
     """The forward phase; all of its buffers are made before the first exchange."""
 
     def __init__(self, offload: Offload, inputs: PhaseInputs) -> None:
@@ -191,7 +180,7 @@ class _ReuseForward(_ReusePhase):
         return hidden
 
 
-class _ReuseBackward(_ReusePhase):
+class ReuseBackward(_ReusePhase):
     """The backward phase: the rows' gradients overwrite those of the results."""
 
     def __init__(self, offload: Offload, inputs: PhaseInputs) -> None:

@@ -31,8 +31,7 @@ class RoutedLayer(PlannedLayer):
     Args:
         shape: of the layer; plans of one whose ranks share an expert's width are of its shards.
         experts: of this rank.
-        pipeline: as in `MoELayer`; by default one chunk without a plan.
-        plan: as in `MoELayer`, or a book of plans.
+        plan: as in `MoELayer`, or a book of plans; None runs one chunk.
 
     Raises:
         InputError: an argument is out of range.
@@ -45,7 +44,6 @@ class RoutedLayer(PlannedLayer):
         communicator: Communicator,
         *,
         mesh: DeviceMesh | None = None,
-        pipeline: bool | int | None = None,
         plan: Plan | PlanBook | str | os.PathLike[str] | None = None,
     ) -> None:
         key = LayerKey(
@@ -53,8 +51,7 @@ class RoutedLayer(PlannedLayer):
         )  # fmt: skip
         book = plan if isinstance(plan, PlanBook) else None
         decisions = LayerDecisions(
-            key, rank=communicator.rank,
-            pipeline=plan is not None if pipeline is None else pipeline, memory_reuse=True,
+            key, rank=communicator.rank, pipeline=plan is not None, memory_reuse=True,
             plan=None if isinstance(plan, PlanBook) else plan, planbook=book, can_place=False,
         )  # fmt: skip
         super().__init__(

@@ -64,7 +64,7 @@ class GradientSum:
 
     def add_gemm(self, x: torch.Tensor, y: torch.Tensor, part: RowPart) -> None:
         """Add xᵀ y of every expert's rows to its matrix."""
-        if self._is_whole and part.ends_E is not None and len(x):
+        if self._is_whole and len(x):
             a, b = (y, x) if self._is_transposed else (x, y)
             self._take(part.kernel.product(a.T, b, part), part)
             return
@@ -86,13 +86,11 @@ class GradientSum:
         Args:
             weights_R1: factor of each row; None for 1.
         """
-        if self._is_whole and part.experts_RE is not None:
+        if self._is_whole:
             # The product's zeros do not keep another expert's NaN out.
             experts_ER = part.weighted_experts(weights_R1).T
             self._take(widened_mm(experts_ER, y, self._dtype), part)
             return
-        if self._is_whole:
-            self._make()
         dtype = self._dtype if self._is_widened else None
         for expert, low, high in part.blocks:
             weights = None if weights_R1 is None else weights_R1[low:high]

@@ -20,7 +20,6 @@ from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.layout import divisor_words
-from moetune.domain.pipeline import rank_of_stage
 from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.domain.target_rules import layout_rules
 from moetune.domain.targets import find_target
@@ -111,10 +110,9 @@ class ParallelGroups:
         return self.mesh.get_local_rank("dp")
 
     def stages(self) -> tuple[int, ...]:
-        """Return the indices of this rank's stages: one in pp in turn, or there and back."""
+        """Return the indices of this rank's stages: one in pp in turn."""
         layout, place = self.layout, self.mesh.get_local_rank("pp")
-        every = range(layout.num_stages)
-        return tuple(one for one in every if rank_of_stage(one, layout.pp, layout.order) == place)
+        return tuple(range(place, layout.num_stages, layout.pp))
 
     def expert_layer(self, shape: LayerShape, **options: Any) -> ExpertLayer:  # noqa: ANN401
         """Return a layer of experts of the layout's kind, over this rank's group.

@@ -6,10 +6,9 @@ of an expert group are in the same stage, and a stage runs its micro-batches, fo
 in the same order on all of them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,24 +17,17 @@ from torch import nn
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
-    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleZBVZeroBubble,
 )
 
 from moetune.comm.agree import raise_on_all
 from moetune.comm.gloo import communicator_of
 from moetune.comm.transfer import GroupRank
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.pipeline import SPLITTING, V_SCHEDULES, Schedule
 from moetune.domain.rules import micro_batch_rules
 from moetune.domain.training import FoldedLayout
-from moetune.runtime.autograd import WeightGradients
-from moetune.runtime.moe.gate import Gate
 from moetune.runtime.moe.placement import is_dtensor
-from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.parallel.fsdp import (
     forget_failed_passes,
     is_sharded,
@@ -186,10 +178,8 @@ class Stages:
             As `backward` does: see `total_loss`.
 
         Raises:
-            InputError: the schedule's stages run in a V; as of `backward`.
-            RankMismatchError, MoetuneError, CollectiveError: as of `backward`.
+            InputError, RankMismatchError, MoetuneError, CollectiveError: as of `backward`.
         """
-        self._check_evaluation()
         raise_on_all(communicator_of(None), self._problem(inputs, targets), "the evaluation")
         training = [module for module in self.parts.modules() if module.training]
         grads = [parameter.grad for parameter in self._parameters]
@@ -220,19 +210,6 @@ class Stages:
                 f"pad or cut the sequences to {tuple(self._shape[1:])}, or plan with their length",
             )
         return None
-
-    def _check_evaluation(self) -> None:
-        """Raise InputError where forward passes alone would not run.
-
-        Stages of a V hand each other gradients on a rank, whether there is a backward pass or not
-        (torch's `PipelineStage.get_local_bwd_output`).
-        """
-        order = self.ranks.layout.order
-        if order in V_SCHEDULES:
-            raise InputError(
-                f"stages under schedule {order} cannot be evaluated",
-                "load the state dict under a plan with --schedule interleaved or 1f1b",
-            )
 
     def _run(
         self, passes: Callable[..., object], inputs: torch.Tensor, targets: torch.Tensor
@@ -288,7 +265,6 @@ def _pipeline_stages(
     num_stages = ranks.layout.pp * len(parts)
     inputs, outputs = shapes.inputs[:micro_batch], shapes.outputs[:micro_batch]
     between = shapes.between[:micro_batch].requires_grad_()
-    splits = ranks.layout.order in SPLITTING
     return [
         PipelineStage(
             part,
@@ -298,32 +274,12 @@ def _pipeline_stages(
             input_args=inputs if index == 0 else between,
             output_args=outputs if index == num_stages - 1 else between,
             group=ranks.mesh.get_group("pp"),
-            dw_builder=_weight_gradients(part).take if splits else None,
         )
         for part, index in zip(parts, ranks.stages(), strict=True)
     ]
 
 
-def _weight_gradients(part: nn.Module) -> WeightGradients:
-    """Return where the weights' products of a part wait from now on."""
-    waiting = WeightGradients()
-    for module in part.modules():
-        if isinstance(module, PlannedLayer | Gate):
-            module.weight_gradients = waiting
-    return waiting
-
-
-_OfSeveral = (
-    ScheduleInterleaved1F1B | ScheduleInterleavedZeroBubble | ScheduleZBVZeroBubble
-    | ScheduleDualPipeV
-)  # fmt: skip
-TorchSchedule = Schedule1F1B | ScheduleGPipe | _OfSeveral
-_OF_SEVERAL: Mapping[Schedule, type[_OfSeveral]] = MappingProxyType({
-    "interleaved": ScheduleInterleaved1F1B,
-    "zero_bubble": ScheduleInterleavedZeroBubble,
-    "zero_bubble_v": ScheduleZBVZeroBubble,
-    "dualpipe_v": ScheduleDualPipeV,
-})  # fmt: skip
+TorchSchedule = Schedule1F1B | ScheduleGPipe | ScheduleInterleaved1F1B
 
 
 def torch_schedule(
@@ -337,8 +293,8 @@ def torch_schedule(
     Args:
         loss_of: the loss of a micro-batch, scaled.
     """
-    if layout.order in _OF_SEVERAL:
-        return _OF_SEVERAL[layout.order](
+    if layout.order == "interleaved":
+        return ScheduleInterleaved1F1B(
             [*stages], num_micro_batches, loss_fn=loss_of, scale_grads=False
         )
     # With fewer micro-batches than stages 1F1B is all forward passes, then all backward passes.

@@ -72,12 +72,12 @@ def check_host_memory(
     raise_on_all(replicas, problem if needed > available else None, "moetune.shard")
 
 
-def available_bytes(meminfo: Path = _MEMINFO) -> int:
+def available_bytes() -> int:
     """Return the host memory that is available without swapping."""
-    for line in meminfo.read_text().splitlines():
+    for line in _MEMINFO.read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    raise InputError(f"MemAvailable is not in {meminfo}")
+    raise InputError(f"MemAvailable is not in {_MEMINFO}")
 
 
 def _host_bytes(parameter: nn.Parameter, num_ranks: int, num_states: int, *, pins: bool) -> int:

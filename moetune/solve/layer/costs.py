@@ -2,7 +2,6 @@
 
 all to all        tokens travel to the experts and back: two collectives a chunk
 tensor parallel   every rank has all tokens, and the outputs are all-reduced (PPMoE §3.3, Eq. 5)
-sequence shards   tokens are sharded around the layer: all-gather before it, reduce-scatter after
 
 T tokens per rank, k experts per token, M d_model, H d_hidden, E experts, r chunks. A chunk has
 T·k/r rows on each rank, a real number: costs are interpolated, and a chunk is a share of them. Of
@@ -21,7 +20,7 @@ from moetune.domain.costs import Costs, Estimate
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import PHASES, Phase, Workload
 from moetune.domain.once import once
-from moetune.domain.samples import ALONE_CHUNKS, CollectiveOp
+from moetune.domain.samples import ALONE_CHUNKS
 from moetune.domain.step_errors import StepErrors
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.operations import (
@@ -100,12 +99,6 @@ class LayerCosts(LayerOperations, ABC):
         before, behind = self.operations(phase, rows)
         _, launches = self._least(phase)
         return at_least(total(*before, *behind), launches)
-
-    def gathering(self, *, tokens: float) -> Estimate:
-        """Return the all-gather of tokens before a phase's first chunk; 0 without shards."""
-        if not self.key.sequence_parallel:
-            return NOTHING
-        return self.collective("all_gather", tokens / self.world_size * self.row_bytes)
 
     @once(lambda phase: phase)
     def _least(self, phase: Phase) -> tuple[Estimate | None, Estimate | None]:
@@ -200,9 +193,6 @@ class LayerCosts(LayerOperations, ABC):
 
 _WEIGHT_BYTES = 4
 """A weight of the gate is no narrower than float32."""
-_CHOICE_BYTES = 8
-_BALANCE_BYTES = 16
-"""Of an expert in the balance loss: its probability and its number of pairs, as float64."""
 
 
 def layer_costs(*, workload: Workload, costs: Costs) -> LayerCosts:
@@ -252,9 +242,8 @@ class TensorParallelCosts(LayerCosts):
 
     @once(lambda *, rows, degree: key_of(rows))  # noqa: ARG005 - see the class
     def transfer(self, *, rows: float, degree: int) -> Estimate:  # noqa: ARG002
-        """Return one chunk's all-reduce, or reduce-scatter to the ranks of the tokens."""
-        op: CollectiveOp = "reduce_scatter" if self.key.sequence_parallel else "all_reduce"
-        return self.collective(op, rows * self.bytes_per_row)
+        """Return one chunk's all-reduce."""
+        return self.collective("all_reduce", rows * self.bytes_per_row)
 
     def operations(
         self, phase: Phase, rows: float, *, recompute: bool = False
@@ -268,32 +257,13 @@ class TensorParallelCosts(LayerCosts):
         return before, [*behind, gather, again, add]
 
     def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
-        """Return the gate of the rank's own tokens, and collectives that share what it gives.
+        """Return the gate, and an all-reduce: of the token count, backward of weights' gradients.
 
-        Of all tokens on every rank an all-reduce: forward of the token count, backward of the
-        weights' gradients. Of shards forward token counts, sums of the balance loss, all choices
-        and all weights; backward the weights' gradients, and the gate's. 0 where the gate was not
-        measured.
+        0 where the gate was not measured.
         """
-        shards = self.world_size if self.key.sequence_parallel else 1
-        gate, experts = self.gate(phase, tokens=tokens / shards), self.layer.num_experts
+        gate = self.gate(phase, tokens=tokens)
         if gate is NOTHING:
             return NOTHING
         width = max(dtype_bytes(self.dtype), _WEIGHT_BYTES)
-        pairs = tokens / shards * self.layer.top_k
-        if shards == 1:
-            small = COUNT_BYTES if phase == "forward" else pairs * width
-            return total(gate, self.collective("all_reduce", small))
-        if phase == "forward":
-            return total(
-                gate,
-                self.collective("all_gather", COUNT_BYTES),
-                self.collective("all_reduce", experts * _BALANCE_BYTES),
-                self.collective("all_gather", pairs * _CHOICE_BYTES),
-                self.collective("all_gather", pairs * width),
-            )
-        return total(
-            gate,
-            self.collective("reduce_scatter", pairs * shards * width),
-            self.collective("all_reduce", experts * self.layer.d_model * width),
-        )
+        small = COUNT_BYTES if phase == "forward" else tokens * self.layer.top_k * width
+        return total(gate, self.collective("all_reduce", small))

@@ -42,10 +42,6 @@ def layer_memory(*, workload: Workload, degree: int, strategy: Strategy = "none"
         activations  2·T·M (T_I, T_O) + N/P·H (T_M; twice for swiglu)
         buffers      2·T·M (their gradients) + one chunk's rows and results, 2·M and H of each;
                      backward H once more, and for relu H once less
-
-    Where a rank has only a shard of the tokens, T/P, each of those 2·T·M is 2·T/P·M, and on top
-    come T·M of activations (x gathered) and 2·T·M of buffers (T_O's gradient gathered, and T_I's
-    before it is scattered).
     """
     is_tensor, saved = workload.expert_parallel == "tensor", 0
     kind = TensorParallelCounts if is_tensor else BufferCounts

@@ -225,12 +225,12 @@ class TensorParallelCounts(BufferCounts):
     """Counts of a tensor-parallel group: no row is dispatched, and x's are gathered again."""
 
     def activation_bytes(self) -> int:
-        """Return the bytes of x and y, of x gathered from shards, and of the hidden values."""
-        return self._tokens(gathered=1) + self._mine(1) * self._middle * self._element
+        """Return the bytes of x and y, and of the hidden values."""
+        return self.buffer_bytes() + self._mine(1) * self._middle * self._element
 
     def buffer_bytes(self) -> int:
-        """Return the bytes of the gradients of x and y, with those gathered from shards."""
-        return self._tokens(gathered=2)
+        """Return the bytes of the gradients of x and y."""
+        return 2 * self._workload.tokens_per_rank * self._layer.d_model * self._element
 
     def ring_bytes(self) -> int:
         """Return the bytes of a chunk's rows, results, hidden values and sums, without T_M."""
@@ -239,21 +239,13 @@ class TensorParallelCounts(BufferCounts):
         return (self._mine(self._degree) * width + sums) * self._element
 
     def routing_bytes(self) -> int:
-        """Return the bytes of the own tokens' probabilities, and of weights and indices."""
-        gate, own_tokens = max(self._element, FULL_BYTES), self._workload.own_tokens
-        probabilities = own_tokens * self._layer.num_experts * gate
-        own_pairs = own_tokens * self._layer.top_k
+        """Return the bytes of the tokens' probabilities, and of weights and indices."""
+        gate = max(self._element, FULL_BYTES)
         return (
-            probabilities
-            + (own_pairs + self._pairs) * (gate + _INDEX_BYTES)
+            self._workload.tokens_per_rank * self._layer.num_experts * gate
+            + 2 * self._pairs * (gate + _INDEX_BYTES)
             + self._mine(1) * (2 * self._element + _INDEX_BYTES)
         )
-
-    def _tokens(self, *, gathered: int) -> int:
-        """Return the bytes of two shards of tokens, and of those gathered where they are shards."""
-        workload = self._workload
-        tokens = 2 * workload.own_tokens + workload.gathers * gathered * workload.tokens_per_rank
-        return tokens * self._layer.d_model * self._element
 
     def _mine(self, degree: int) -> int:
         """Return the most rows of balanced pairs that one rank computes in a chunk."""

@@ -147,7 +147,6 @@ def phase_terms(phase: PhaseTime) -> PhaseTerms:
     return PhaseTerms(
         degree=phase.degree,
         seconds=phase.seconds,
-        gathering_seconds=phase.gathering.seconds,
         transfer_seconds=phase.transfer.seconds,
         compute_seconds=phase.compute.seconds,
         total_transfer_seconds=phase.link_seconds,

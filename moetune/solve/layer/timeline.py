@@ -109,18 +109,12 @@ def pipeline_tasks(
 
 
 def tensor_parallel_tasks(
-    *,
-    compute_seconds: Sequence[float],
-    reduce_seconds: Sequence[float],
-    gather_seconds: float = 0.0,
+    *, compute_seconds: Sequence[float], reduce_seconds: Sequence[float]
 ) -> list[Task]:
-    """Return the tasks of a phase in tensor parallelism: a gather, if any, experts, all-reduces."""
+    """Return the tasks of a phase in tensor parallelism: experts, then their all-reduces."""
     chunks = range(len(compute_seconds))
-    gather = [Task("gather", "comm", LINK, gather_seconds)] if gather_seconds else []
-    first = tuple(task.name for task in gather)
     return [
-        *gather,
-        *(Task(f"experts {i}", "comp", COMPUTE, compute_seconds[i], first) for i in chunks),
+        *(Task(f"experts {i}", "comp", COMPUTE, compute_seconds[i]) for i in chunks),
         *(Task(f"sum {i}", "comm", LINK, reduce_seconds[i], (f"experts {i}",)) for i in chunks),
     ]
 

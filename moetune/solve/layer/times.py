@@ -25,11 +25,10 @@ class PhaseTime:
     """One phase at one degree.
 
     Args:
-        seconds: from the first dispatch to the last combine; in tensor parallelism from the
-            all-gather, else the first chunk's experts, to the last all-reduce.
+        seconds: from the first dispatch to the last combine; in tensor parallelism from the first
+            chunk's experts to the last all-reduce.
         transfer: one chunk's dispatch or combine; in tensor parallelism its all-reduce.
         num_transfers: of a chunk; 3 where it is dispatched again, 1 in tensor parallelism.
-        gathering: all-gather of the tokens before the first chunk.
     """
 
     degree: int
@@ -38,13 +37,11 @@ class PhaseTime:
     compute: Estimate
     copies: Estimate = NOTHING
     num_transfers: int = 2
-    gathering: Estimate = NOTHING
 
     @property
     def link_seconds(self) -> float:
-        """All transfers, undisturbed: 2·r·t_d, or t_g + r·t_s."""
-        chunks = self.num_transfers * self.degree * self.transfer.seconds
-        return self.gathering.seconds + chunks
+        """All transfers, undisturbed: 2·r·t_d, or r·t_s."""
+        return self.num_transfers * self.degree * self.transfer.seconds
 
     @property
     def device_seconds(self) -> float:
@@ -64,7 +61,7 @@ class PhaseTime:
     @property
     def critical_link_seconds(self) -> float:
         """Transfers on the critical path: all of them, or those at both ends."""
-        ends = self.gathering.seconds + self.num_transfers * self.transfer.seconds
+        ends = self.num_transfers * self.transfer.seconds
         return self.link_seconds if self._link_binds else ends
 
     @property
@@ -77,7 +74,7 @@ class PhaseTime:
     @property
     def parts(self) -> tuple[Estimate, ...]:
         """The estimates behind the phase."""
-        return self.gathering, self.transfer, self.compute, self.copies
+        return self.transfer, self.compute, self.copies
 
     @property
     def _link_binds(self) -> bool:
@@ -182,10 +179,9 @@ def _closed_time(
     factor = costs.step_factor(rows=rows, degree=degree)
     transfer = costs.transfer(rows=rows, degree=degree).scaled(factor)
     compute = costs.compute(phase=phase, rows=rows).scaled(factor)
-    gathering = costs.gathering(tokens=tokens)
     speeds = costs.speeds(rows=rows, transfer_seconds=transfer.seconds)
     closed_form = tensor_parallel_makespan if costs.is_tensor else partial(makespan, order=order)
-    chunks_seconds = closed_form(
+    seconds = closed_form(
         degree=degree,
         transfer_seconds=transfer.seconds,
         compute_seconds=compute.seconds,
@@ -194,11 +190,10 @@ def _closed_time(
     )
     return PhaseTime(
         degree=degree,
-        seconds=gathering.seconds + chunks_seconds,
+        seconds=seconds,
         transfer=transfer,
         compute=compute,
         num_transfers=costs.num_transfers,
-        gathering=gathering,
     )
 
 
@@ -230,10 +225,7 @@ def phase_tasks(time: PhaseTime, order: Order) -> list[Task]:
     transfers = [time.transfer.seconds] * time.degree
     computes = [time.compute.seconds] * time.degree
     if time.num_transfers == 1:
-        return tensor_parallel_tasks(
-            compute_seconds=computes, reduce_seconds=transfers,
-            gather_seconds=time.gathering.seconds,
-        )  # fmt: skip
+        return tensor_parallel_tasks(compute_seconds=computes, reduce_seconds=transfers)
     return pipeline_tasks(
         dispatch_seconds=transfers, compute_seconds=computes, combine_seconds=transfers, order=order
     )

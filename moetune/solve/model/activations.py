@@ -28,7 +28,6 @@ from moetune.domain.architecture import Block, Part
 from moetune.domain.attention import GroupedQueryAttention, LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.optimizers import Optimizer
-from moetune.domain.pipeline import SPLITTING
 from moetune.domain.recurrent import StateSpace
 from moetune.domain.targets import Target, find_target
 from moetune.domain.training import FoldedLayout, TrainingDtype, TrainingJob
@@ -228,8 +227,6 @@ def _routed_modules(part: RoutedExperts, rows: float, scope: _Kept) -> dict[str,
         # The gate's result is a factor, and where rows are weighted here, their product is.
         factors = 0 if target.fuses_activations else part.is_gated + (not by.results)
         width += hidden * (kept + ELEMENT * factors)
-    if by.gradients_wait and layout.order in SPLITTING:
-        width += ELEMENT * hidden * (part.num_gemms - 1)
     modules = {
         "router": by.router_copies * FULL * tokens * part.num_experts,
         "experts": rows * (kept * part.d_expert + width + scope.of_adapters(part)),

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from moetune.domain.once import Tables, once, once_for
 from moetune.domain.optimizers import Optimizer
-from moetune.domain.pipeline import SPLITTING
 from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads
 from moetune.domain.targets import Target
 from moetune.domain.training import HALF_PRECISION, FoldedLayout, Recompute, TrainingJob
@@ -356,7 +355,7 @@ class MemoryModel(Tables):
     @once(
         lambda layout, recompute: (
             layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch,
-            layout.order in SPLITTING, recompute,
+            recompute,
         )
     )  # fmt: skip
     def _bytes_of_blocks(

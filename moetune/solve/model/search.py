@@ -208,8 +208,7 @@ class LayoutTable(Tables):
         )
         for pipeline, *rows in zip(pipelines, peaks, alone, strict=True):
             for modules, *sizes in zip(lists, *rows, strict=True):
-                if not modules or not space.keeps_all(pipeline):
-                    yield Row(pipeline.changed(recompute=modules), *sizes)
+                yield Row(pipeline.changed(recompute=modules), *sizes)
 
     def nodes(
         self,

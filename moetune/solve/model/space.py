@@ -21,7 +21,6 @@ from moetune.domain.cluster import HEADROOM
 from moetune.domain.layout import divisors
 from moetune.domain.pipeline import (
     SCHEDULES,
-    SPLITTING,
     STAGES_OF_V,
     V_SCHEDULES,
     Schedule,
@@ -185,10 +184,6 @@ class LayoutSpace:
             has -= {"moe_act"}  # which are computed again in any case
         lists = (tuple(module for module in modules if module in has) for modules in _RECOMPUTES)
         return [modules for modules in dict.fromkeys(lists) if {*modules} <= able]
-
-    def keeps_all(self, layout: FoldedLayout) -> bool:
-        """Return whether no recomputation goes with a layout's schedule."""
-        return not self.target.splits_recomputed and layout.order in SPLITTING
 
     def dispatchers(self, layout: FoldedLayout, pins: LayoutRequest) -> list[TokenDispatcher]:
         """Return the dispatchers that go with a layout; without other ranks they are one."""
