@@ -171,7 +171,9 @@ class LayerDecisions:
             key = replace(self._key, dtype=dtype_name(dtype))
             for plan in self._book.plans_for(key):
                 _check_degrees(plan)
-            plans = self._book.layer_plans(key, memory_reuse=self._strategy)
+            plans = self._book.layer_plans(
+                key, memory_reuse=self._strategy, watches=self._rank == 0
+            )
             if not plans.plans and self._book.is_complete:
                 warn_on_first(
                     f"no plan for {key.layer} in {key.dtype} on {key.num_ranks} ranks: "

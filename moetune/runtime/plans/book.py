@@ -21,8 +21,10 @@ from moetune.domain.layer import LayerKey
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Settled
 from moetune.domain.units import format_chunks
+from moetune.runtime.plans.alarm import WatchedPlans
 from moetune.runtime.plans.layer_plans import LayerPlans
 from moetune.runtime.plans.online import OnlineSearch
+from moetune.runtime.plans.timers import Clock, device_clock
 from moetune.runtime.plans.tuner import BUDGET_SECONDS, Tuner
 
 _LOGGER = logging.getLogger("moetune")
@@ -40,6 +42,7 @@ class PlanBook:
         search: finds better decisions while the job trains.
         is_complete: False if a requested plan is missing and the log has said so: layers without
             a plan then do not warn again.
+        clock: of the drift alarm's timers.
 
     Attributes:
         digest: of all that the plans say, and of the results of earlier searches.
@@ -52,12 +55,15 @@ class PlanBook:
         *,
         search: OnlineSearch | None = None,
         is_complete: bool = True,
+        clock: Clock = device_clock,
     ) -> None:
         self.plans = tuple(plans)
         self._by_layer: dict[LayerKey, list[Plan]] = {}
         for plan in self.plans:
             self._by_layer.setdefault(plan.workload.key, []).append(plan)
         self._search, self.is_complete = search, is_complete
+        self._clock = clock
+        self._watched: set[LayerKey] = set()
         self.digest = digest(list(self.plans))
         if search is not None:
             self.digest = digest([self.digest, list(search.known)])
@@ -92,11 +98,14 @@ class PlanBook:
         """Return the plans for a layer, in the order in which the book was given them."""
         return self._by_layer.get(key, ())
 
-    def layer_plans(self, key: LayerKey, *, memory_reuse: Strategy | None = None) -> LayerPlans:
+    def layer_plans(
+        self, key: LayerKey, *, memory_reuse: Strategy | None = None, watches: bool = False
+    ) -> LayerPlans:
         """Return the plans for a layer, which may be none.
 
         Args:
             memory_reuse: the strategy that the layer's arguments set, None if they set none.
+            watches: whether the drift alarm times its calls; of equal layers it times the first.
 
         Raises:
             InputError: the book searches, and its group has another number of ranks.
@@ -104,7 +113,10 @@ class PlanBook:
         plans = self.plans_for(key)
         if plans and self._search is not None:
             return self._search.layer(key, plans, memory_reuse)
-        return LayerPlans(plans)
+        if not watches or not plans or key in self._watched:
+            return LayerPlans(plans)
+        self._watched.add(key)
+        return WatchedPlans(plans, memory_reuse=memory_reuse, clock=self._clock)
 
     def decide(self, key: LayerKey, *, tokens_per_rank: int) -> Decision:
         """Return a layer's decision, the safe one if the book has no plan."""
