@@ -173,13 +173,10 @@ class Planner:
         Raises:
             MoetuneError: of the function, of the solver's limits, or of the profile's numbers.
         """
-        return self.compute(_soundly, profile, partial(function, *args, **kwargs))
-
-    def compute(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the result of a function; MoetuneError also for the solver's limits."""
+        work = partial(function, *args, **kwargs)
         if self.solver is None:
-            return function(*args, **kwargs)
-        return self.solver.run(function, *args, **kwargs)
+            return _soundly(profile, work)
+        return self.solver.run(_soundly, profile, work)
 
     def _ask(
         self, plan: AnyPlan, model: str | None,

@@ -214,7 +214,7 @@ def layout_pins(question: Question) -> LayoutRequest:
     return LayoutRequest(**pins)
 
 
-def memory_question(values: Mapping[str, object], *, device_memory: str = "80GB") -> MemoryQuestion:
+def memory_question(values: Mapping[str, object], *, device_memory: str) -> MemoryQuestion:
     """Return the question which layouts of a model fit.
 
     Args:
@@ -282,7 +282,7 @@ def _check_names(arguments: Mapping[str, object]) -> None:
     if isinstance(model, str) and ("/" in model or not (model in MODELS or known_name(model))):
         raise InputError(
             f"model must be a name of the list, got {shown(model)}",
-            "GET /models lists them; or send the values of a config.json as config",
+            "`moetune models list` names them; or send the values of a config.json as config",
             field="model",
         )
     lengths = arguments.get("seq_lengths")

@@ -187,7 +187,7 @@ def test_no_page_is_wider_than_a_phone(
     browser: Browser, site: Served, empty_site: Served, plans: tuple[Plan, Plan]
 ) -> None:
     first, second = (plan.id for plan in plans)
-    pages = ("/", "/machines", "/models", "/models/deepseek-v3", "/profiles/lab", f"/plans/{first}",
+    pages = ("/", "/machines", "/profiles/lab", f"/plans/{first}",
              f"/plans/{second}", f"/compare?first={first}&second={second}")  # fmt: skip
     size = {"width": 390, "height": 844}
     for url, paths in ((site.url, pages), (empty_site.url, ("/",))):
@@ -225,18 +225,6 @@ def test_everything_is_reached_by_the_keyboard_alone(page: Page, plans: tuple[Pl
     tab_to(page, "Compare")
     page.keyboard.press("Enter")
     page.wait_for_url("**/compare?**")
-
-
-def test_a_models_memory_is_asked_with_the_keyboard_alone(page: Page) -> None:
-    page.goto("/models/mixtral-8x7b")
-    assert "layouts of mixtral-8x7b" in page.locator("main").inner_text()
-    page.get_by_label("Memory of a GPU").focus()
-    page.keyboard.type("141GB")
-    page.keyboard.press("Tab")
-    page.keyboard.type("32")
-    page.keyboard.press("Enter")
-    page.wait_for_url("**/models/mixtral-8x7b?device_memory=141GB&world_size=32*")
-    assert "on 32 GPUs" in page.locator("main").inner_text()
 
 
 def test_plans_are_filtered_with_the_keyboard_alone(page: Page) -> None:

@@ -1,6 +1,5 @@
 """The page as HTML: what is on it, what it refuses, and what it never does."""
 
-import html
 import re
 import sqlite3
 from collections.abc import Iterator
@@ -12,16 +11,10 @@ import httpx
 import pytest
 
 from moetune.app.files import profile_to_toml
-from moetune.app.memory import MemoryQuestion, fit_memory
 from moetune.app.planner import ServicePlanner, open_planner
 from moetune.config import Settings
-from moetune.domain.cluster import process_bytes
-from moetune.domain.model import MODELS, WHOLE_MODELS
 from moetune.domain.plan import Plan
-from moetune.domain.targets import find_target
-from moetune.domain.training import LayoutRequest
 from moetune.domain.units import format_seconds
-from moetune.huggingface.registry import model_names, named_model
 from moetune.report.svg import STATIC
 from moetune.service.access import Access
 from moetune.service.app import create_app
@@ -196,6 +189,7 @@ def test_a_plan_that_another_program_broke_is_named_in_the_list(
     ("/v1/observations?after=99999999999999999999999", 422, "after: Input should be less"),
     ("/observed", 404, "/observed does not exist"),
     ("/whatif", 404, "/whatif does not exist"),
+    ("/models/olmoe", 404, "/models/olmoe does not exist"),
     ("/?after=nothing", 404, "nothing"),
     ("/compare?first=zz&second=zz", 404, "zz"),
 ])  # fmt: skip
@@ -243,36 +237,6 @@ def test_training_plans_are_listed_and_compared(full: Client, plans: tuple[Plan,
     assert "not of the same work" in mixed
 
 
-@pytest.mark.thorough
-def test_every_named_model_has_a_page_that_begins_with_what_fits(client: Client) -> None:
-    listed = re.findall(r'href="(/models/[^"]+)"', client.get("/models").text)
-    assert {*map("/models/{}".format, (*MODELS, *WHOLE_MODELS, *model_names()))} == {*listed}
-    assert {client.get(link).status_code for link in listed} == {200}
-    text = client.get("/models/mixtral-8x7b?world_size=32&device_memory=141GB").text
-    assert text.index("Where it goes") < text.index("Blocks")
-    asked = fit_memory(
-        MemoryQuestion(
-            decoder=named_model("mixtral-8x7b").decoder, world_size=32, global_batch=None,
-            length=4096, dtype="bfloat16", optimizer="adam", pins=LayoutRequest(micro_batch=1),
-            target=find_target("megatron"), device_bytes=process_bytes("141GB"),
-        )
-    )  # fmt: skip
-    assert f"{asked.num_fitting} layouts of mixtral-8x7b on 32 GPUs fit" in text
-    assert "moetune memory mixtral-8x7b --device-memory 141GB --world-size 32" in text
-
-
-@pytest.mark.parametrize("query", ["device_memory=x", "world_size=-2", "world_size=0", "seq=many"])
-def test_a_wrong_size_is_named_beside_the_form_of_a_model(client: Client, query: str) -> None:
-    answer = client.get(f"/models/mixtral-8x7b?{query}")
-    assert answer.status_code == 422
-    assert 'role="alert"' in answer.text
-
-
-@pytest.mark.parametrize("name", ["nothing", "/etc/passwd", "..%2Fconfig.json", "config.json"])
-def test_files_of_the_services_machine_are_no_models(client: Client, name: str) -> None:
-    assert client.get(f"/models/{name}").status_code == 404
-
-
 def test_at_an_unknown_address_a_browser_gets_a_page_a_program_a_problem(steady: Client) -> None:
     page = steady.get("/nothing", headers={"Accept": "text/html,*/*"})
     assert page.status_code == 404
@@ -294,12 +258,3 @@ def test_a_training_plan_leads_with_its_memory_and_to_a_new_plan(full: Client) -
     assert asked["dtype"] == "bfloat16"
     for name in training_plan().memory.parts:
         assert name in page
-
-
-def test_a_model_and_a_new_plan_lead_to_each_other(full: Client) -> None:
-    model = full.get("/models/olmoe").text
-    there = re.search(r'href="(/new\?[^"]+)"', model)
-    assert there is not None
-    answer = full.get(html.unescape(there[1]))
-    assert answer.status_code == 200
-    assert 'href="/models/olmoe"' in answer.text

@@ -12,7 +12,7 @@ from moetune.domain.model import MODELS
 from moetune.huggingface.registry import known_name
 from moetune.service.pages.page import Field
 
-REFERENCE = "h100-x8"
+_REFERENCE = "h100-x8"
 """Reference machine of whole models."""
 _MOST_SUMMARIES = 1000
 
@@ -75,11 +75,11 @@ def usual_profile(planner: ServicePlanner, *, for_models: bool = False) -> str:
     try:
         return planner.sources.profile(None, for_models=for_models).profile.name
     except ProfileError:
-        return REFERENCE
+        return _REFERENCE
 
 
 def model_name(plan: AnyPlan) -> str | None:
-    """Return the name of a plan's model where it has a page."""
+    """Return the name of a plan's model where no file is needed to find it."""
     model = plan.inputs.model
     return model if model is None or model in MODELS else known_name(model)
 

@@ -29,7 +29,7 @@ from moetune.report.section import Section
 from moetune.service.access import Access
 from moetune.service.bodies import read_form
 from moetune.service.middleware import KEEP_PATH, may_write, right_in
-from moetune.service.pages.library import machine_field, model_name, usual_profile
+from moetune.service.pages.library import machine_field, usual_profile
 from moetune.service.pages.page import Field, Page, PageRenderer, address
 from moetune.service.plans import answer_and_store
 from moetune.service.problems import ForbiddenError, problem_of
@@ -223,7 +223,6 @@ def _page(
             "groups": _GROUPS, "plan": plan,
             "where": "" if error is None else _field_of(error, form),
             "command": f"moetune plan {form.command()}", "pasted": form.config or form.pasted,
-            "model": plan and model_name(plan),
             "may_write": right_in(request.scope) == "write",
         },
     )  # fmt: skip

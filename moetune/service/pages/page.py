@@ -3,14 +3,14 @@
 Routes make a `Page` of sections and forms; `PageRenderer` puts it into its template.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote, urlencode
 
-from fastapi import Query, Request
+from fastapi import Query
 from pydantic import AfterValidator
 from starlette.responses import HTMLResponse
 
@@ -18,8 +18,7 @@ from moetune.report.html import environment
 from moetune.report.section import Section
 from moetune.service.problems import Problem
 
-_LONGEST = 200
-Text = Annotated[str, Query(max_length=_LONGEST), AfterValidator(str.strip)]
+Text = Annotated[str, Query(max_length=200), AfterValidator(str.strip)]
 """A text in a page's address, without the spaces around it."""
 _HEADERS = {"Referrer-Policy": "same-origin"}
 """A form's browser says where it comes from; other sites are told nothing."""
@@ -29,7 +28,6 @@ NAVIGATION = (
     ("check", "/check", "Check"),
     ("plans", "/", "Plans"),
     ("machines", "/machines", "Machines"),
-    ("models", "/models", "Models"),
     ("compare", "/compare", "Compare"),
 )
 
@@ -153,9 +151,3 @@ def address(*parts: str, **query: str) -> str:
     path = "/" + "/".join(quote(part, safe="") for part in parts)
     pairs = {name: value for name, value in query.items() if value}
     return f"{path}?{urlencode(pairs)}" if pairs else path
-
-
-def filled_fields(request: Request, names: Iterable[str]) -> dict[str, str]:
-    """Return the fields of an address that have a text."""
-    given = {name: request.query_params.get(name, "").strip()[:_LONGEST] for name in names}
-    return {name: text for name, text in given.items() if text}

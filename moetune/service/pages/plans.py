@@ -89,15 +89,13 @@ def _plan_links(planner: ServicePlanner, subject: Subject, model: str | None) ->
     """Yield the links under a plan's title.
 
     Args:
-        model: the name of a model that has a page.
+        model: the name of its model; None for sizes and configurations without any.
     """
     plan = subject.plan
     if plan.kind == "training" and model:
         yield Link(name="New plan like this", href=_asked_anew(planner, plan, model))
     yield Link(name="Compare", href=address("compare", first=plan.id))
     yield Link(name="Profile", href=address("profiles", plan.inputs.profile))
-    if model:
-        yield Link(name="Model", href=address("models", model))
     document, short = address("v1", "plans", plan.id), plan.id[:6]
     yield Link(name="Plan file", href=document, file=f"plan-{short}.json")
     if plan.kind != "training" or (model and subject.profile is not None):

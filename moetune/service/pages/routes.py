@@ -17,7 +17,6 @@ from moetune.service.bodies import read_form
 from moetune.service.middleware import COOKIE, LOGIN_PATH, LOGOUT_PATH
 from moetune.service.pages.check import add_check
 from moetune.service.pages.machines import machines_page, profile_page
-from moetune.service.pages.models import model_page, models_page
 from moetune.service.pages.new_plan import add_new_plan, new_plan_page
 from moetune.service.pages.page import Page, PageRenderer
 from moetune.service.pages.plans import compare_page, plan_page, plans_page
@@ -30,8 +29,6 @@ _PAGES: Mapping[str, Callable[..., Page]] = MappingProxyType(
         "/": plans_page,
         "/machines": machines_page,
         "/profiles/{name:path}": profile_page,
-        "/models": models_page,
-        "/models/{name:path}": model_page,
         "/compare": compare_page,
         "/new": new_plan_page,
     }
