@@ -1,7 +1,4 @@
-"""A launch checked on a profile's machine, of a file or of a text, and written with a change.
-
-Of a text that another machine sent no file of this one is read.
-"""
+"""A launch checked on a profile's machine, of a file or of a text, and written with a change."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -30,11 +27,7 @@ def check_file(
     planner: Planner, file: Path, text: str, asked: Asked, *, profile: str | None = None,
     budget: Budget | None = None,
 ) -> Checked:  # fmt: skip
-    """Return the check of a launch file with that text, on a profile's machine.
-
-    Args:
-        profile: its name; None for the planner's own, or the default one.
-        budget: of the whole training; None where nothing is asked of it.
+    """Return the check of a launch file with that text, on the machine of a named profile.
 
     Raises:
         InputError: it is a plan or of an unknown kind, or something of it is missing.
@@ -55,11 +48,7 @@ def check_file(
 def checked_on(
     file: Path, text: str, asked: Asked, profile: Profile, runs: Sequence[ObservedRun] = ()
 ) -> Checked:
-    """Return the check of a launch file on a profile's machine, as of `check_file`.
-
-    Args:
-        runs: that were observed with the profile.
-    """
+    """Return the check of a launch file on a profile's machine, as of `check_file`."""
     return check_launch(str(file), _opened(file, text, asked, profile), profile, runs)
 
 
@@ -79,7 +68,6 @@ def written_change(checked: Checked, text: str, asked: Asked, take: str) -> str:
     """Return a checked file's text with one of the changes, which is read again to prove it.
 
     Args:
-        text: of the file, as it was checked.
         take: its number in `better`, or "best".
 
     Raises:
@@ -149,11 +137,10 @@ class LaunchText:
 
 
 def check_text(planner: ServicePlanner, sent: LaunchText) -> Checked:
-    """Return the check of a launch.
+    """Return the check of a launch's text, for which no file of this machine is read.
 
     Raises:
-        InputError: the text is none of a launch, a value is wrong, or it names a file.
-        ProfileError: there is no such profile, or it lacks an operation.
+        InputError, ProfileError: as of `check_file`, or the text names a file.
         SolveLimitError: it takes too long.
     """
     given = {name: value for name in _ASKED if (value := getattr(sent, name)) is not None}

@@ -1,8 +1,4 @@
-"""A machine by description: what is known of it, and a reference machine for all else, as a file.
-
-Whatever the description does not say is the reference's, and the file names it in a comment. A GPU
-that no reference machine has is written by hand, with `[scaled]`.
-"""
+"""A machine by description as a profile file, with a reference machine for all that is not said."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -97,11 +93,7 @@ def gpus() -> Mapping[str, str]:
 
 
 def reference_of(gpu: str) -> Profile:
-    """Return the reference machine of a GPU, by its chip's name or a device's.
-
-    Raises:
-        InputError: no reference machine has it; the hint says which there are.
-    """
+    """Return the reference machine of a GPU's chip or device; raise InputError for other GPUs."""
     machines, chip = gpus(), chip_of(gpu)
     name = _SXM.sub("", gpu.strip().lower().removeprefix("nvidia "))
     if chip is not None and chip.name in machines and _is_named(gpu, chip, machines):
@@ -128,11 +120,7 @@ def _is_named(gpu: str, chip: Chip, machines: Mapping[str, str]) -> bool:
 
 
 def describe(description: Description) -> Described:
-    """Return the profile file of a description, checked by the reader of such files.
-
-    Raises:
-        InputError: a value that cannot be, or an unknown GPU.
-    """
+    """Return a description's profile file; raise InputError for wrong values and unknown GPUs."""
     name, base = description.name, reference_of(description.gpu)
     if name in bundled_profiles() or not name.strip() or not name.isprintable():
         why = "is that of a reference machine" if name in bundled_profiles() else "cannot be one"

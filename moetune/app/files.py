@@ -1,7 +1,6 @@
 """Profile files (TOML) and plan files (JSON): reading with the place of an error, atomic writing.
 
-One reader serves the command line, a service's uploads and the references. What is read of
-`profile_to_toml(…)`, and of a plan's `text`, is equal to what was written.
+What is read of `profile_to_toml(…)`, and of a plan's `text`, is equal to what was written.
 """
 
 import dataclasses
@@ -52,8 +51,7 @@ def load_profile_file(path: Path) -> Profile:
     """Return the profile in a TOML file: see `profile_in_toml`.
 
     Raises:
-        InputError: the file is missing, or is not a profile; the message names the file, and the
-            line (invalid TOML) or the key (wrong value).
+        InputError: it is missing or no profile; the message names the file and the line or key.
     """
     document = parse_toml(read_text(path, "profile"), f"profile {path}")
     try:
@@ -63,14 +61,7 @@ def load_profile_file(path: Path) -> Profile:
 
 
 def parse_toml(text: str, where: str) -> dict[str, object]:
-    """Return the plain values of a TOML text.
-
-    Args:
-        where: the text's source, for the error.
-
-    Raises:
-        InputError: the text is not TOML; the message names the line.
-    """
+    """Return the values of a TOML text from `where`, or raise InputError that names the line."""
     refuse_pointer(text, where)
     try:
         return tomllib.loads(text)
@@ -91,7 +82,6 @@ def profile_in_toml(document: Mapping[str, object]) -> Profile:
 
     With `base = "NAME"` the file has what differs from the reference profile of that name: each of
     its keys instead of the base's, tables key by key; `[scaled]` compares the two machines.
-
     No other file than a reference profile's is read.
 
     Raises:
@@ -170,12 +160,7 @@ def _check_rows(keys: Iterable[tuple[object, ...]], table: str, names: tuple[str
 
 
 def load_plan_file(path: Path) -> AnyPlan:
-    """Return the plan in a JSON file.
-
-    Raises:
-        InputError: the file is missing, or is not a plan; the message names the file, and the line
-            (invalid JSON) or the key (wrong value).
-    """
+    """Return the plan in a JSON file; raise InputError that names the file and the line or key."""
     return plan_from_json(read_text(path, "plan"), str(path))
 
 
@@ -185,13 +170,7 @@ def profile_to_toml(profile: Profile) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file atomically: to a temporary name, synced to disk, then renamed.
-
-    A device or a pipe is written directly.
-
-    Raises:
-        InputError: the file cannot be written there.
-    """
+    """Write a file atomically, a device or a pipe directly; raise InputError where that fails."""
     target = path.resolve()
     try:
         if target.exists() and not target.is_file() and not target.is_dir():
@@ -216,10 +195,7 @@ def bundled_profiles() -> dict[str, Path]:
 
 
 def read_text(path: Path, what: str) -> str:
-    """Return a file's text.
-
-    Args:
-        what: the file is, for the error.
+    """Return the text of a file, which errors call `what`.
 
     Raises:
         InputError: it cannot be read, is larger than 16 MiB, is not UTF-8, or a pointer of Git LFS.

@@ -123,10 +123,7 @@ def _check_room(num_ranks: int, *, oversubscribe: bool) -> None:
 
 
 def rank_device() -> torch.device:
-    """Return this rank's device: the CUDA device of its local rank, else the CPU.
-
-    Where the launcher shows every process one GPU alone (`srun --gpus-per-task=1`), it is that one.
-    """
+    """Return the CUDA device of this rank's local rank, or the only visible GPU; else the CPU."""
     return _device_of(config.launch(config.environment()))
 
 

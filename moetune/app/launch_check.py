@@ -1,7 +1,6 @@
 """A launch checked: what it runs, what stops it or costs time, and what would be better.
 
-The layout is priced as a plan's is; each change is the answer of a search in which all else is
-pinned.
+Each change is the answer of a search in which all else is pinned.
 """
 
 import re
@@ -119,10 +118,7 @@ class Checked:
 def check_launch(
     file: str, launch: LaunchFile, profile: Profile, runs: Sequence[ObservedRun] = ()
 ) -> Checked:
-    """Return a launch file as it runs on a profile's machine.
-
-    Args:
-        runs: that were observed with the profile.
+    """Return a launch file as it runs on a profile's machine, calibrated by its observed runs.
 
     Raises:
         ProfileError: the profile lacks an operation.
@@ -295,11 +291,7 @@ class _Check:
             )  # fmt: skip
 
     def _better(self, priced: PricedLayout | None) -> tuple[Better, ...]:
-        """Return the single changes worth most.
-
-        Args:
-            priced: the launch as it is; None where it does not start or does not fit.
-        """
+        """Return the single changes worth most; `priced` is None where the launch cannot run."""
         search, pins = self._search(self.facts), self._pins
         answers = (self._fastest(search, pins.without(group), priced) for group in _GROUPS)
         changes = [self._change(best, priced) for best in answers if best is not None]
@@ -316,11 +308,7 @@ class _Check:
     def _fastest(
         self, search: FoldedSearch, pins: LayoutRequest, priced: PricedLayout | None
     ) -> PricedLayout | None:
-        """Return the best layout of pins that fits; None where none is worth a change.
-
-        Args:
-            priced: as of `_better`.
-        """
+        """Return the best layout of pins that fits; None where none is worth a change."""
         try:
             layouts = BestLayouts.of(search, pins)
             if priced is not None:

@@ -42,11 +42,7 @@ def read_plans(store: "SqlStore | None", infos: Sequence[PlanInfo]) -> tuple[Sto
 
 
 def numbers_of(ids: Iterable[str]) -> tuple[list[int], list[int]]:
-    """Return the numbers of observed steps and of observed runs, whose ids begin with r.
-
-    Raises:
-        InputError: an id is of neither.
-    """
+    """Return numbers of observed steps, and of runs such as "r7"; raise InputError for others."""
     steps, runs = list[int](), list[int]()
     for text in ids:
         number = text.removeprefix("r")
@@ -61,8 +57,7 @@ def plan_ids(store: "SqlStore | None", wanted: Sequence[str]) -> tuple[str, ...]
     """Return the whole ids of plans by their beginnings; their documents are not read.
 
     Raises:
-        NotFoundError: there is no such plan.
-        InputError: several plans begin so.
+        NotFoundError, InputError: no plan begins so, or several do.
     """
     return tuple(_plan_id(store, beginning) for beginning in wanted)
 
@@ -70,10 +65,8 @@ def plan_ids(store: "SqlStore | None", wanted: Sequence[str]) -> tuple[str, ...]
 def prune(store: "SqlStore", *, older_than_seconds: float, dry_run: bool = False) -> Removed:
     """Delete old observations, old settled sizes, and old plans under which nothing is left.
 
-    What was measured stays. The space is given back, where others do not hold it.
-
-    Raises:
-        InputError: the age is beyond a century.
+    What was measured stays. The space is given back, where others do not hold it. An age beyond a
+    century is an InputError.
     """
     removed = store.prune(time_ago(older_than_seconds), dry_run=dry_run)
     if not dry_run and removed != Removed(plans=0, observations=0, settled=0):
@@ -83,11 +76,7 @@ def prune(store: "SqlStore", *, older_than_seconds: float, dry_run: bool = False
 
 
 def time_ago(seconds: float) -> str:
-    """Return the time so long ago, as a store writes times.
-
-    Raises:
-        InputError: that is beyond a century.
-    """
+    """Return the time so long ago as a store writes it; raise InputError beyond a century."""
     if seconds > _MOST_DAYS * 86_400:
         raise InputError(f"{seconds / 86_400:,.0f} days are beyond a century", "give fewer")
     return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="microseconds")

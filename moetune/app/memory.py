@@ -88,13 +88,10 @@ class MemoryAnswer:
 def fit_memory(
     question: MemoryQuestion, *, most_layouts: int | None = MOST_LAYOUTS
 ) -> MemoryAnswer:
-    """Return the layouts that fit.
+    """Return the layouts that fit, of which `most_layouts` are listed; None lists all.
 
     Of each shape the lowest ZeRO stage, and the least recomputed; in host memory only what does not
     fit without.
-
-    Args:
-        most_layouts: that are returned; None for all.
 
     Raises:
         InputError: the pins break a rule on every number of GPUs.
@@ -132,11 +129,7 @@ class _Fit:
         self.has_shapes = False
 
     def answer(self, most_layouts: int | None) -> MemoryAnswer:
-        """Return the layouts that fit, else the smallest.
-
-        Raises:
-            InputError: the pins break a rule.
-        """
+        """Return the layouts that fit, else the smallest; raise InputError if pins break a rule."""
         fitting = sorted(self.fitting(), key=_plainness)
         layouts = tuple(fitting[:most_layouts])
         if not layouts:

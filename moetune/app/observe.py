@@ -1,7 +1,4 @@
-"""A run as it was observed, next to its prediction: step, memory, and parts as far as a log tells.
-
-What is observed is kept in the store, and calibrates predictions of the same machine and runtime.
-"""
+"""A run as observed, next to its prediction: step, memory, and parts as far as a log tells."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -153,11 +150,7 @@ def observe(
 
 
 def kept(store: "SqlStore", observed: Observed) -> Observed:
-    """Keep an observed run, and return it with the calibration that follows.
-
-    Raises:
-        StoreUnavailableError: the database is locked, full or unreachable.
-    """
+    """Keep an observed run, and return it with the next calibration; errors as of the store."""
     number = store.add_observed_run(observed.run)
     run, target = observed.run, observed.prediction.target
     stored = store.observed_runs(profile_fingerprint=run.profile_fingerprint)

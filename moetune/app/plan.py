@@ -1,7 +1,4 @@
-"""Plans from a request and a profile, and requests read from untrusted JSON documents.
-
-`Planner` calls both: `read_inputs` for what a program sends, `make_plan` to solve.
-"""
+"""Plans from a request and a profile, and requests read from untrusted JSON documents."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -106,11 +103,7 @@ class PlanRequest:
         )  # fmt: skip
 
     def inputs_for(self, profile: Profile) -> PlanInputs:
-        """Return the inputs with every default filled in; the request was checked.
-
-        Raises:
-            InputError: the fingerprint or the layer is another one.
-        """
+        """Return the inputs with every default; raise InputError for another machine or layer."""
         world_size = self.world_size or profile.machine.num_devices
         layer, tokens = self.layer, self.tokens_per_rank
         if self.model is not None:
@@ -144,11 +137,7 @@ def check_fingerprint(profile: Profile, sent: str | None) -> None:
 
 
 def profile_name(profile: object) -> str:
-    """Return the profile that another machine names.
-
-    Raises:
-        InputError: it is no name, or the path of a file.
-    """
+    """Return the profile that another machine names; raise InputError for no name or a path."""
     if not isinstance(profile, str) or not profile or is_path(profile):
         raise InputError(
             f"profile must be a name, got {shown(profile)}",
@@ -159,20 +148,12 @@ def profile_name(profile: object) -> str:
 
 
 def read_inputs(document: object) -> PlanRequest:
-    """Return the request in the plain values of a plan's inputs.
-
-    Raises:
-        InputError: a key is unknown, or a value wrong; the message names the key.
-    """
+    """Return the request in a plan's inputs; raise InputError that names a wrong key."""
     return decode(PlanRequest, read_limit(document, "inputs"), "inputs")
 
 
 def read_limit(document: object, where: str) -> object:
-    """Return a document whose memory limit is a number of bytes: a text such as "80GB" is read.
-
-    Raises:
-        InputError: the text is no size with a unit; the message names the key.
-    """
+    """Return a document with its memory limit in bytes; raise InputError for a text of no size."""
     key = "memory_limit_bytes"
     if not isinstance(document, Mapping) or not isinstance(text := document.get(key), str):
         return document
@@ -194,11 +175,7 @@ def make_plan(request: PlanRequest, *, profile: Profile) -> Plan:
 
 
 def plan_for(inputs: PlanInputs, profile: Profile) -> Plan:
-    """Return the best plan for complete inputs, with its terms and FLOP/s.
-
-    Raises:
-        InputError, InfeasiblePlanError, ProfileError: as of `make_plan`.
-    """
+    """Return the best plan for complete inputs, with terms and FLOP/s; errors as of `make_plan`."""
     plan = solve_placed(_problem(inputs, profile))
     predicted = plan.predicted
     peak = peak_flops(profile.machine.device, plan.workload.dtype)
@@ -223,11 +200,7 @@ def changed_request(
     constraints: Mapping[str, str | None],
     **sizes: Any,  # noqa: ANN401 - of any field of a request
 ) -> PlanRequest:
-    """Return the request of a plan's inputs with other constraints and sizes.
-
-    Args:
-        constraints: texts by flag; None removes one.
-        sizes: fields of the request; None for the default.
+    """Return the request with other texts by flag and sizes; None removes it, or is the default.
 
     Raises:
         InputError: a flag is unknown, or no request has these values.
@@ -245,11 +218,7 @@ def changed_request(
 
 
 def plan_again(request: PlanRequest, profile: Profile) -> Plan:
-    """Return the best plan; where an operation was not measured, an estimate stands in.
-
-    Raises:
-        InputError, InfeasiblePlanError, ProfileError: as `make_plan`.
-    """
+    """Return the best plan, with estimates of what was not measured; errors as of `make_plan`."""
     try:
         return make_plan(request, profile=profile)
     except ProfileError as error:
@@ -264,11 +233,7 @@ def plan_again(request: PlanRequest, profile: Profile) -> Plan:
 
 @contextmanager
 def sound_numbers(profile: str) -> Iterator[None]:
-    """Turn arithmetic errors into a ProfileError: a profile may come from anybody.
-
-    Raises:
-        ProfileError: something overflowed, or was not a number.
-    """
+    """Turn arithmetic errors into a ProfileError: a profile may come from anybody."""
     try:
         yield
     except (ArithmeticError, ValueError) as error:

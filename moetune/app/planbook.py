@@ -175,11 +175,7 @@ def _find_named(request: _BookRequest, url: str | None, num_ranks: int) -> PlanB
 
 
 def _renew(book: PlanBook, request: _BookRequest, *, url: str | None, num_ranks: int) -> PlanBook:
-    """Return plans for a number of ranks in place of those for others.
-
-    The service gives them where there is one; else they are made from the store's profiles, and
-    stored. A plan that cannot be had is one warning, and its layers run one chunk.
-    """
+    """Return plans for this number of ranks, served or solved here; warn of those that fail."""
     old = [plan for plan in book.plans if plan.inputs.world_size != num_ranks]
     if not old:
         return book
@@ -207,11 +203,7 @@ def _make_plans(questions: Sequence[Mapping[str, object]], settings: Settings) -
 
 
 def _url(request: _BookRequest) -> str | None:
-    """Return the address of the service; None for no service.
-
-    Raises:
-        InputError: it is not an address, or `service` is given without a source.
-    """
+    """Return the service's address, or None; raise InputError if it is wrong or lacks a source."""
     url = request.service
     if url is None:
         url = wiring.configure(db=request.db).service_url(config.environment())
@@ -242,14 +234,7 @@ def _all_plans(settings: Settings) -> Iterable[Plan]:
 
 
 def _checked_inputs(inputs: Mapping[object, object], *, num_ranks: int) -> dict[str, object]:
-    """Return a plan's inputs ready to send: plain values, without those that are None.
-
-    Args:
-        num_ranks: the world size where none is given.
-
-    Raises:
-        InputError: a key is unknown, a value has no JSON form, or neither model nor layer is given.
-    """
+    """Return a plan's inputs to send, with a world size and without None; or raise InputError."""
     names = [item.name for item in fields(PlanInputs)]
     for key in inputs:
         if key not in names:
@@ -271,25 +256,14 @@ def _checked_inputs(inputs: Mapping[object, object], *, num_ranks: int) -> dict[
 
 
 def _is_served(source: object, url: str | None) -> bool:
-    """Return whether the plan service resolves a source: inputs, and full ids where `url` is set.
-
-    Files, folders and beginnings of ids are resolved on this machine.
-    """
+    """Return whether the service resolves a source: inputs, and full ids where `url` is set."""
     if isinstance(source, Mapping):
         return True
     return url is not None and isinstance(source, str) and _ID.fullmatch(source) is not None
 
 
 def _ask_service(url: str | None, sources: Sequence[object], *, num_ranks: int) -> list[Plan]:
-    """Return the service's plans, without those that it did not give.
-
-    Args:
-        sources: plans' inputs, and full ids.
-        num_ranks: the world size of inputs that give none.
-
-    Raises:
-        InputError: there is no service, or inputs are wrong.
-    """
+    """Return the plans that the service gave for inputs and full ids, or raise InputError."""
     if url is None:
         raise InputError(
             "there is no plan service to ask for these inputs",

@@ -88,28 +88,17 @@ class Planner:
                     raise
 
     def stored(self, inputs: Mapping[str, object]) -> Plan | None:
-        """Return the stored plan for a plan's `inputs`; None where it has to be solved for.
-
-        Raises:
-            InputError, ProfileError, StoreUnavailableError: as of `resolve`.
-        """
+        """Return the stored plan for `inputs`; None where there is none; errors as of `resolve`."""
         complete, _ = self._read(inputs)
         return self.sources.stored(complete.plan_id)
 
     def draft(self, inputs: Mapping[str, object]) -> Plan:
-        """Return the stored plan for a plan's `inputs`, else solve for it and store nothing.
-
-        Raises:
-            MoetuneError: as of `resolve`.
-        """
+        """Return the plan for `inputs`, stored or solved for; nothing is stored: see `resolve`."""
         complete, profile = self._read(inputs)
         return self.sources.stored(complete.plan_id) or self._solve(complete, profile)
 
     def ask(self, question: Question, profile: str | None = None) -> NewPlan:
         """Solve for the plan of a layer or of a whole model's training; nothing is stored.
-
-        Args:
-            profile: its name; None for the default one.
 
         Raises:
             InputError: a value is wrong, or one is missing.
@@ -130,9 +119,6 @@ class Planner:
 
     def explain(self, plan: AnyPlan, *, model: str | None = None) -> Subject:
         """Return a plan with its profile; where that is missing or has changed, with the reason.
-
-        Args:
-            model: the `config.json` of a training plan whose model has no name.
 
         Raises:
             ProfileError: `--profile` names another profile.
@@ -168,11 +154,7 @@ class Planner:
     def run(
         self, profile: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Return the result of a function that computes with a profile's numbers.
-
-        Raises:
-            MoetuneError: of the function, of the solver's limits, or of the profile's numbers.
-        """
+        """Return what a function computes of a profile's numbers; errors as of `SolverPool.run`."""
         work = partial(function, *args, **kwargs)
         if self.solver is None:
             return _soundly(profile, work)
@@ -209,15 +191,7 @@ class Planner:
 def plan_model(
     question: Question, profile: Profile, runs: Sequence[ObservedRun], *, with_savings: bool = True
 ) -> TrainingDocument:
-    """Return the plan of a whole model's training.
-
-    Args:
-        runs: that were observed with the profile, and calibrate its times.
-        with_savings: find what single flags and all pins cost, too.
-
-    Raises:
-        MoetuneError: as of `plan_training`.
-    """
+    """Return the plan of a model's training, calibrated by observed runs: see `plan_training`."""
     request = training_request(question, profile)
     model, target = request.job.decoder.name, request.target
     calibration = calibration_for(runs, model=model, target=target)
@@ -259,9 +233,6 @@ def open_planner(
     settings: Settings, *, solver: SolverPool | None = None
 ) -> Iterator[ServicePlanner]:
     """Open the service's planner; a database is made where there is none.
-
-    Args:
-        solver: None to solve in the calling threads.
 
     Raises:
         InputError: the setting `profile` is a file.
@@ -315,12 +286,7 @@ def plan_question(
 ) -> NewPlan:
     """Return the plan of a layer or of a whole model's training, and its profile.
 
-    Args:
-        profile: a file, a name or a profile; None for the setting, else the newest measured one.
-        save: store the plan; a database is made where there is none.
-
-    Raises:
-        MoetuneError: as of `Planner.ask`, or the database cannot be opened.
+    Arguments and errors are those of `local_planner` and of `Planner.ask`.
     """
     with local_planner(settings, profile=profile, saves=save) as planner:
         planned = planner.ask(question)

@@ -70,11 +70,7 @@ def predicted_run(planner: Planner, wanted: str, asked: Asked) -> PredictedRun:
 
 
 def of_plan(planner: Planner, plan: TrainingDocument, *, model: str | None = None) -> PredictedRun:
-    """Return what a plan predicts.
-
-    Args:
-        model: the `config.json` of a model without a name.
-    """
+    """Return what a plan predicts; `model` is the `config.json` of a model without a name."""
     inputs, origin, notes = plan.inputs, plan.origin, []
     seconds = plan.step_seconds / plan.factor
     subject = planner.explain(plan, model=model)
@@ -114,11 +110,7 @@ def of_plan(planner: Planner, plan: TrainingDocument, *, model: str | None = Non
 
 
 def of_check(checked: Checked) -> PredictedRun:
-    """Return what the check of a launch predicts.
-
-    Raises:
-        InputError: the launch has no price.
-    """
+    """Return what the check of a launch predicts; raise InputError where it has no price."""
     reading, answer = checked.reading, checked.answer
     if answer is None:
         stops = next(iter(checked.problems))

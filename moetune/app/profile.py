@@ -1,7 +1,4 @@
-"""Measurement of this machine: choose points, run the ranks, store every sample, fit a profile.
-
-`moetune profile` calls `profile_machine` on rank 0 and `take_part` on the other ranks of a launch.
-"""
+"""Measurement of this machine: choose points, run the ranks, store every sample, fit a profile."""
 
 import statistics
 from collections.abc import Callable, Iterator
@@ -28,11 +25,7 @@ if TYPE_CHECKING:
 
 
 def take_part(request: ProfileRequest) -> None:
-    """Measure as a rank above 0 of a launch; rank 0 chooses the points and stores the samples.
-
-    Raises:
-        CollectiveError: a rank died.
-    """
+    """Measure as a rank above 0 of a launch, for rank 0; raise CollectiveError if a rank dies."""
     from moetune.measure.session import Assignment
 
     measure_on_ranks(Assignment(needed=(), preset=request.preset), request)
@@ -122,13 +115,7 @@ def measure_on_ranks(
     request: ProfileRequest,
     on_news: "Callable[[News], object]" = lambda _: None,
 ) -> None:
-    """Run the session on the ranks of this machine that are asked for, or as one of a launch.
-
-    Raises:
-        InputError: fewer CUDA devices or cores than ranks, or an assignment that the session
-            refuses.
-        CollectiveError: a rank died, or the ranks of the launch cannot reach each other.
-    """
+    """Run the session on ranks of this machine or of a launch; errors as of `run_on_ranks`."""
     from moetune.app.launch import run_on_ranks
 
     try:

@@ -1,7 +1,4 @@
-"""Keys of a profile file with units, beside those in SI: `rate = "42GB/s"`, `alpha = "12us"`.
-
-Profiles themselves have SI keys only. A file, which people write, may have either of them.
-"""
+"""Keys of a profile file with units, beside those in SI: `rate = "42GB/s"`, `alpha = "12us"`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields

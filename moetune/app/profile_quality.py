@@ -88,12 +88,7 @@ def _fit_errors(profile: Profile) -> dict[str, list[FitError]]:
 
 
 def changes(profile: Profile, software: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the software facts that changed, as "torch 2.12 there, 2.13 here".
-
-    Args:
-        software: facts of this machine, as in `Fingerprint`; those that it lacks altogether are
-            not compared, so that some of them suffice.
-    """
+    """Return changed facts, "torch 2.12 there, 2.13 here", of the software that is known here."""
     there = profile.fingerprint.software
     return tuple(
         f"{name} {there.get(name, '—')} there, {software[name]} here"
@@ -113,10 +108,7 @@ def software_here() -> dict[str, str]:
 
 
 def is_of_this_processor(profile: Profile, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Return whether a profile was measured on a host with this one's processor.
-
-    A laptop that plans for a cluster has other software, too, and nothing is stale there.
-    """
+    """Return whether a profile was measured on a host with this processor: others are not stale."""
     processor = profile.fingerprint.hardware.get("cpu", "")
     try:
         lines = cpuinfo.read_text().splitlines()
@@ -126,11 +118,7 @@ def is_of_this_processor(profile: Profile, cpuinfo: Path = Path("/proc/cpuinfo")
 
 
 def stale_note(profile: Profile) -> str:
-    """Return what made a profile of this processor stale, and the command that measures it again.
-
-    Returns:
-        "" where nothing did.
-    """
+    """Return what made a profile of this processor stale and the command to renew it, else ""."""
     if profile.provenance != "measured" or not is_of_this_processor(profile):
         return ""
     changed = changes(profile, software_here())

@@ -1,7 +1,4 @@
-"""A request to measure this machine, by the process that does it, and its outcome.
-
-`profile` runs a request; commands, checks and benchmarks make it.
-"""
+"""A request to measure this machine, by the process that does it, and its outcome."""
 
 import re
 from collections.abc import Mapping
@@ -131,14 +128,7 @@ def profile_name(request: ProfileRequest, cluster: Cluster) -> str:
 
 
 def measured_models(model: FoundModel, length: int | None) -> tuple[MeasuredModel, ...]:
-    """Return the whole model to measure for; nothing for a layer.
-
-    Args:
-        length: tokens of a sequence; None for a paper's own.
-
-    Raises:
-        InputError: the length is missing.
-    """
+    """Return the whole model to measure, nothing for a layer; raise InputError without a length."""
     if model.decoder is None:
         return ()
     length = length or (model.whole.shape.length if model.whole is not None else None)

@@ -83,11 +83,7 @@ def is_path(wanted: str) -> bool:
 
 
 def named_profile(name: str, *, store: "SqlStore | None") -> FoundProfile:
-    """Return the profile of a name in the store, else of a bundled name; no other file is read.
-
-    Raises:
-        ProfileError: no profile has this name.
-    """
+    """Return the stored, else bundled profile of a name, never a file; or raise ProfileError."""
     stored = store.profile(name) if store else None
     if stored is not None:
         return FoundProfile(profile=stored, source="store")
@@ -100,11 +96,8 @@ def named_profile(name: str, *, store: "SqlStore | None") -> FoundProfile:
 def newest_measured(store: "SqlStore | None", *, for_models: bool = False) -> str:
     """Return the name of the newest measured profile; of a suspect one only where all are.
 
-    Args:
-        for_models: whether it must be of GPUs.
-
     Raises:
-        ProfileError: nothing was measured yet, or nothing on GPUs.
+        ProfileError: nothing was measured yet, or nothing on GPUs where `for_models` wants them.
     """
     names = [run.name for run in store.runs() if run.provenance == "measured"] if store else []
     suspect: list[str] = []
@@ -155,11 +148,7 @@ def list_profiles(store: "SqlStore | None") -> tuple[ProfileInfo, ...]:
 
 
 def import_profile(path: Path, *, name: str | None, store: "SqlStore") -> Profile:
-    """Append the profile of a file to the store, under `name` if one is given.
-
-    Raises:
-        InputError: the file is missing or broken.
-    """
+    """Append a file's profile to the store, as `name` if given: see `load_profile_file`."""
     profile = load_profile_file(path)
     if name is not None:
         profile = replace(profile, name=name)
@@ -168,11 +157,7 @@ def import_profile(path: Path, *, name: str | None, store: "SqlStore") -> Profil
 
 
 def remove_profile(name: str, *, store: "SqlStore | None") -> int:
-    """Delete all runs and fits of a name and return the number of runs.
-
-    Raises:
-        ProfileError: the store has no profile of this name.
-    """
+    """Delete a name's runs and fits; return the number of runs, or raise ProfileError for none."""
     removed = store.remove_profile(name) if store else 0
     if removed:
         return removed

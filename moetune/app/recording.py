@@ -1,8 +1,4 @@
-"""Record of a measurement on rank 0: its run in the store, and its progress.
-
-The session on the ranks (`measure.session`) sends news; `RecordedRun` receives them, stores each
-sample and updates the progress display.
-"""
+"""Record of a measurement on rank 0: its run in the store, and its progress."""
 
 import time
 from collections import Counter

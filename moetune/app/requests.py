@@ -1,7 +1,6 @@
 """Requests of the planners from a question: of a layer, of a model's training, of its memory.
 
-A layer is asked of the `Planner`, a whole model of `plan_training`. Of a question from another
-machine no file of this one is read, and its sizes are bounded.
+Of a question from another machine no file of this one is read, and its sizes are bounded.
 """
 
 from collections.abc import Mapping
@@ -53,11 +52,7 @@ class ServedQuestion(NamedTuple):
 
 
 def ask(values: Mapping[str, object]) -> Question:
-    """Return the question in values by field, whose fields are all for its kind of plan.
-
-    Raises:
-        InputError: a field is unknown, its value wrong, or it is for plans of another kind.
-    """
+    """Return the question in values by field; raise InputError for a wrong or foreign field."""
     if (config := values.get("config")) is not None:
         values = {**values, "config": configuration_of(config)}
     question = read_question(values)
@@ -82,14 +77,7 @@ def model_name(question: Question) -> str:
 
 
 def layer_request(question: Question, settings: Settings | None) -> PlanRequest:
-    """Return the request for the plan of a layer.
-
-    Args:
-        settings: of what the question leaves open; None for the defaults.
-
-    Raises:
-        InputError: a value is wrong, or one is missing.
-    """
+    """Return the request for a layer's plan, with gaps filled by settings; or raise InputError."""
     settings = settings or Settings(db=NO_STORE)
     allowed, top_k = question.allow_modelled, question.top_k or 1
     if question.model is not None:
@@ -118,11 +106,7 @@ def layer_request(question: Question, settings: Settings | None) -> PlanRequest:
 
 
 def training_request(question: Question, profile: Profile) -> TrainingRequest:
-    """Return the request for the layout of a whole model's training.
-
-    Raises:
-        InputError: a value is wrong, or one is missing.
-    """
+    """Return the request for a whole model's layout, or raise InputError for a wrong value."""
     ranks = ranks_of(question, profile)
     with about("target"):
         target = find_target(question.target or "moetune")
@@ -157,11 +141,7 @@ def training_request(question: Question, profile: Profile) -> TrainingRequest:
 
 
 def packing_for(question: Question, length: int) -> Packing | None:
-    """Return the documents that are packed into sequences of so many tokens; None for none.
-
-    Raises:
-        InputError: the file is missing, or has something else; or the length is too large.
-    """
+    """Return documents packed into sequences of so many tokens, or None; or raise InputError."""
     if question.seq_lengths is None:
         return None
     with about("seq_lengths"):
@@ -175,11 +155,7 @@ def packing_for(question: Question, length: int) -> Packing | None:
 
 
 def tuning_of(question: Question, target: Target) -> Tuning:
-    """Return what of a model trains, with the runtime's usual adapters of experts.
-
-    Raises:
-        InputError: the texts are none, or exclude each other.
-    """
+    """Return what of a model trains, with the runtime's usual adapters; or raise InputError."""
     usual = target.adapters[0] if target.adapters else "each"
     return read_tuning(question.train, question.freeze, experts=usual)
 
@@ -200,11 +176,7 @@ def _unsized(name: str, sizes: Mapping[str, int | None]) -> InputError:
 
 
 def layout_pins(question: Question) -> LayoutRequest:
-    """Return the question's pins of a whole model's layout.
-
-    Raises:
-        InputError: modules or stages cannot be read.
-    """
+    """Return the question's pins of a layout; raise InputError where they cannot be read."""
     pins: dict[str, Any] = {name: getattr(question, name) for name in PIN_NAMES}
     if question.recompute is not None:
         pins["recompute"] = read_recompute(question.recompute)
@@ -215,11 +187,7 @@ def layout_pins(question: Question) -> LayoutRequest:
 
 
 def memory_question(values: Mapping[str, object], *, device_memory: str) -> MemoryQuestion:
-    """Return the question which layouts of a model fit.
-
-    Args:
-        values: by field: the model and `MEMORY_FIELDS`.
-        device_memory: of one GPU, with its unit.
+    """Return the question of a model and `MEMORY_FIELDS`, with a memory such as "80GB".
 
     Raises:
         InputError: the model is a single layer, or a value is wrong.
@@ -253,7 +221,7 @@ def asks_for_model(arguments: Mapping[str, object]) -> bool:
 
 
 def served_question(arguments: Mapping[str, object]) -> ServedQuestion:
-    """Return the question in the arguments of `moetune.plan`.
+    """Return the question in arguments of `moetune.plan`.
 
     Raises:
         InputError: an argument is unknown, or its value wrong or a path; the message names it.

@@ -155,11 +155,7 @@ def part_words(part: str) -> str:
 
 
 def _seconds_per_percent(subject: Subject, part: str) -> float:
-    """Return by how much a step is longer for each percent that a part's times are longer.
-
-    The symmetric difference over 1 % more and 1 % less: where the step has a kink, as where the
-    link and the experts take equally long, it is the mean of both sides.
-    """
+    """Return the slope of a step over a part's times; at a kink it is the mean of both sides."""
     slower, faster = (
         subject.seconds(Slowdown(part=part, factor=factor)) for factor in (1 + PERCENT, 1 - PERCENT)
     )

@@ -123,11 +123,7 @@ class SolverPool:
         )
 
     def _end(self, process: ProcessPoolExecutor, *, waits: bool = False) -> None:
-        """Kill a process at once; another one takes its place.
-
-        Args:
-            waits: for the executor's thread, which Python's exit must not meet half closed.
-        """
+        """Kill a process; wait for its executor where Python's exit must not meet it half open."""
         with self._lock:
             self._running.discard(process)
         # Executors have no public way to kill before Python 3.14.
@@ -224,11 +220,7 @@ copyreg.pickle(MappingProxyType, lambda proxy: (_read_only, (dict(proxy),)))
 
 
 def prepare(memory_bytes: int) -> None:
-    """Limit this process's memory and priority, and let it end with the service.
-
-    Args:
-        memory_bytes: beside what the process has now.
-    """
+    """Lower this process's priority, limit its further memory, and let it end with the service."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICENESS)
     threading.Thread(target=_end_with_the_service, daemon=True).start()
@@ -275,11 +267,7 @@ class SingleFlight(Generic[T]):
         self._under_way: dict[Hashable, Future[T]] = {}
 
     def run(self, key: Hashable, work: Callable[[], T]) -> T:
-        """Return the work's result, of this call or of the one in progress; raise its error.
-
-        Raises:
-            MoetuneError: the call in progress failed with another kind of error.
-        """
+        """Return the work's result, of this call or of the call in progress; or raise its error."""
         with self._lock:
             leader = self._under_way.get(key)
             mine: Future[T] = Future()

@@ -55,11 +55,7 @@ class Sources:
     def profile(self, name: str | None, *, for_models: bool = False) -> FoundProfile:
         """Return the profile of the first: `name`, `named`, the setting, the newest measured.
 
-        Args:
-            for_models: whether the newest measured one is of GPUs alone.
-
-        Raises:
-            ProfileError: no profile has this name, or none was measured yet.
+        With `for_models` the newest is of GPUs. Errors: see `find_profile`.
         """
         wanted = (name, self.named, self.default_profile)
         first = next((text for text in wanted if text is not None), None)
@@ -120,8 +116,7 @@ class StoredSources(Sources):
         """Return the stored plan of an id or its beginning.
 
         Raises:
-            NotFoundError: there is none.
-            InputError: there are several.
+            NotFoundError, InputError: there is none, or there are several.
         """
         plan = self.reading.plan(wanted)
         if plan is None:
@@ -163,10 +158,6 @@ def earlier_runs_note(store: "SqlStore | None", profile: Profile) -> str:
 def calibration_for(
     runs: Iterable[ObservedRun], *, model: str, target: Target
 ) -> Calibration | None:
-    """Return the calibration of a model's steps under a runtime; None without any run of both.
-
-    Args:
-        runs: that were observed with a profile.
-    """
+    """Return the calibration of a model's steps under a runtime; None without runs of both."""
     same = [run for run in runs if (run.target, run.target_version) == (target.name, target.number)]
     return calibration_of(same, model=model, target=target.name)

@@ -39,10 +39,6 @@ def stand_ins_of(
     The record of public runs knows the error of published machines with a network. Where another
     wire, another group or a reference machine stands in for a described one, or samples have noise,
     the step is priced under drawn costs.
-
-    Args:
-        price: returns the prices of the job's steps under costs.
-        costs: the profile's own.
     """
     prices = price(costs)
     prices.step(chosen.layout)

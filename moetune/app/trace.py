@@ -182,10 +182,7 @@ def _record(step: _Step, _: object) -> "list[tuple[RecordedSpan, ...]]":
 
 
 def process_events(name: str, spans: Sequence[TraceSpan], *, number: int) -> list[_Event]:
-    """Return a process's names and places, then its spans; times in microseconds.
-
-    Computation is the first track and the link the second one, the others follow as they appear.
-    """
+    """Return a process's names, tracks and spans, in microseconds; computation and link first."""
     seen = dict.fromkeys(span.track for span in spans)
     tracks = [track for track in _FIRST_TRACKS if track in seen]
     tracks += [track for track in seen if track not in _FIRST_TRACKS]

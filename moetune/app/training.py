@@ -63,13 +63,9 @@ aiconfigurator's GEMMs of GB200 that ran long enough for their power to be read 
 def device_prices(
     profile: Profile, costs: Costs | None = None, element: TrainingDtype = "bfloat16"
 ) -> DevicePrices:
-    """Return the prices of a rank's operations on the machine of a profile.
+    """Return the prices of a rank's operations on a profile's machine, or under drawn costs.
 
     Published tables are of one kernel at a time, measured profiles of what a layer sustains.
-
-    Args:
-        costs: drawn ones; None for the profile's own.
-        element: dtype of whatever is not in 8 bits or fewer.
     """
     network = profile.network
     return DevicePrices(
@@ -99,11 +95,7 @@ def usable_bytes(machine: Machine) -> int:
 def search_of(
     prices: StepPrices, profile: Profile, *, limit_bytes: float, asks_runtime: bool = True
 ) -> FoldedSearch:
-    """Return the search of a job's layouts, within a device's memory and the host's.
-
-    Args:
-        asks_runtime: whether layouts that the runtime would refuse are left out.
-    """
+    """Return the search of layouts that fit and, with `asks_runtime`, that the runtime accepts."""
     site = site_of(profile)
     return FoldedSearch(
         wholes=prices, limit_bytes=limit_bytes, site=site, asks_runtime=asks_runtime,
@@ -152,12 +144,7 @@ def plan_training(
 
 
 def check_numbers(profile: Profile, job: TrainingJob, target: Target) -> None:
-    """Raise before a search where a profile has no GEMM in a dtype that the target runs.
-
-    Raises:
-        InputError: its GPUs do not multiply the format.
-        ProfileError: nothing in that dtype was measured.
-    """
+    """Raise InputError where GPUs lack the target's dtype, ProfileError where it is unmeasured."""
     check_format(profile, job.dtype)
     measured = gemm_dtypes(profile)
     if measured and job.dtype in target.dtypes and job.element not in measured:
@@ -192,10 +179,7 @@ _ON_HOST = LayoutRequest(tp=1, cp=1, pp=1, vpp=1, zero=3, offload_optimizer=1.0)
 
 
 def _on_host(solved: _Solved, request: TrainingRequest, profile: Profile) -> _Solved:
-    """Return the plan with all states in host memory where nothing else fits, else what is solved.
-
-    The profile may have no copies to the host, and pins may exclude it.
-    """
+    """Return the plan with states in host memory where nothing else fits, else what is solved."""
     wanted = _ON_HOST.pinned
     is_free = all(getattr(request.pins, name) in (None, size) for name, size in wanted.items())
     if not request.target.offloads_states or not is_free:
@@ -348,11 +332,7 @@ def usual_dtype(profile: Profile) -> TrainingDtype:
 
 
 def check_names(dtype: str, optimizer: str) -> tuple[TrainingDtype, OptimizerName]:
-    """Return the names of a dtype and an optimizer.
-
-    Raises:
-        InputError: whole models have no such one.
-    """
+    """Return the names of a dtype and an optimizer; raise InputError for unknown names."""
     if dtype not in TRAINING_DTYPES:
         what, hint = f"--dtype {dtype!r} is not for whole models", ", ".join(TRAINING_DTYPES)
         raise InputError(what, f"use {hint}", field="dtype")

@@ -69,7 +69,7 @@ class TrainingRequest:
 
 
 def find_planned_model(inputs: TrainingInputs, *, given: str | None) -> FoundModel:
-    """Return the model of a plan: the one that is given, else its configuration, else its name.
+    """Return the given model, else that of the plan's configuration or name.
 
     Raises:
         InputError: there is none, or its configuration is wrong or not understood.
@@ -88,9 +88,6 @@ def planned_job(
     plan: TrainingDocument, *, given: str | None = None
 ) -> tuple[FoundModel, TrainingJob]:
     """Return the model that a training plan is of, and its job, of balanced routing.
-
-    Args:
-        given: the model's `config.json` where its name alone does not find it.
 
     Raises:
         InputError: as of `find_planned_model`, or the model is a layer.
@@ -122,12 +119,7 @@ def plan_id(inputs: TrainingInputs, request: TrainingRequest) -> str:
 def answer_of(
     priced: PricedLayout, job: TrainingJob, device: str, target: Target, *, factor: float = 1.0
 ) -> TrainingAnswer:
-    """Return a layout with its step and memory as a plan's document has it.
-
-    Args:
-        device: name of the machine's devices, whose peak the step's rate is held against.
-        factor: on all times, of a calibration.
-    """
+    """Return a layout's step, times `factor`, and memory, as a plan's document has them."""
     memory, step = priced.memory, priced.step
     tokens = job.tokens / (factor * step.seconds) / job.world_size
     rate = tokens * flops_per_token(job, target)

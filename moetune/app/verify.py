@@ -207,10 +207,7 @@ def observations_of(plan: Plan, verification: Verification) -> tuple[Observation
 
 
 def _decisions(plan: Plan) -> tuple[Decision, ...]:
-    """Return the decisions to run: one chunk, the plan without reuse, other degrees, the plan.
-
-    Last, the plan with the other kernels that it was compared with.
-    """
+    """Return one chunk, the plan without reuse, other degrees, the plan, and its other kernels."""
     planned = plan.decide(plan.inputs.tokens_per_rank)
     others = (
         planned.with_degree(degree)

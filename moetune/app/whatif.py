@@ -107,15 +107,9 @@ def change_plan(
     planned_with: Profile | None = None,
     model: str | None = None,
 ) -> WhatIfAnswer:
-    """Return a plan, and the plan for changed inputs, flags or speeds on a profile's machine.
+    """Return a plan, and the plan for changes on a profile's machine; errors as of `whatif`.
 
-    Args:
-        planned_with: the profile of `before`, whose memory is the default limit of a whole model;
-            None where it is not known.
-        model: as of `whatif`.
-
-    Raises:
-        MoetuneError: as of `whatif`.
+    The memory of `planned_with`, the profile of `before`, is a whole model's default limit.
     """
     faster = decode(Speeds, question.speeds, "speeds")
     is_moved = profile.digest != before.inputs.profile_fingerprint
@@ -173,11 +167,7 @@ def _profile_of(planner: Planner, plan: AnyPlan) -> Profile | None:
 
 
 def arguments_of(inputs: TrainingInputs, profile: Profile | None) -> dict[str, object]:
-    """Return a whole model's question as arguments of `moetune.plan`.
-
-    Args:
-        profile: the plan's own, whose memory is the default limit; None where it is not known.
-    """
+    """Return a model's question as arguments of `moetune.plan`; a profile has the default limit."""
     pins = inputs.pins
     is_default = profile is not None and usable_bytes(profile.machine) == inputs.memory_limit_bytes
     return {

@@ -113,8 +113,6 @@ class WhyNotAnswer:
 def answer_why_not(subject: Subject, question: WhyNot) -> WhyNotAnswer:
     """Return another choice beside a plan's own.
 
-    Without the plan's profile it is the fastest such candidate that the plan keeps.
-
     Raises:
         InputError: a value is none that it could have, or the plan has no such choice.
         ProfileError: neither plan nor profile has it, or the profile lacks an operation.

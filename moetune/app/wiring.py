@@ -24,11 +24,7 @@ StoreFinder: TypeAlias = "Callable[[], AbstractContextManager[SqlStore | None]]"
 def configure(
     *, db: str | None = None, file: Path | None = None, no_files: bool = False
 ) -> Configuration:
-    """Return the settings of this process, in this working directory.
-
-    Raises:
-        InputError: a settings file or variable is wrong.
-    """
+    """Return the settings of this process in this folder; raise InputError for a wrong setting."""
     return config.load(
         environ=config.environment(), directory=Path.cwd(), db=db, file=file, no_files=no_files
     )
@@ -39,13 +35,7 @@ def open_store(
 ) -> AbstractContextManager["SqlStore"]:
     """Open the store of the settings; without `read_only` it is made where there is none.
 
-    Args:
-        patience_seconds: longest wait for a lock; None for the command line's default.
-
-    Raises:
-        SchemaMismatchError: the database has another schema.
-        InputError: the file is not a database, or there is none to read.
-        MoetuneError: it cannot be reached, read or written.
+    Arguments and errors are those of `moetune.store.admin.open_store`.
     """
     from moetune import store
 
@@ -64,13 +54,7 @@ def check_store(settings: Settings) -> None:
 
 @contextmanager
 def find_store(settings: Settings) -> Iterator["SqlStore | None"]:
-    """Open the store to read; None where none was made yet.
-
-    Raises:
-        SchemaMismatchError: the database has another schema.
-        InputError: the file is not a database.
-        MoetuneError: it cannot be reached or read.
-    """
+    """Open the store to read; None where none was made yet; errors as of `open_store`."""
     if settings.db == config.NO_STORE or not _may_exist(settings.db):
         yield None
         return
@@ -90,14 +74,7 @@ def _may_exist(db: str) -> bool:
 
 
 def service_client(url: str) -> "ServiceClient":
-    """Return a client of the plan service, with this process's token and this user's cache.
-
-    Args:
-        url: as `config.check_service_url` returns it.
-
-    Raises:
-        InputError: MOETUNE_TOKEN does not hold a token, or there is no home for the cache.
-    """
+    """Return a client of a checked URL, with this user's token and cache; or raise InputError."""
     from moetune.runtime.plans.service import ServiceClient, ServiceConnection
 
     environ = config.environment()
@@ -117,11 +94,7 @@ def searches_folder(settings: Settings) -> Path:
 
 
 def detect_cluster() -> Cluster:
-    """Return this machine as a single rank sees it.
-
-    Raises:
-        MissingPackageError: torch is not installed, which reads the machine.
-    """
+    """Return this machine as a single rank sees it; raise MissingPackageError without torch."""
     with needed_by("reading this machine"):
         from moetune import hardware
 

@@ -20,12 +20,7 @@ Subject: TypeAlias = LayerSubject | ModelSubject
 def subject_of(
     plan: AnyPlan, *, profile: Profile | None = None, missing: str = "", model: str | None = None
 ) -> Subject:
-    """Return the subject that a plan is.
-
-    Args:
-        profile: the one that the plan was made with; None where it was not found.
-        missing: why it was not found.
-        model: the `config.json` of a training plan whose model has no name.
+    """Return the subject that a plan is; `model` is the `config.json` of a model without a name.
 
     Raises:
         InputError: a model is named for the plan of a layer.

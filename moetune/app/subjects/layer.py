@@ -72,10 +72,7 @@ class LayerSubject(PricedPlan):
 
     @property
     def memory_limit_bytes(self) -> int | None:
-        """Memory limit of one device, less what the rest of the model takes; None if not known.
-
-        The plan's, else what plans may fill of the profile's.
-        """
+        """Limit of plan or profile for a device, less the rest of the model; None if not known."""
         inputs = self.plan.inputs
         machine_bytes = self.profile.machine.plannable_bytes if self.profile else None
         limit = inputs.memory_limit_bytes or machine_bytes
@@ -116,11 +113,7 @@ class LayerSubject(PricedPlan):
         return _RULE.format(self.plan.decision.why)
 
     def asked(self, question: WhyNot) -> Asked:
-        """Return the degree and the strategy that are asked for.
-
-        Raises:
-            InputError: a value is none that it could have, or the plan has no such choice.
-        """
+        """Return the degree and the strategy that are asked for; raise InputError for others."""
         if question.layout is not None:
             raise InputError(
                 f"--layout is for whole models, and plan {self.plan.id[:6]} is of one layer",

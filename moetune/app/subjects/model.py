@@ -116,19 +116,11 @@ class ModelSubject(PricedPlan):
         return _RULE
 
     def asked(self, question: WhyNot) -> Asked:
-        """Return the layout or the chunks that are asked for.
-
-        Raises:
-            InputError: a value is none that it could have.
-        """
+        """Return the layout or the chunks that are asked for; raise InputError for wrong values."""
         return asked_of_training(question, self.plan)
 
     def instead(self, asked: Asked) -> Instead:
-        """Return these pins' plan; one that does not fit is priced all the same.
-
-        Raises:
-            InputError: chunks are asked of a layout without them.
-        """
+        """Return these pins' plan, which may not fit; raise InputError where chunks cannot be."""
         if "degree" in asked.pins:
             return self._in_chunks(asked)
         try:

@@ -24,11 +24,7 @@ _EXAMPLE = "write sizes as tp=2,pp=4"
 
 
 def asked_of_training(question: WhyNot, plan: TrainingDocument) -> Asked:
-    """Return what is asked: pins by the names of `LayoutRequest`, or the chunks as `degree`.
-
-    Raises:
-        InputError: a value is none that a layout could have.
-    """
+    """Return pins by names of `LayoutRequest`, or chunks as `degree`; or raise InputError."""
     if question.strategy is not None:
         raise InputError(
             "--strategy is for layers, and this is the plan of a training",

@@ -30,11 +30,7 @@ class PricedPlan:
 
     @property
     def machine(self) -> Profile:
-        """The profile, which what is priced again needs.
-
-        Raises:
-            ProfileError: it is missing, or has changed.
-        """
+        """The profile that prices need; ProfileError where it is missing or has changed."""
         if self.profile is None:
             raise ProfileError(
                 f"{self.missing}: plan {self.plan.id[:6]}",

@@ -31,11 +31,7 @@ _UNITS: tuple[tuple[Callable[[str], bool], Callable[[float], str]], ...] = (
 def comparison_sections(
     first: AnyPlan, second: AnyPlan, *, names: tuple[str, str]
 ) -> tuple[Section, ...]:
-    """Return how the second plan differs from the first: in words, and field by field.
-
-    Args:
-        names: the plans' names in words and tables.
-    """
+    """Return how the second plan differs from the first: in words, and field by field."""
     doubts = (words for plan in (first, second) for words in suspect_words(plan))
     words = Section(
         name="answer",
@@ -102,12 +98,7 @@ def _flat(where: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _differences(rows: Sequence[tuple[str, object, object]], names: tuple[str, str]) -> Section:
-    """Return every field with its two values and their ratio.
-
-    Args:
-        rows: (key, first value, second value); the key's ending tells the unit.
-        names: the headings of the values.
-    """
+    """Return each key with two values and their ratio; the key's ending says the unit."""
     table = Table(
         name="differences",
         header=("", *names, "ratio"),

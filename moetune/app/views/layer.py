@@ -36,11 +36,7 @@ _ORDERS = {"dispatch_first": "all dispatches first", "interleaved": "interleaved
 
 
 def answer_section(subject: LayerSubject, *, has_reasons: bool = False) -> Section:
-    """Return the plan's workload, its decision, the predicted times and bytes, and how sure it is.
-
-    Args:
-        has_reasons: whether a section with the reason follows, so that it is omitted here.
-    """
+    """Return a plan's workload, decision, times and bytes; its reason unless that follows."""
     plan = subject.plan
     is_odd = is_one_chunk(plan) or plan.memory.strategy != "none"
     why = (plan.decision.why,) if is_odd and not has_reasons else ()
@@ -141,10 +137,7 @@ def _phases(subject: LayerSubject) -> Table:
 
 
 def memory_words(subject: LayerSubject) -> str:
-    """Return the memory of one device, its limit, its parts, and what the limit leaves free.
-
-    An older plan has the papers' formulas alone.
-    """
+    """Return the memory of one device, its limit, its parts, and what the limit leaves free."""
     plan, profile, limit = subject.plan, subject.profile, subject.memory_limit_bytes
     memory = plan.memory
     parts = (

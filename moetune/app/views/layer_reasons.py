@@ -32,11 +32,7 @@ _PAPER = (
 
 
 def layer_reasons(subject: LayerSubject, *, is_drawn: bool = False) -> Reasons:
-    """Return what an explanation shows of a layer's plan.
-
-    Args:
-        is_drawn: add the timeline, for a page.
-    """
+    """Return what an explanation shows of a layer's plan, with its timeline where it is drawn."""
     plan = subject.plan
     pins = sorted(plan.inputs.constraints.items())
     return Reasons(

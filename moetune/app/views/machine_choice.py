@@ -210,12 +210,7 @@ def _points(choices: Sequence[Choice]) -> tuple[Point, ...]:
 
 
 def write_choices(output: Path, compared: Comparison, *, now: datetime, version: str) -> None:
-    """Write the comparison as a page, or its figure alone.
-
-    Args:
-        output: ends with .html or .svg.
-        now: time of the page, UTC.
-        version: of moetune.
+    """Write the comparison as a page (.html), or its figure alone (.svg).
 
     Raises:
         InputError: another ending, or a figure of fewer than two plans.
@@ -239,12 +234,7 @@ def write_choices(output: Path, compared: Comparison, *, now: datetime, version:
 
 
 def check_kind(output: Path) -> str:
-    """Return a file's ending.
-
-    Raises:
-        InputError: it is neither .html nor .svg.
-        MoetuneError: a page needs Jinja2, which is not installed.
-    """
+    """Return .html or .svg; raise InputError for others, MoetuneError without Jinja2."""
     if output.suffix not in {".html", ".svg"}:
         raise InputError(f"--output {output}: is neither .html nor .svg", "use one of these")
     if output.suffix == ".html":

@@ -71,11 +71,7 @@ def origin_words(plan: TrainingDocument) -> Iterator[str]:
 
 
 def calibration_words(calibration: Calibration, *, flag: str = "--uncalibrated") -> str:
-    """Return what a calibration is from, what it does, and how it is left out.
-
-    Args:
-        flag: that leaves it out; "" for none.
-    """
+    """Return what a calibration is from and does, and the flag, if any, that leaves it out."""
     count, of_model = calibration.num_runs, calibration.num_of_model
     mine = "" if of_model == count else f" ({of_model or 'none'} of this model)"
     left_out = calibration.num_left_out
@@ -237,11 +233,7 @@ def host_words(layout: FoldedLayout) -> str:
 
 
 def decision_words(words: str, layout: FoldedLayout) -> str:
-    """Return what a layout does, in a sentence or two.
-
-    Args:
-        words: its sizes.
-    """
+    """Return what a layout, whose sizes are `words`, does, in a sentence or two."""
     again = ", ".join(layout.recompute) or "nothing"
     overlap = "no overlap" if layout.overlap == "none" else f"overlap by {layout.overlap}"
     offloaded = host_words(layout)

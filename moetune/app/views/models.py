@@ -65,11 +65,7 @@ def model_section(model: Model, *, world_size: int) -> Section:
 
 
 def decoder_sections(model: FoundModel, *, length: int) -> tuple[Section, ...]:
-    """Return a decoder's sizes, its kinds of blocks, and what each of their parts has.
-
-    Args:
-        length: tokens of a sequence, for FLOPs.
-    """
+    """Return a decoder's sizes, blocks and parts; FLOPs are of sequences of `length` tokens."""
     decoder = model.decoder
     if decoder is None:
         return ()
@@ -180,11 +176,7 @@ def _experts(model: Model) -> Cell:
 
 
 def decoder_document(decoder: Decoder | None, length: int) -> dict[str, object]:
-    """Return what `models show --json` says of a decoder; every key with null for None.
-
-    Args:
-        length: tokens of a sequence, for FLOPs.
-    """
+    """Return what `models show --json` says of a decoder; of None, every key with null."""
     keys = ("num_layers", "num_moe_layers", "parameters", "active_parameters",
             "flops_per_token", "parts", "kinds", "runs", "layers", "mtp")  # fmt: skip
     if decoder is None:

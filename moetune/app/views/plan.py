@@ -19,10 +19,7 @@ _NAMED = 3
 
 
 def plan_sections(subject: Subject, *, is_page: bool = False) -> tuple[Section, ...]:
-    """Return a plan's sections, the answer first.
-
-    Args:
-        is_page: add a layer's reasons.
+    """Return a plan's sections, the answer first; a page has a layer's reasons, too.
 
     Raises:
         ProfileError: the profile lacks an operation.
