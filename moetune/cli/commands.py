@@ -162,11 +162,7 @@ def with_parameters(
 
 
 def group(words: str, *commands: Command, **named: Command) -> typer.Typer:
-    """Return a group of commands.
-
-    Args:
-        named: commands under another name than their function's.
-    """
+    """Return a group of commands; `named` have another name than their function's."""
     made = new_program(help=words, no_args_is_help=False)
     for name, command in ({command.name: command for command in commands} | named).items():
         command.add_to(made, name)

@@ -61,12 +61,7 @@ def pair(text: str) -> tuple[str, str]:
 def fields(
     *names: str, defaults: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[inspect.Parameter, ...]:
-    """Return the options of fields, whose values are texts: `texts_of` has those that were given.
-
-    Args:
-        names: of fields, in the order of help.
-        defaults: that help shows; the command fills them in.
-    """
+    """Return the options of fields, in help's order; `texts_of` has the texts that were given."""
     return tuple(_field(ASKS[name], defaults.get(name)) for name in names)
 
 

@@ -82,16 +82,9 @@ def plan(
 def save_or_write(
     session: Session, plan: Callable[..., T], *, save: bool, output: Path | None
 ) -> tuple[T, bool]:
-    """Return a plan and whether the store has it.
+    """Return a plan and whether the store has it; errors as of `plan`.
 
     A plan that is written to a file is not lost where the store cannot be used: that is a warning.
-
-    Args:
-        plan: takes the settings, and whether to save.
-        output: the file.
-
-    Raises:
-        MoetuneError: as of `plan`; of the store, where there is no file.
     """
     try:
         return plan(settings=session.settings, save=save), save
@@ -123,11 +116,7 @@ def _what_runs_it(plan: "AnyPlan", machine: "Machine") -> str:
 
 
 def num_devices(visible: str | None, devices: Path = Path("/dev")) -> int:
-    """Return the NVIDIA devices that this process may use, else its cores, without loading torch.
-
-    Args:
-        visible: the variable CUDA_VISIBLE_DEVICES, which names them.
-    """
+    """Return the NVIDIA devices that `visible` allows, else the cores, without loading torch."""
     count = len(list(devices.glob("nvidia[0-9]*")))
     if visible is not None:
         count = min(count, len([device for device in visible.split(",") if device]))

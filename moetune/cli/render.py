@@ -37,11 +37,7 @@ class Screen(SectionPrinter):
     def answer(
         self, sections: Iterable[Section], document: Mapping[str, object] | None = None
     ) -> None:
-        """Print sections in words and tables, or their values as JSON.
-
-        Args:
-            document: more keys of the JSON document; programs rely on them.
-        """
+        """Print sections in words and tables, or their values and those of `document` as JSON."""
         if self.as_json:
             self.document({**(document or {}), "sections": [values_of(part) for part in sections]})
         else:

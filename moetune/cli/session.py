@@ -89,11 +89,7 @@ class Session:
         return wiring.open_store(self.settings)
 
     def made_store(self) -> AbstractContextManager["SqlStore"]:
-        """Open the store to write, for a command that removes and must not make a database.
-
-        Raises:
-            InputError: none was made yet.
-        """
+        """Open the store to write, for a command that removes; raise InputError for want of it."""
         from moetune.app import wiring
 
         settings = self.settings
@@ -115,11 +111,7 @@ class Session:
         return find_profile(wanted, stores=self.find_store)
 
     def planner(self, profile: str | None) -> AbstractContextManager["Planner"]:
-        """Open a planner that stores nothing.
-
-        Args:
-            profile: the value of `--profile`.
-        """
+        """Open a planner that stores nothing, with the value of `--profile`."""
         from moetune.app.planner import local_planner
 
         return local_planner(self.settings, profile=profile)
@@ -127,9 +119,7 @@ class Session:
     def command_again(self, *more: str, without: tuple[str, ...] = ()) -> str:
         """Return this run's command with other flags, to be pasted.
 
-        Args:
-            more: added at its end, unless they are there.
-            without: flags that are left out with their values.
+        `more` is added at its end, unless it is there; `without` is left out with its values.
         """
         words: list[str] = []
         left = iter(self.arguments)
