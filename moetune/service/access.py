@@ -1,7 +1,4 @@
-"""Access rules: tokens and their files, sessions, accepted host names, the largest body.
-
-`AuthMiddleware` applies them to every request; `check_exposure` refuses an unsafe start.
-"""
+"""Access rules: tokens and their files, sessions, accepted host names, the largest body."""
 
 import hmac
 import ipaddress
@@ -145,9 +142,6 @@ class Access:
 def check_exposure(access: Access, host: str) -> None:
     """Refuse to serve other machines without a token.
 
-    Args:
-        host: name or address that the service listens on.
-
     Raises:
         InputError: there is no token, and the host is not a loopback address or `access.hosts`
             has another name, as behind a proxy that forwards requests of other machines.
@@ -164,11 +158,7 @@ def check_exposure(access: Access, host: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach the name or address.
-
-    Raises:
-        InputError: the name cannot be resolved.
-    """
+    """Return whether only this machine can reach the host; raise InputError for an unknown name."""
     try:
         addresses = _addresses(host)
     except (OSError, UnicodeError):

@@ -49,11 +49,9 @@ def page(
     limit: int,
     cursor: Callable[[Any], object] = attrgetter("id"),
 ) -> Response:
-    """Return one page of a list, with the cursor of the next one under `next`.
+    """Return one page of a list, with the cursor of the next page under `next`.
 
-    Args:
-        rows: up to `limit` + 1; the extra row shows that there is a next page.
-        cursor: returns a row's cursor.
+    Of `limit` + 1 rows the last shows that there is a next page.
     """
     items = rows[:limit]
     next_page = str(cursor(items[-1])) if len(rows) > limit else None
@@ -77,11 +75,8 @@ async def read_body(request: Request, *, kinds: Collection[str]) -> tuple[str, b
 
     The Content-Type is required: a form on another site's page cannot send JSON's.
 
-    Args:
-        kinds: the media types that the address accepts.
-
     Raises:
-        MediaTypeError: the Content-Type is another one, or missing.
+        MediaTypeError: the Content-Type is none of `kinds`, or missing.
         HTTPException: the body is larger than the service accepts.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -109,22 +104,13 @@ async def read_form(request: Request) -> dict[str, str]:
 
 
 async def read_document(request: Request, pools: WorkerPools, kind: type[T]) -> T:
-    """Return the document in a body of JSON.
-
-    Raises:
-        InputError: the body is not JSON, or no such document; the message names the key.
-    """
+    """Return the document in a body of JSON, or raise InputError that names the key."""
     _, content = await read_body(request, kinds=(JSON,))
     return await pools.read(lambda: decode(kind, parse_json(content), "the body"))
 
 
 def parse_json(content: bytes) -> object:
-    """Return the plain values of a JSON text.
-
-    Raises:
-        UnreadableBodyError: the text is not JSON, or is nested too deeply.
-        InputError: a number that is not finite or does not fit 64 bits.
-    """
+    """Return the values of a JSON text, or raise UnreadableBodyError; see also `check_values`."""
     try:
         value = json.loads(content)
     except RecursionError:

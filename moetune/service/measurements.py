@@ -66,11 +66,7 @@ async def add_profile(pools: WorkerPools, request: Request) -> Response:
 
 
 def check_name(name: str) -> str:
-    """Return the profile's name.
-
-    Raises:
-        InputError: it is empty, too long, not printable, or a path to a file of this machine.
-    """
+    """Return a profile's name; raise InputError if empty, too long, not printable, or a path."""
     if is_path(name) or not name.isprintable() or not 0 < len(name) <= _MAX_NAME_CHARACTERS:
         raise InputError(
             f"{name[:_MAX_NAME_CHARACTERS]!r} is not a profile's name",
@@ -80,11 +76,7 @@ def check_name(name: str) -> str:
 
 
 def profile_in(kind: str, content: bytes) -> Profile:
-    """Return the profile in a body.
-
-    Raises:
-        InputError: it is not a profile; the message names the key, or the line of the TOML.
-    """
+    """Return the profile in a body; raise InputError that names the key or the TOML's line."""
     if kind == JSON:
         sent = profile_from_document(parse_json(content))
     else:

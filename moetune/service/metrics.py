@@ -33,11 +33,7 @@ class Metrics:
         ready.set_function(lambda: not planner.problems())
 
     def answered(self, *, method: str, route: str, status: int, seconds: float) -> None:
-        """Count a request.
-
-        Args:
-            route: pattern of the matched route; "" for none.
-        """
+        """Count a request of a route's pattern; "" where none matched."""
         self._requests.labels(
             method if method in _METHODS else "other", route or "none", status
         ).inc()

@@ -1,8 +1,4 @@
-"""ASGI middleware of every request, outermost first.
-
-`RequestMiddleware` gives the request its id, log line, metrics and security headers;
-`AuthMiddleware` checks host, token and size before the routes.
-"""
+"""ASGI middleware of every request, outermost first."""
 
 import asyncio
 import logging
@@ -105,10 +101,7 @@ class AuthMiddleware:
 
 
 class _Limited:
-    """A `receive` that raises once the body exceeds the limit.
-
-    For chunked bodies, whose size is not known before; a Content-Length is checked earlier.
-    """
+    """A `receive` that raises once a chunked body, whose size is not sent, exceeds the limit."""
 
     def __init__(self, receive: Receive, max_bytes: int) -> None:
         self._receive, self._max_bytes, self._num_bytes = receive, max_bytes, 0
@@ -195,10 +188,7 @@ class _Caller:
         self._receive, self._loop = receive, asyncio.get_running_loop()
 
     def watch(self) -> Callable[[], bool]:
-        """Return a function that says whether the client has hung up; for any thread.
-
-        The watch ends with the connection or the answer.
-        """
+        """Return a function for any thread that says, until the answer, if the client hung up."""
         return asyncio.run_coroutine_threadsafe(self._until_gone(), self._loop).done
 
     async def _until_gone(self) -> None:

@@ -92,11 +92,7 @@ def _model_question(planner: ServicePlanner, inputs: Mapping[str, object]) -> Se
 
 
 async def answer_and_store(pools: WorkerPools, question: ServedQuestion) -> AnyPlan:
-    """Return the answer of a question, which is stored.
-
-    Raises:
-        MoetuneError: as of `Planner.ask`.
-    """
+    """Return the answer of a question, which is stored; errors as of `Planner.ask`."""
     plan = (await pools.solve(pools.planner.ask, *question)).plan
     await pools.write(pools.planner.sources.save, plan)
     return plan

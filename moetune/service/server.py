@@ -112,12 +112,7 @@ def serve(settings: Settings, options: ServerOptions, *, ready: Callable[[str, s
 
 
 def access_of(options: ServerOptions) -> Access:
-    """Return the access rules, with the tokens of their files.
-
-    Raises:
-        InputError: a token file is wrong, both tokens are equal, or other machines could use the
-            service without a token.
-    """
+    """Return the access rules, with tokens of files; raise InputError for wrong or unsafe ones."""
     tokens = [
         None if file is None else read_token_file(file)
         for file in (options.read_token_file, options.write_token_file)

@@ -25,13 +25,7 @@ class Summary(NamedTuple):
 
 
 def stored_profile(planner: ServicePlanner, name: str) -> FoundProfile:
-    """Return the profile of this name in the store, else of the reference machine.
-
-    A name that looks like a path does not reach files of the service's machine.
-
-    Raises:
-        NotFoundError: there is none.
-    """
+    """Return the stored, else the reference profile of a name, no path; or raise NotFoundError."""
     try:
         return planner.sources.profile(name)
     except ProfileError as error:
@@ -67,11 +61,7 @@ def machine_field(planner: ServicePlanner) -> Field:
 
 
 def usual_profile(planner: ServicePlanner, *, for_models: bool = False) -> str:
-    """Return the name of the default profile, else of a reference machine.
-
-    Args:
-        for_models: whether it is of GPUs alone.
-    """
+    """Return the name of the default profile, else of a reference machine; of GPUs for models."""
     try:
         return planner.sources.profile(None, for_models=for_models).profile.name
     except ProfileError:
@@ -85,10 +75,7 @@ def model_name(plan: AnyPlan) -> str | None:
 
 
 def plan_field(planner: ServicePlanner, name: str, label: str) -> Field:
-    """Return a field for a plan's id, which suggests the newest 50.
-
-    Each has the words "gpt-xl · 64 ranks · 8,192 tokens · rtx2080ti-x64".
-    """
+    """Return a field for a plan's id, which suggests the newest 50 with words on each."""
     suggested = {
         plan.id[:12]: f"{plan.model or 'layer'} · {plan.world_size:,} ranks · "
         f"{plan.tokens_per_rank:,} tokens · {plan.profile}"

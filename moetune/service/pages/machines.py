@@ -53,11 +53,7 @@ def machines_page(planner: ServicePlanner) -> Page:
 
 
 def profile_page(planner: ServicePlanner, name: str) -> Page:
-    """Return the page of one profile.
-
-    Raises:
-        NotFoundError: there is no such profile.
-    """
+    """Return the page of one profile, or raise NotFoundError."""
     sections = profile_sections(stored_profile(planner, name))
     file = address("v1", "profiles", name)
     return Page(

@@ -94,11 +94,7 @@ class _Form:
         return not (self.texts or self.config or self.pasted)
 
     def read_config(self) -> PastedConfig | None:
-        """Return the pasted configuration.
-
-        Raises:
-            InputError: it is too long, damaged, or not an object of JSON.
-        """
+        """Return the pasted configuration; raise InputError if too long, damaged or no object."""
         if self.pasted:
             return pasted_config(self.pasted)
         return unpacked_config(self.config) if self.config else None
@@ -114,21 +110,13 @@ class _Form:
             return ""
 
     def address(self) -> str | None:
-        """Return the address that asks the same; None where a configuration is too long for it.
-
-        Raises:
-            InputError: as of `read_config`.
-        """
+        """Return the address that asks the same, or None where it is too long."""
         config = self.read_config()
         packed = "" if config is None else config.packed
         return None if packed is None else address("new", **self.texts, config=packed)
 
     def question(self) -> ServedQuestion:
-        """Return the question.
-
-        Raises:
-            InputError: a field is unknown, or its text wrong.
-        """
+        """Return the question, or raise InputError for an unknown field or a wrong text."""
         texts = dict(self.texts)
         more: dict[str, object] = {"profile": texts.pop("profile", None)}
         if (config := self.read_config()) is not None:
@@ -153,10 +141,7 @@ def _flag(name: str, text: str) -> tuple[str, ...]:
 
 
 def new_plan_page(planner: ServicePlanner, request: Request) -> Page:
-    """Return the form with the answer of an address, or with what is wrong.
-
-    An address without fields has a question filled in, which nobody has asked yet.
-    """
+    """Return the form with an example, with the answer of an address, or with what is wrong."""
     form = _Form.of(request.query_params)
     if not form.is_empty:
         return _answered(planner, request, form)

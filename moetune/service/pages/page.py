@@ -1,7 +1,4 @@
-"""A page and its rendering.
-
-Routes make a `Page` of sections and forms; `PageRenderer` puts it into its template.
-"""
+"""A page and its rendering."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

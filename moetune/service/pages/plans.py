@@ -26,11 +26,7 @@ PAGE_SIZE = 50
 def plans_page(
     planner: ServicePlanner, *, after: Text = "", model: Text = "", profile: Text = ""
 ) -> Page:
-    """Return a page of the plans that are wanted, newest first; of an empty store the first steps.
-
-    Raises:
-        NotFoundError: there is no plan `after`.
-    """
+    """Return a page of plans, or the first steps; raise NotFoundError without the plan `after`."""
     store = planner.reading
     if not (store.plans(limit=1) or store.runs()):
         return Page(template="empty.html", title="Nothing measured yet", here="plans")
@@ -61,11 +57,7 @@ def _filter_fields(planner: ServicePlanner) -> tuple[Field, ...]:
 
 
 def plan_page(planner: ServicePlanner, plan_id: str) -> Page:
-    """Return the page of one plan.
-
-    Raises:
-        NotFoundError: there is none.
-    """
+    """Return the page of one plan, or raise NotFoundError."""
     plan = planner.sources.plan(plan_id)
     subject = planner.explain(plan)
     sections = plan_sections(subject, is_page=True)
@@ -86,11 +78,7 @@ def plan_page(planner: ServicePlanner, plan_id: str) -> Page:
 
 
 def _plan_links(planner: ServicePlanner, subject: Subject, model: str | None) -> Iterator[Link]:
-    """Yield the links under a plan's title.
-
-    Args:
-        model: the name of its model; None for sizes and configurations without any.
-    """
+    """Yield the links under a plan's title; those for a model need its name."""
     plan = subject.plan
     if plan.kind == "training" and model:
         yield Link(name="New plan like this", href=_asked_anew(planner, plan, model))
@@ -142,14 +130,7 @@ def _text(value: object) -> str:
 
 
 def compare_page(planner: ServicePlanner, *, first: Text = "", second: Text = "") -> Page:
-    """Return the form, and with two plans how the second one differs.
-
-    Args:
-        first, second: plans' ids or their beginnings.
-
-    Raises:
-        NotFoundError: one of the two does not exist.
-    """
+    """Return the form, and how two plans differ; raise NotFoundError where a plan is missing."""
     sections: tuple[Section, ...] = ()
     links: tuple[Link, ...] = ()
     if first and second:

@@ -37,11 +37,7 @@ _PAGES: Mapping[str, Callable[..., Page]] = MappingProxyType(
 
 
 def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> PageRenderer:
-    """Add the pages and their static files to the application; return what renders them.
-
-    Raises:
-        MoetuneError: Jinja2 is not installed.
-    """
+    """Add the pages and their static files to the application; return what renders them."""
     planner = pools.planner
     renderer = PageRenderer(location=planner.reading.location)
     app.mount("/static", StaticFiles(directory=STATIC))
@@ -66,10 +62,7 @@ def _add_page(
 
 
 def _add_login(router: APIRouter, access: Access, renderer: PageRenderer) -> None:
-    """Add the form of the login; without tokens it redirects to the wanted page.
-
-    The token is sent once, then a session that only reads stands for it.
-    """
+    """Add the login, whose session only reads; without tokens it redirects to the wanted page."""
 
     def form(target: str, problem: Problem | None = None) -> Response:
         page = Page(
