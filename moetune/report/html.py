@@ -24,7 +24,7 @@ _FLAG = re.compile(r"--[a-z][a-z-]*")
 
 
 def environment(*folders: Path) -> "Environment":
-    """Return an environment of the templates in these folders and in this package, with escaping.
+    """Return an escaping environment of templates of folders and of this package.
 
     Raises:
         MoetuneError: Jinja2 is not installed.
@@ -65,14 +65,7 @@ class Chapter:
 
 
 def report_page(*, title: str, made_at: str, version: str, chapters: Sequence[Chapter]) -> str:
-    """Return the report as one HTML file with its style, script and figures.
-
-    Args:
-        made_at: time of the report, as text.
-
-    Raises:
-        MoetuneError: Jinja2 is not installed.
-    """
+    """Return the report as an HTML file with style, script and figures; see `environment`."""
     return environment().get_template("report.html").render(
         title=title,
         made_at=made_at,
@@ -105,10 +98,7 @@ def notebook_cell(*, name: str, sections: Sequence[Section], more: Sequence[Sect
 
 
 def _mark_commands(text: str) -> str:
-    """Return escaped text with commands set as code, and numbers that stay beside their units.
-
-    Commands are words in backticks, and those that end a line behind a colon and two spaces.
-    """
+    """Return escaped text with commands set as code, and numbers that stay beside their units."""
     from markupsafe import Markup, escape
 
     def code(match: re.Match[str]) -> str:

@@ -112,11 +112,7 @@ class Table:
         columns: Mapping[str, Callable[[Item], Cell | str]],
         **fields: Any,  # noqa: ANN401 - other fields of a table
     ) -> "Table":
-        """Return the table with a row for each item.
-
-        Args:
-            columns: what returns an item's cell or its words, by the heading.
-        """
+        """Return a table with a row for each item; `columns` make its cells, by their headings."""
         cells = [[column(item) for column in columns.values()] for item in items]
         rows = tuple(
             tuple(Cell.words(cell) if isinstance(cell, str) else cell for cell in row)
@@ -220,10 +216,7 @@ def facts(name: str, rows: Iterable[tuple[str, str]], *, header: Sequence[str] =
 
 
 def sentence(text: str) -> str:
-    """Return the text with a capital letter and a full stop, without one after a command.
-
-    A name such as all_to_all keeps its letters.
-    """
+    """Return the text with a capital letter, unless a name, and a full stop, unless a command."""
     is_word = text[:2].isalpha() and "_" not in text.partition(" ")[0]
     start = text[:1].upper() if is_word else text[:1]
     return start + text[1:] + ("" if text.endswith((".", "`")) else ".")

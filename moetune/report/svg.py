@@ -55,11 +55,7 @@ class Drawing(NamedTuple):
 
 
 def figure_svg(figure: Figure) -> str:
-    """Return a figure's legend and drawing as HTML; its words and title stand around it.
-
-    Raises:
-        ValueError: a colour is no role of the theme.
-    """
+    """Return a figure's legend and drawing as HTML; errors as of `drawing_of`."""
     drawing = drawing_of(figure)
     above = f'<span class="axis">{escape(figure.y.title)}</span>' if figure.y else ""
     items = "".join(
@@ -75,11 +71,7 @@ def figure_svg(figure: Figure) -> str:
 
 
 def svg_file(figure: Figure) -> str:
-    """Return the figure with its title and legend as an SVG file, in the theme's light colours.
-
-    Raises:
-        ValueError: a colour is no role of the theme.
-    """
+    """Return a figure with title and legend as SVG in light colours; errors as of `drawing_of`."""
     colors = dict(_LIGHT.findall((STATIC / "moetune.css").read_text(encoding="utf-8")))
     drawing, down, named = drawing_of(figure), 2 * _LINE, ""
     for name, swatch in drawing.legend.items():
@@ -105,11 +97,7 @@ def svg_file(figure: Figure) -> str:
 
 
 def drawing_of(figure: Figure) -> Drawing:
-    """Return a figure's drawing.
-
-    Raises:
-        ValueError: a colour is no role of the theme.
-    """
+    """Return a figure's drawing; raise ValueError where a colour is no role of the theme."""
     points = [point for series in figure.series for point in series.points]
     rows = [*dict.fromkeys(bar.row for series in figure.series for bar in series.bars)]
     x, bottom = Scale.of(figure.x, [point.x for point in points]), _TOP + _ROW * len(rows)
