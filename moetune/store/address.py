@@ -41,11 +41,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Return the address in `text`: a file path or a URL of SQLite or PostgreSQL.
-
-    Raises:
-        InputError: another kind of database, or no address at all.
-    """
+    """Return the address of a file, or a URL of SQLite or PostgreSQL; or raise InputError."""
     if not text.strip() or "\0" in text:
         raise InputError(f"{text!r} is no database", _FORMS)
     if "://" not in text:
@@ -64,11 +60,7 @@ def parse_address(text: str) -> Address:
 
 
 def database_file(text: str) -> Path | None:
-    """Return the absolute file of a SQLite database; None for PostgreSQL.
-
-    Raises:
-        InputError: another kind of database, or no address at all.
-    """
+    """Return the absolute file of a SQLite database, else None; errors as of `parse_address`."""
     return parse_address(text).path
 
 

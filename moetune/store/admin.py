@@ -261,11 +261,7 @@ def _observations(store: SqlStore) -> Iterator[Stored[Observation]]:
 
 
 def _problems(read: Callable[[], Any], what: str, remove: str) -> Iterator[str]:
-    """Yield why a row cannot be read, or which of its values no page can show.
-
-    Args:
-        remove: the command that removes the row.
-    """
+    """Yield why a row cannot be read, or which value no page can show, and the command `remove`."""
     try:
         values = read()
     except InputError as error:

@@ -59,11 +59,7 @@ class Database:
         return self.address.shown
 
     def write(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in one transaction and commit.
-
-        Raises:
-            MoetuneError: it failed; nothing of it was written unless the text says otherwise.
-        """
+        """Run `work` in a transaction; a MoetuneError says so where anything was written."""
         if self.address.path is None:
             return self._run(self.engine, work)
         if not self._turn.acquire(timeout=self.how.turn_seconds):
@@ -77,19 +73,11 @@ class Database:
             self._turn.release()
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Run `work`, which only reads, in one transaction: it sees one state of the rows.
-
-        Raises:
-            MoetuneError: it failed.
-        """
+        """Run `work`, which only reads, on a single state of the rows; or raise MoetuneError."""
         return self._run(self._reader, work)
 
     def outside(self, work: Callable[[Connection], T]) -> T:
-        """Run `work`, such as pragmas and VACUUM, outside of a transaction.
-
-        Raises:
-            MoetuneError: it failed.
-        """
+        """Run `work`, such as pragmas and VACUUM, outside of a transaction; errors as of `read`."""
         return self._run(without_transaction(self.engine), work)
 
     def _run(self, engine: Engine, work: Callable[[Connection], T]) -> T:
@@ -160,11 +148,8 @@ def first_missing(connection: Connection, key: ColumnElement[Any], wanted: Seque
 def remove_numbered(connection: Connection, table: Table, numbers: Sequence[int], what: str) -> int:
     """Delete the rows of these ids and return how many there were.
 
-    Args:
-        what: a row and the beginning of its id, in an error.
-
     Raises:
-        NotFoundError: a row is not stored; then none is deleted.
+        NotFoundError: a row, which is a `what`, is not stored; then none is deleted.
     """
     if (number := first_missing(connection, table.c.id, numbers)) is not None:
         raise NotFoundError(f"there is no {what}{number}", NOTHING_REMOVED)

@@ -78,11 +78,7 @@ class Opening:
 
 
 def make_engine(address: Address, how: Opening) -> Engine:
-    """Return an engine; nothing is connected yet.
-
-    Raises:
-        MoetuneError: the PostgreSQL driver is not installed.
-    """
+    """Return an unconnected engine; raise MoetuneError without the driver of PostgreSQL."""
     how_to_connect = (
         {"connect_args": _postgresql_options(address.url, how)}
         if address.path is None
@@ -133,11 +129,7 @@ def journal_mode(path: Path) -> str:
 
 
 def file_system(path: Path, *, mounts: str) -> str:
-    """Return the type of the file system that holds `path`, "" where it is unknown.
-
-    Args:
-        mounts: the text of /proc/self/mounts.
-    """
+    """Return the type of the file system that holds `path` in /proc/self/mounts, else ""."""
     real, best, kind = path.resolve(), 0, ""
     for line in mounts.splitlines():
         _, mount_point, mount_kind, *_ = line.split(" ")

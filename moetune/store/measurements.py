@@ -31,11 +31,7 @@ class MeasurementStore(Database):
     def open_run(
         self, connection: Connection, *, name: str, fingerprint: Fingerprint
     ) -> int | None:
-        """Return the latest unfinished run of that name, to resume it.
-
-        None where it ran on other hardware or with other software: its samples do not describe
-        this machine as it is now.
-        """
+        """Return the latest unfinished run of a name on equal hardware and software, or None."""
         query = (
             select(runs.c.id, runs.c.software)
             .join(machines)
@@ -53,11 +49,7 @@ class MeasurementStore(Database):
 
     @writes
     def add_samples(self, connection: Connection, run_id: int, samples: Sequence[Sample]) -> None:
-        """Append samples to the run, all or none.
-
-        Raises:
-            InputError: a time that no operation takes (`moetune.store.storable`).
-        """
+        """Append samples to the run, all or none; raise InputError for a time of no operation."""
         for sample in samples:
             storable.check(sample)
         _require_run(connection, run_id)

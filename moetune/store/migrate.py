@@ -51,11 +51,7 @@ class SchemaState:
 
 
 def migrations_folder(package: Path = _PACKAGE) -> Path:
-    """Return the revisions' folder: inside an installed package, else the checkout's.
-
-    Raises:
-        MoetuneError: there is neither.
-    """
+    """Return the revisions' folder, of a package or a checkout; or raise MoetuneError."""
     for folder in (package / "_migrations", package.parent / "migrations"):
         if (folder / "env.py").is_file():
             return folder
@@ -69,11 +65,7 @@ def known_revisions() -> tuple[str, ...]:
 
 
 def read_state(connection: Connection) -> SchemaState:
-    """Return the revision of the database, and the wanted one.
-
-    Raises:
-        BadStoreError: another program's database has a table with one of our names.
-    """
+    """Return the present and the wanted revision; raise BadStoreError for a foreign database."""
     head = known_revisions()[-1]
     tables = set(inspect(connection).get_table_names())
     if VERSION_TABLE in tables:
@@ -97,12 +89,7 @@ def no_database(address: Address) -> BadStoreError:
 
 
 def require_head(database: Database) -> None:
-    """Raise unless the database has the wanted revision.
-
-    Raises:
-        SchemaMismatchError: it has another one; the hint is the next command.
-        BadStoreError: there is no database.
-    """
+    """Raise SchemaMismatchError for another revision, BadStoreError without a database."""
     state = database.read(read_state)
     if state.revision is None:
         raise no_database(database.address)

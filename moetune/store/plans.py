@@ -67,11 +67,7 @@ class PlanStore(Database):
 
     @reads
     def plan(self, connection: Connection, plan_id: str) -> AnyPlan | None:
-        """Return the plan whose id starts so.
-
-        Raises:
-            InputError: several plans' ids start so.
-        """
+        """Return the plan whose id starts so; raise InputError where several do."""
         row = _beginning_with(connection, plan_id, *plans.c)
         if row is None:
             return None
@@ -80,11 +76,7 @@ class PlanStore(Database):
 
     @reads
     def plan_id(self, connection: Connection, plan_id: str) -> str | None:
-        """Return the whole id of the plan whose id starts so; its document is not read.
-
-        Raises:
-            InputError: several plans' ids start so.
-        """
+        """Return the whole id of the plan whose id starts so, unread; errors as of `plan`."""
         row = _beginning_with(connection, plan_id, plans.c.id)
         return str(row["id"]) if row else None
 
@@ -222,11 +214,7 @@ class PlanStore(Database):
 def _beginning_with(
     connection: Connection, plan_id: str, *columns: Column[Any]
 ) -> RowMapping | None:
-    """Return columns of the plan whose id starts so.
-
-    Raises:
-        InputError: several plans' ids start so.
-    """
+    """Return columns of the plan whose id starts so; raise InputError where several do."""
     if not _PREFIX.fullmatch(plan_id):
         return None
     # Not LIKE, which no index answers; "g" follows the last digit.

@@ -27,11 +27,7 @@ def columns(value: object, **more: object) -> Values:
 
 
 def read_row(read: Callable[[], T], where: str) -> T:
-    """Return what a row holds.
-
-    Raises:
-        BadStoreError: it was written by another moetune or program.
-    """
+    """Return what a row holds; raise BadStoreError where another moetune or program wrote it."""
     try:
         return read()
     except InputError as error:
@@ -44,21 +40,13 @@ def infos(kind: type[T], result: CursorResult[Any]) -> tuple[T, ...]:
 
 
 def sample_from_row(row: RowMapping, where: str) -> Sample:
-    """Return the sample in a row.
-
-    Raises:
-        InputError: the row was changed by another program.
-    """
+    """Return the sample in a row; raise InputError where another program changed it."""
     values = {name: row[name] for name in Sample.__dataclass_fields__}
     return decode(Sample, values, f"{where}: sample {row['id']}")
 
 
 def stored(kind: type[T], row: RowMapping, where: str) -> Stored[T]:
-    """Return the value in a row with its number and its time.
-
-    Raises:
-        InputError: the row was changed by another program.
-    """
+    """Return the value of a row with number and time; raise InputError for a changed row."""
     values = dict(row)
     number, created_at = values.pop("id"), values.pop("created_at")
     value = decode(kind, values, f"{where} {number}")
@@ -74,11 +62,7 @@ def settled_values(settled: Settled) -> Values:
 
 
 def settled_from_row(row: RowMapping, where: str) -> Settled:
-    """Return the search's decision in a row.
-
-    Raises:
-        InputError: the row was changed by another program.
-    """
+    """Return the search's decision in a row; errors as of `stored`."""
     values = dict(row)
     number = values.pop("id")
     for derived in ("median_seconds", "created_at"):
