@@ -27,7 +27,11 @@ def check_file(
     planner: Planner, file: Path, text: str, asked: Asked, *, profile: str | None = None,
     budget: Budget | None = None,
 ) -> Checked:  # fmt: skip
-    """Return the check of a launch file with that text, on the machine of a named profile.
+    """Return the check of a launch file with that text, on a profile's machine.
+
+    Args:
+        profile: its name; None for the planner's own, or the default one.
+        budget: of the whole training; None where nothing is asked of it.
 
     Raises:
         InputError: it is a plan or of an unknown kind, or something of it is missing.

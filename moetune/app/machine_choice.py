@@ -180,7 +180,10 @@ def _choice(
 
 
 def read_prices(text: str | None, profiles: Sequence[str]) -> dict[str, float]:
-    """Return the price of a GPU-hour by profile, of "2.5" for all or "h100-x8=2.5,b200-x8=3.2".
+    """Return the price of a GPU-hour by profile.
+
+    Args:
+        text: "2.5" for all, or "h100-x8=2.5,b200-x8=3.2"; None for no price.
 
     Raises:
         InputError: it is no price, or of some profiles alone.

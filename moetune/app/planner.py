@@ -100,6 +100,9 @@ class Planner:
     def ask(self, question: Question, profile: str | None = None) -> NewPlan:
         """Solve for the plan of a layer or of a whole model's training; nothing is stored.
 
+        Args:
+            profile: its name; None for the default one.
+
         Raises:
             InputError: a value is wrong, or one is missing.
             InfeasiblePlanError: nothing satisfies the pins or the memory limit.
@@ -191,7 +194,15 @@ class Planner:
 def plan_model(
     question: Question, profile: Profile, runs: Sequence[ObservedRun], *, with_savings: bool = True
 ) -> TrainingDocument:
-    """Return the plan of a model's training, calibrated by observed runs: see `plan_training`."""
+    """Return the plan of a whole model's training.
+
+    Args:
+        runs: that were observed with the profile, and calibrate its times.
+        with_savings: find what single flags and all pins cost, too.
+
+    Raises:
+        MoetuneError: as of `plan_training`.
+    """
     request = training_request(question, profile)
     model, target = request.job.decoder.name, request.target
     calibration = calibration_for(runs, model=model, target=target)

@@ -108,7 +108,10 @@ def software_here() -> dict[str, str]:
 
 
 def is_of_this_processor(profile: Profile, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Return whether a profile was measured on a host with this processor: others are not stale."""
+    """Return whether a profile was measured on a host with this one's processor.
+
+    A laptop that plans for a cluster has other software, too, and nothing is stale there.
+    """
     processor = profile.fingerprint.hardware.get("cpu", "")
     try:
         lines = cpuinfo.read_text().splitlines()

@@ -128,7 +128,14 @@ def profile_name(request: ProfileRequest, cluster: Cluster) -> str:
 
 
 def measured_models(model: FoundModel, length: int | None) -> tuple[MeasuredModel, ...]:
-    """Return the whole model to measure, nothing for a layer; raise InputError without a length."""
+    """Return the whole model to measure for; nothing for a layer.
+
+    Args:
+        length: tokens of a sequence; None for a paper's own.
+
+    Raises:
+        InputError: the length is missing.
+    """
     if model.decoder is None:
         return ()
     length = length or (model.whole.shape.length if model.whole is not None else None)

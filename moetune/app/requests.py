@@ -52,7 +52,11 @@ class ServedQuestion(NamedTuple):
 
 
 def ask(values: Mapping[str, object]) -> Question:
-    """Return the question in values by field; raise InputError for a wrong or foreign field."""
+    """Return the question in values by field, whose fields are all for its kind of plan.
+
+    Raises:
+        InputError: a field is unknown, its value wrong, or it is for plans of another kind.
+    """
     if (config := values.get("config")) is not None:
         values = {**values, "config": configuration_of(config)}
     question = read_question(values)

@@ -119,7 +119,12 @@ def plan_id(inputs: TrainingInputs, request: TrainingRequest) -> str:
 def answer_of(
     priced: PricedLayout, job: TrainingJob, device: str, target: Target, *, factor: float = 1.0
 ) -> TrainingAnswer:
-    """Return a layout's step, times `factor`, and memory, as a plan's document has them."""
+    """Return a layout with its step and memory as a plan's document has it.
+
+    Args:
+        device: name of the machine's devices, whose peak the step's rate is held against.
+        factor: on all times, of a calibration.
+    """
     memory, step = priced.memory, priced.step
     tokens = job.tokens / (factor * step.seconds) / job.world_size
     rate = tokens * flops_per_token(job, target)

@@ -35,7 +35,13 @@ def open_store(
 ) -> AbstractContextManager["SqlStore"]:
     """Open the store of the settings; without `read_only` it is made where there is none.
 
-    Arguments and errors are those of `moetune.store.admin.open_store`.
+    Args:
+        patience_seconds: longest wait for a lock; None for the command line's default.
+
+    Raises:
+        SchemaMismatchError: the database has another schema.
+        InputError: the file is not a database, or there is none to read.
+        MoetuneError: it cannot be reached, read or written.
     """
     from moetune import store
 

@@ -65,7 +65,14 @@ class Chapter:
 
 
 def report_page(*, title: str, made_at: str, version: str, chapters: Sequence[Chapter]) -> str:
-    """Return the report as an HTML file with style, script and figures; see `environment`."""
+    """Return the report as one HTML file with its style, script and figures.
+
+    Args:
+        made_at: time of the report, as text.
+
+    Raises:
+        MoetuneError: Jinja2 is not installed.
+    """
     return environment().get_template("report.html").render(
         title=title,
         made_at=made_at,

@@ -49,9 +49,11 @@ def page(
     limit: int,
     cursor: Callable[[Any], object] = attrgetter("id"),
 ) -> Response:
-    """Return one page of a list, with the cursor of the next page under `next`.
+    """Return one page of a list, with the cursor of the next one under `next`.
 
-    Of `limit` + 1 rows the last shows that there is a next page.
+    Args:
+        rows: up to `limit` + 1; the extra row shows that there is a next page.
+        cursor: returns a row's cursor.
     """
     items = rows[:limit]
     next_page = str(cursor(items[-1])) if len(rows) > limit else None

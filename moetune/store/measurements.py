@@ -31,7 +31,11 @@ class MeasurementStore(Database):
     def open_run(
         self, connection: Connection, *, name: str, fingerprint: Fingerprint
     ) -> int | None:
-        """Return the latest unfinished run of a name on equal hardware and software, or None."""
+        """Return the latest unfinished run of that name, to resume it.
+
+        None where it ran on other hardware or with other software: its samples do not describe
+        this machine as it is now.
+        """
         query = (
             select(runs.c.id, runs.c.software)
             .join(machines)

@@ -210,7 +210,12 @@ def _points(choices: Sequence[Choice]) -> tuple[Point, ...]:
 
 
 def write_choices(output: Path, compared: Comparison, *, now: datetime, version: str) -> None:
-    """Write the comparison as a page (.html), or its figure alone (.svg).
+    """Write the comparison as a page, or its figure alone.
+
+    Args:
+        output: ends with .html or .svg.
+        now: time of the page, UTC.
+        version: of moetune.
 
     Raises:
         InputError: another ending, or a figure of fewer than two plans.

@@ -31,7 +31,11 @@ LEAST_REGRET = 5e-4
 
 
 def plan_scope(plan: AnyPlan, *, profile: Profile | None = None) -> str:
-    """Return what a plan is of: "64 experts over 64 GPUs · 8,192 tokens per GPU · bfloat16"."""
+    """Return what a plan is of: "64 experts over 64 GPUs · 8,192 tokens per GPU · bfloat16".
+
+    Args:
+        profile: tells whether a rank is a GPU.
+    """
     device = device_word(profile)
     devices, dtype = plural(plan.inputs.world_size, device), plan.inputs.dtype
     if plan.kind == "training":
@@ -71,7 +75,11 @@ def speed_cell(speed: Throughput | None) -> Cell:
 
 
 def suspect_words(plan: AnyPlan, profile: str | None = None) -> tuple[str, ...]:
-    """Return what is suspect of a plan's profile, and what to do; nothing of a better one."""
+    """Return what is suspect of a plan's profile, and what to do; nothing of a better one.
+
+    Args:
+        profile: its name, where the plan has that of a changed one.
+    """
     quality, name = plan.profile_quality, profile or plan.inputs.profile
     if quality is None or quality.label != "suspect":
         return ()
@@ -87,7 +95,12 @@ def parts_table(
     name: str, header: tuple[str, str], parts: Mapping[str, float],
     cell: Callable[[float], Cell] = lambda size: Cell.size(round(size)),
 ) -> Table:  # fmt: skip
-    """Return the parts that are there with their shares of all, the largest first."""
+    """Return the parts that are there with their shares of all, the largest first.
+
+    Args:
+        header: of the parts and of their sizes.
+        cell: returns that of a size; of bytes where it is omitted.
+    """
     rows, whole = sorted(parts.items(), key=lambda part: -part[1]), sum(parts.values())
     return Table(
         name=name,

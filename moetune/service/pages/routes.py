@@ -37,7 +37,11 @@ _PAGES: Mapping[str, Callable[..., Page]] = MappingProxyType(
 
 
 def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> PageRenderer:
-    """Add the pages and their static files to the application; return what renders them."""
+    """Add the pages and their static files to the application; return what renders them.
+
+    Raises:
+        MoetuneError: Jinja2 is not installed.
+    """
     planner = pools.planner
     renderer = PageRenderer(location=planner.reading.location)
     app.mount("/static", StaticFiles(directory=STATIC))
