@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
+from moetune.domain import megatron_models, torch_rules
 from moetune.domain.chips import CHIPS, LINK_BYTES_PER_SECOND, PEAK_FLOPS, memory_bytes_per_second
 from moetune.domain.optimizers import OPTIMIZERS, layer_optimizer, optimizer_of
 from moetune.domain.targets import TARGETS, find_target
@@ -29,6 +30,8 @@ def facts() -> dict[str, Any]:
         "optimizers": {name: optimizer_of(name) for name in OPTIMIZERS},
         "layer_optimizers": {name: layer_optimizer(name) for name in ("float32", "bfloat16")},
         "runtimes": {name: find_target(name) for name in TARGETS},
+        "torchtitan_recipes": torch_rules.RECIPES,
+        "bridge_recipes": megatron_models.RECIPES,
         "before": {name: find_target(name) for name in ("megatron@0.16", "bridge@0.3")},
     }
     found: dict[str, Any] = json.loads(json.dumps(plain(shown), sort_keys=True))
