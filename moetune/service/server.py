@@ -224,12 +224,33 @@ def start_logging(kind: LogFormat, *, level: int) -> None:
     """Configure the log of this process to go to stderr; `serve` calls it once."""
     # None of these is logged, and finding them takes a tenth of the time of a stored plan's answer.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    for name in ("asyncio", "uvicorn.error"):
+        logging.getLogger(name).addFilter(OncePerSecond())
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines(kind))
     for name in LOGGERS:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)
+
+
+class OncePerSecond(logging.Filter):
+    """Keeps one record of a text a second.
+
+    asyncio logs every accept without a descriptor, and uvicorn every request that is no HTTP.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the text has not been logged for a second."""
+        text = str(record.msg)
+        is_new = record.created - self._last.get(text, 0.0) >= 1.0
+        if is_new:
+            self._last[text] = record.created
+        return is_new
 
 
 class Lines(logging.Formatter):
