@@ -92,9 +92,9 @@ def _gathered(local: torch.Tensor, layer: PlannedLayer, name: str) -> torch.Tens
     whole = torch.empty(shape, dtype=local.dtype, device="cpu") if is_first else None
     for place in range(num_local):
         mine = local[place].to(communicator.device).contiguous()
-        every = communicator.all_gather_values(mine, f"the experts of {name}")
+        gathered = communicator.all_gather_values(mine, f"the experts of {name}")
         if whole is not None:
-            whole[place::num_local] = every.cpu()
+            whole[place::num_local] = gathered.cpu()
     return whole
 
 

@@ -46,7 +46,7 @@ def test_a_layer_without_a_plan_runs_the_safe_one() -> None:
 def test_a_copied_book_is_itself_and_a_pickled_one_has_its_plans() -> None:
     book = PlanBook([small_plan(layer=SHAPE)])
     assert copy.deepcopy(book) is book
-    saved = pickle.loads(pickle.dumps(book))  # noqa: S301 - our own
+    saved = pickle.loads(pickle.dumps(book))  # noqa: S301 - written above
     assert (saved.plans, saved.version) == (book.plans, book.version)
 
 
@@ -54,7 +54,7 @@ def test_a_copied_and_a_saved_layer_run_the_plan() -> None:
     plan = small_plan(layer=SHAPE, world_size=1, dtype="float64")
     layer = MoELayer(8, 16, 4, 2, planbook=PlanBook([plan]), dtype=torch.float64)
     train(layer, 40)
-    saved = pickle.loads(pickle.dumps(layer))  # noqa: S301 - our own
+    saved = pickle.loads(pickle.dumps(layer))  # noqa: S301 - written above
     for one in (layer, copy.deepcopy(layer), saved):
         train(one, 40)
         assert one.decision == plan.decide(40)

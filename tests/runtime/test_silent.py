@@ -285,7 +285,7 @@ def _equal(found: Any, wanted: Any) -> bool:
 
 
 def _pickled(model: nn.Module) -> nn.Module:
-    copied: nn.Module = pickle.loads(pickle.dumps(model))  # noqa: S301 - our own
+    copied: nn.Module = pickle.loads(pickle.dumps(model))  # noqa: S301 - written above
     return copied
 
 
