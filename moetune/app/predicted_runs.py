@@ -16,8 +16,8 @@ from moetune.domain.records import Calibration, ObservedRun, factor_of
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import SCHEMA, TrainingAnswer, TrainingDocument
-from moetune.launches.files import LARGEST_BYTES, launch_text
-from moetune.launches.reading import Asked
+from moetune.launches.files import launch_text
+from moetune.launches.reading import LARGEST_BYTES, Asked
 from moetune.solve.model.uncertainty import confidence_of
 
 

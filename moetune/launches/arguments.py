@@ -3,12 +3,14 @@
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from moetune.domain.errors import InputError
 from moetune.launches.expansion import Word
 from moetune.launches.reading import Asked, Problem
 from moetune.launches.shell import Note, ShellCommand, ShellScript
 
+_FLAG = re.compile(r"--?[A-Za-z_]")
 _SWITCHES = ("", "true", "false")
 _ALL_OF_A_NODE = frozenset({"gpu", "auto"})
 _LAUNCHERS = (
@@ -165,8 +167,8 @@ def _with_more(launch: Launch, more: tuple[Word, ...], known: Collection[str]) -
     is_trainer = any(argument.name == PER_DEVICE for argument in launch.arguments)
     unknown = [f"--{argument.name}" for argument in arguments
                if not is_trainer and not _is_known(argument.name, known)]  # fmt: skip
-    if more and not arguments and len(overrides) < len(more):
-        unknown = [word.text for word in more]
+    lone = takewhile(lambda word: not _FLAG.match(word.text), more)
+    unknown += [word.text for word in lone if word not in overrides]
     if unknown:
         what = f"the script does not pass on {unknown[0]} behind --, and it is no known argument"
         raise InputError(what, "leave it out, or spell it as the runtime does")
@@ -243,7 +245,7 @@ def arguments_of(words: tuple[Word, ...]) -> Iterator[Argument]:
     """Yield the arguments among words; a value is what follows up to the next argument."""
     name, values, line = "", list[Word](), 0
     for word in words:
-        if re.match(r"--?[A-Za-z_]", word.text):
+        if _FLAG.match(word.text):
             if name:
                 yield Argument(name=name, values=tuple(values), line=line)
             name, equals, value = word.text.lstrip("-").partition("=")

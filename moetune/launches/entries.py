@@ -18,11 +18,14 @@ class Entry(NamedTuple):
 
     Args:
         path: its keys, with points between them.
+        line: 0 for an argument behind `--`, and of a file that the launch names.
+        file: the name of that file; "" for the launch itself.
     """
 
     path: str
     value: Any
     line: int
+    file: str = ""
 
 
 def entries_of(name: str, text: str) -> tuple[Entry, ...]:

@@ -14,7 +14,6 @@ from moetune.export.keys import Value, keys_of, names_of
 from moetune.export.megatron_values import DDP, EXPERTS, LAYOUT, NARROW, OPTIMIZER, SETTINGS
 from moetune.launches.arguments import PER_DEVICE, Launch, arguments_of, find_launch
 from moetune.launches.bridge import bridge_entries, read_bridge, titan_entries, yaml_launch
-from moetune.launches.edit import edited
 from moetune.launches.entries import Entry, entries_of
 from moetune.launches.expansion import Word
 from moetune.launches.keyed import (
@@ -28,11 +27,16 @@ from moetune.launches.keyed import (
 )
 from moetune.launches.keyed_edit import keyed_text
 from moetune.launches.megatron import KEYS, flag_of_key, plain_value, read_megatron
-from moetune.launches.megatron_changes import argument_text, argument_words, megatron_changes
+from moetune.launches.megatron_changes import (
+    argument_text,
+    argument_words,
+    edited,
+    megatron_changes,
+)
 from moetune.launches.megatron_checks import Context, megatron_problems
 from moetune.launches.places import Code
 from moetune.launches.programs import program_entries, ranks_of
-from moetune.launches.reading import Asked, Problem, Reading
+from moetune.launches.reading import LARGEST_BYTES, Asked, Problem, Reading
 from moetune.launches.shell import read_script
 from moetune.launches.trainer import trainer_entries, with_named_files
 from moetune.launches.verl import is_verl, read_verl
@@ -57,8 +61,6 @@ _IMPORTS = re.compile(r"(?m)^from torchtitan\b")
 _DISTRIBUTED = "use_distributed_optimizer"
 _VIRTUAL = "virtual_pipeline_model_parallel_size"
 _OF_ARGUMENTS = "num_virtual_stages_per_pipeline_rank"
-LARGEST_BYTES = 2**20
-"""Of a file that is read."""
 
 
 class LaunchFile(Protocol):

@@ -161,7 +161,7 @@ DEEPSPEED = Dialect(
 )  # fmt: skip
 REPLICATED = replace(DEEPSPEED, remarks=(Problem(
     severity="note", line=None, what="no engine shards states: every rank has all of them",
-    why="DistributedDataParallel, priced as DeepSpeed's stage 0",
+    why="DistributedDataParallel, priced as stage 0 of ZeRO",
     fix="DeepSpeed's stage 3, or FSDP",
 ),))  # fmt: skip
 TRANSFORMERS = Dialect(
@@ -176,7 +176,7 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
     Raises:
         InputError: a value is missing or wrong, or the model is not named.
     """
-    given = {key: Given(value=value, written=entry.path, line=entry.line)
+    given = {key: Given(value=value, written=entry.path, line=entry.line, file=entry.file)
              for entry in entries for key, value in _keys(dialect, entry)}  # fmt: skip
     given |= _in_sequences(given)
     values = {key: found.value for key, found in given.items()}
@@ -318,8 +318,10 @@ def misspelt(
         leaf = entry.path.rpartition(".")[2]
         near = difflib.get_close_matches(leaf, leaves - {leaf}, n=1, cutoff=_NEAR)
         if near and leaf not in leaves and leaf not in _ALIASES:
-            yield Problem(severity=severity, line=entry.line, what=f"{entry.path} is unknown",
-                          why=why, fix=near[0])  # fmt: skip
+            where = f" in {entry.file}" if entry.file else ""
+            yield Problem(severity=severity, line=None if entry.file else entry.line,
+                          what=f"{entry.path}{where} is unknown", why=why,
+                          fix=near[0])  # fmt: skip
 
 
 def _problems(values: Mapping[str, Any], given: Mapping[str, Given]) -> Iterator[Problem]:

@@ -18,6 +18,8 @@ from moetune.launches.places import (
 )
 from moetune.launches.reading import Given
 
+_PLAIN = "--"
+"""What stands before a word of a command that is no path."""
 Groups = Mapping[str, tuple[str, ...]]
 """Keys that stand together, by the name of their table."""
 
@@ -88,6 +90,8 @@ class KeyedText:
             if self._is_toml:
                 return with_table(self.text, table.rstrip("."), leaf, value)
             word = next((place for place in places.values() if place.form in WORDS), None)
+            if word is not None and word.parents == _PLAIN:  # whose command has no dotted keys
+                raise no_place(key, value)
             if word is not None:
                 dashes = "--" if word.parents.startswith("--") else ""
                 moved = word._replace(parents=f"{dashes}{table}")
@@ -161,6 +165,7 @@ def keyed_text(
     for key, value in changes.items():
         place = given.get(key)
         if place is not None and not place.line:
-            raise InputError(f"{place.written} stands behind --", f"write {value} there by hand")
+            where = f"in {place.file}" if place.file else "behind --"
+            raise InputError(f"{place.written} stands {where}", f"write {value} there by hand")
         edited.change(key, value)
     return edited.text

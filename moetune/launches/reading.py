@@ -10,6 +10,8 @@ from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.export.keys import Setting, Value
 
+LARGEST_BYTES = 2**20
+"""Of a file that is read."""
 Severity = Literal["stops", "costs", "note"]
 SEVERITIES: tuple[Severity, ...] = ("stops", "costs", "note")
 
@@ -39,12 +41,14 @@ class Given:
 
     Args:
         written: the key as the file has it, such as "--seq-length".
-        line: 0 for an argument behind `--`.
+        line: 0 for an argument behind `--`, and of a file that the launch names.
+        file: the name of that file; "" for the launch itself.
     """
 
     value: Value
     written: str
     line: int
+    file: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +58,14 @@ class Row:
     Args:
         key: as the runtime spells it.
         line: None for a default.
+        file: that the launch names, and that has the value; "" for the launch itself.
     """
 
     name: str
     value: str
     key: str
     line: int | None
+    file: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +138,7 @@ def rows_of(
         yield Row(
             name=setting.name, line=place.line if place else None,
             value=", ".join(value) or "none" if isinstance(value, tuple) else str(value),
-            key=place.written if place else spelled(key),
+            key=place.written if place else spelled(key), file=place.file if place else "",
         )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ LLaMA-Factory, TRL and ms-swift pass such arguments. A DeepSpeed JSON, an accele
 FSDP configuration is read where it lies next to the launch, or under the current folder.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from moetune.domain.architecture import Decoder
@@ -14,17 +14,19 @@ from moetune.export.keys import Value
 from moetune.launches.arguments import PER_DEVICE, Argument, Launch, check_values
 from moetune.launches.entries import Entry, entries_of
 from moetune.launches.megatron import plain_value
-from moetune.launches.reading import Asked, Given, Problem
+from moetune.launches.reading import LARGEST_BYTES, Asked, Given, Problem
 
 _NAMING = ("config_file", "deepspeed", "deepspeed_config_file", "fsdp_config")
 """Keys whose value is a file of an engine, or of accelerate."""
 _ENDINGS = (".json", ".yaml", ".yml")
 _KINDS = ("finetuning_type", "tuner_type", "train_type", "use_peft", "adapter")
-_RANKS = ("lora_rank", "lora_r", "rank")
+_RANKS = ("lora_rank", "lora_r")
 _MODULES = ("lora_target", "target_modules", "lora_target_modules")
 _BITS = ("quantization_bit", "quant_bits", "load_in_4bit")
-_USUAL_RANK = 8
-"""Of LLaMA-Factory, ms-swift and PEFT."""
+_DEFAULT_RANK, _DEFAULT_MODULES = 8, "all"
+"""Of LLaMA-Factory and ms-swift."""
+_TRL_RANK, _TRL_MODULES = 16, ("q_proj", "v_proj")
+"""Of TRL (`trl/trainer/model_config.py`), whose modules are PEFT's for most families."""
 _ATTENTION, _FFNS = {f"{name}_proj" for name in "qkvo"}, {"gate_proj", "up_proj", "down_proj"}
 
 
@@ -37,10 +39,13 @@ def trainer_entries(launch: Launch, asked: Asked) -> tuple[Entry, ...]:
     arguments = [*launch.launcher, *launch.arguments]
     if all(_field(argument) != PER_DEVICE for argument in launch.arguments):
         return ()
-    check_values((f"--{one.name}", one.values[0]) for one in launch.arguments if one.values)
-    given = tuple(Entry(_field(one), _value(one), one.line) for one in arguments)
-    usual = (Entry("tuner_type", "lora", 0),) if launch.program == "swift" else ()
-    return with_named_files((*usual, *given), asked)
+    check_values(
+        (f"--{argument.name}", argument.values[0])
+        for argument in launch.arguments if argument.values
+    )  # fmt: skip
+    given = tuple(Entry(_field(row), _value(row), row.line) for row in arguments)
+    defaults = (Entry("tuner_type", "lora", 0),) if launch.program == "swift" else ()
+    return with_named_files((*defaults, *given), asked)
 
 
 def with_named_files(entries: tuple[Entry, ...], asked: Asked) -> tuple[Entry, ...]:
@@ -55,7 +60,10 @@ def with_named_files(entries: tuple[Entry, ...], asked: Asked) -> tuple[Entry, .
         if file is None:
             kept.append(entry)
         else:
-            named += _of_file(file, asked)
+            inner = _of_file(file)  # accelerate's names DeepSpeed's, which names no other
+            innermost = (_file(deeper, asked) for deeper in inner)
+            named += [row for deeper in innermost if deeper is not None for row in _of_file(deeper)]
+            named += [row for row in inner if _file(row, asked) is None]
     return (*named, *kept)
 
 
@@ -85,7 +93,8 @@ def trainer_tuning(given: Mapping[str, Given], decoder: Decoder) -> tuple[Tuning
             f"{what} trains in a way that is not read here",
             "plan it:  moetune plan --train lora:rank=8 --target transformers",
         )
-    rank = next((given[key].value for key in _RANKS if key in given), _USUAL_RANK)
+    default = _TRL_RANK if "use_peft" in given else _DEFAULT_RANK
+    rank = next((given[key].value for key in _RANKS if key in given), default)
     if not isinstance(rank, int) or rank < 1:
         raise InputError(f"the rank of the adapters is {rank!r}", "give a number from 1 on")
     bits = next((given[key].value for key in _BITS if key in given), None)
@@ -104,7 +113,8 @@ def _adapted(given: Mapping[str, Given], decoder: Decoder) -> tuple[AdaptedParts
 
     Experts of transformers are parameters, which "all" and "all-linear" do not name.
     """
-    named = next((given[key].value for key in _MODULES if key in given), "all")
+    default = _TRL_MODULES if "use_peft" in given else _DEFAULT_MODULES
+    named = next((given[key].value for key in _MODULES if key in given), default)
     words = named if isinstance(named, tuple) else str(named).split(",")
     modules = {str(word).strip() for word in words} - {"all", "all-linear"}
     has_ffns = not modules or modules & _FFNS
@@ -137,12 +147,17 @@ def _file(entry: Entry, asked: Asked) -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
-def _of_file(file: Path, asked: Asked) -> Iterator[Entry]:
-    """Yield the values of a named file, on no line of the launch; "auto" says nothing."""
+def _of_file(file: Path) -> list[Entry]:
+    """Return the values of a named file; "auto" says nothing.
+
+    Raises:
+        InputError: it cannot be read, is larger than a launch may be, or of no kind that is read.
+    """
     try:
-        entries = entries_of(file.name, file.read_text(encoding="utf-8"))
+        if file.stat().st_size > LARGEST_BYTES:
+            raise InputError(f"{file} is larger than 1 MiB", "give the engine's own configuration")
+        text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file} cannot be read: {error}", "mend the file, or its name") from None
-    for entry in with_named_files(entries, asked):
-        if entry.value != "auto":
-            yield entry._replace(line=0)
+    entries = entries_of(file.name, text)
+    return [row._replace(line=0, file=file.name) for row in entries if row.value != "auto"]

@@ -383,6 +383,8 @@ def test_words_that_a_script_does_not_pass_on_belong_to_its_command() -> None:
          "q_proj,k_proj,v_proj,o_proj"), "ds2.json", "qlora:rank=8,targets=attention", 0, ""),
         ("mistralai/Mixtral-8x7B-v0.1", "--use_peft --lora_r 4 --lora_target_modules q_proj v_proj",
          "ds2.json", "lora:rank=4,targets=attention", 0, "adapters on q_proj, v_proj are priced"),
+        ("mistralai/Mixtral-8x7B-v0.1", "--use_peft", "ds3.json",
+         "lora:rank=16,targets=attention", 3, "adapters on q_proj, v_proj are priced"),
     ],
 )  # fmt: skip
 def test_adapters_of_the_trainers_commands_are_read(
@@ -400,4 +402,37 @@ def test_adapters_of_the_trainers_commands_are_read(
     assert found.job.tuning.words.partition(",experts")[0] == tuning
     assert (found.layout.zero, found.layout.dp, found.job.global_batch) == (zero, 8, 32)
     remarks = [problem.what for problem in found.problems]
-    assert [what.startswith(remark) for what in remarks].count(True) == bool(remark) or not remark
+    of_adapters = [what for what in remarks if "adapters" in what]
+    assert len(of_adapters) == bool(remark)
+    assert all(what.startswith(remark) for what in of_adapters)
+
+
+def test_a_key_that_a_command_cannot_have_is_left_to_its_file(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(STAGE_2)
+    text = FACTORY_SCRIPT.format(launcher="deepspeed --num_gpus 8", engine="--deepspeed ds.json")
+    launch = open_launch("run.sh", text, Asked(folder=tmp_path))
+    row = next(row for row in launch.reading.rows if row.name == "zero")
+    assert (row.key, row.file) == ("zero_optimization.stage", "ds.json")
+    with pytest.raises(InputError, match=r"zero_optimization\.stage stands in ds\.json"):
+        launch.written({"zero_optimization.stage": 3})
+    plain = open_launch("run.sh", text.replace("--deepspeed ds.json", ""), Asked(folder=tmp_path))
+    with pytest.raises(InputError, match=r"zero_optimization\.stage stands in no line of the file"):
+        plain.written({"zero_optimization.stage": 3})
+
+
+def test_files_that_name_each_other_are_read_once_and_no_large_one_is(tmp_path: Path) -> None:
+    text = FACTORY_SCRIPT.format(launcher="deepspeed --num_gpus 8", engine="--deepspeed a.json")
+    named = '{{"deepspeed": "{}", "zero_optimization": {{"stage": {}}}}}'
+    (tmp_path / "a.json").write_text(named.format("b.json", 2))
+    (tmp_path / "b.json").write_text(named.format("a.json", 1))
+    launch = open_launch("run.sh", text, Asked(folder=tmp_path))
+    assert launch.reading.layout.zero == 2  # of the file that names the other
+    (tmp_path / "a.json").write_text(" " * (2**20 + 1))
+    with pytest.raises(InputError, match=r"a\.json is larger than 1 MiB"):
+        open_launch("run.sh", text, Asked(folder=tmp_path))
+
+
+@pytest.mark.parametrize("extra", [("oops",), ("oops", "--seq-length", "8"), ("--bogus", "1")])
+def test_words_that_nothing_reads_are_refused(extra: tuple[str, ...]) -> None:
+    with pytest.raises(InputError, match=f"does not pass on {extra[0]} behind --"):
+        open_launch("run.sh", BRIDGE, Asked(model="qwen3-30b-a3b", extra=extra))

@@ -9,7 +9,7 @@ from moetune.app.views.model_words import calibration_words
 from moetune.app.views.words import parts_table, run_highlights, run_words, speed_words
 from moetune.domain.document import encode
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.launches.reading import Problem
+from moetune.launches.reading import Problem, Row
 from moetune.report.section import Cell, Highlight, Section, Table, plural, seconds_span
 
 CHECK_SCHEMA = "moetune.check/1"
@@ -150,6 +150,13 @@ def _better(checked: Checked) -> Table:
     )  # fmt: skip
 
 
+def _place_cell(row: Row) -> Cell:
+    """Return the line that says a value, the file that the launch names for it, or "default"."""
+    if row.line:
+        return Cell.count(row.line)
+    return Cell.words("default" if row.line is None else row.file or "behind --")
+
+
 def _settings(checked: Checked) -> Table:
     return Table.of(
         "settings",
@@ -158,6 +165,6 @@ def _settings(checked: Checked) -> Table:
             "setting": lambda row: _NAMES.get(row.name, row.name),
             "value": lambda row: row.value,
             "key": lambda row: row.key,
-            "line": lambda row: Cell.words("default") if row.line is None else Cell.count(row.line),
+            "line": _place_cell,
         },
     )
