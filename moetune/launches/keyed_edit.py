@@ -18,8 +18,6 @@ from moetune.launches.places import (
 )
 from moetune.launches.reading import Given
 
-_PLAIN = "--"
-"""What stands before a word of a command that is no path."""
 Groups = Mapping[str, tuple[str, ...]]
 """Keys that stand together, by the name of their table."""
 
@@ -90,7 +88,7 @@ class KeyedText:
             if self._is_toml:
                 return with_table(self.text, table.rstrip("."), leaf, value)
             word = next((place for place in places.values() if place.form in WORDS), None)
-            if word is not None and word.parents == _PLAIN:  # whose command has no dotted keys
+            if word is not None and word.parents == "--":  # its command has no dotted keys
                 raise no_place(key, value)
             if word is not None:
                 dashes = "--" if word.parents.startswith("--") else ""

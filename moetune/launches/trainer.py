@@ -148,11 +148,7 @@ def _file(entry: Entry, asked: Asked) -> Path | None:
 
 
 def _of_file(file: Path) -> list[Entry]:
-    """Return the values of a named file; "auto" says nothing.
-
-    Raises:
-        InputError: it cannot be read, is larger than a launch may be, or of no kind that is read.
-    """
+    """Return the values of a named file but "auto"; raise InputError where it cannot be read."""
     try:
         if file.stat().st_size > LARGEST_BYTES:
             raise InputError(f"{file} is larger than 1 MiB", "give the engine's own configuration")

@@ -235,10 +235,7 @@ def start_logging(kind: LogFormat, *, level: int) -> None:
 
 
 class OncePerSecond(logging.Filter):
-    """Keeps one record of a text a second.
-
-    asyncio logs every accept without a descriptor, and uvicorn every request that is no HTTP.
-    """
+    """Keeps a record of a text a second: failed accepts and broken requests come in floods."""
 
     def __init__(self) -> None:
         super().__init__()
