@@ -95,10 +95,10 @@ class Checked:
     problems: tuple[Problem, ...]
     answer: TrainingAnswer | None
     limit_bytes: int
-    better: tuple[Better, ...] = ()
-    best: Better | None = None
-    seconds: Spread | None = None
-    calibration: Calibration | None = None
+    better: tuple[Better, ...]
+    best: Better | None
+    seconds: Spread | None
+    calibration: Calibration | None
     budget: Budget | None = None
 
     @property
@@ -116,7 +116,7 @@ class Checked:
 
 
 def check_launch(
-    file: str, launch: LaunchFile, profile: Profile, runs: Sequence[ObservedRun] = ()
+    file: str, launch: LaunchFile, profile: Profile, runs: Sequence[ObservedRun]
 ) -> Checked:
     """Return a launch file as it runs on a profile's machine, calibrated by its observed runs.
 

@@ -104,7 +104,7 @@ class Comparison:
 
 def compare_machines(
     planner: Planner, question: Question, *, profiles: Sequence[str], world_sizes: Sequence[int],
-    targets: Sequence[str], prices: Mapping[str, float], advance: Advance = lambda _: None,
+    targets: Sequence[str], prices: Mapping[str, float], advance: Advance,
 ) -> Comparison:  # fmt: skip
     """Return the best plan of each profile, number of ranks and runtime.
 

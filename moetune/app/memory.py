@@ -8,7 +8,7 @@ from moetune.domain.architecture import Decoder
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingDtype, TrainingJob
-from moetune.domain.tuning import TRAINS_ALL, Tuning
+from moetune.domain.tuning import Tuning
 from moetune.solve.model.memory import MemoryModel, RankMemory, fillable_bytes
 from moetune.solve.model.pins import contradiction
 from moetune.solve.model.pipeline import DecoderStages
@@ -41,7 +41,7 @@ class MemoryQuestion:
     pins: LayoutRequest
     target: Target
     device_bytes: int
-    tuning: Tuning = TRAINS_ALL
+    tuning: Tuning
 
     @property
     def limit_bytes(self) -> int:

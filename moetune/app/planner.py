@@ -142,11 +142,11 @@ class Planner:
             _ = subject.machine  # which says so
         return subject
 
-    def why_not(self, plan: AnyPlan, question: WhyNot, *, model: str | None = None) -> WhyNotAnswer:
+    def why_not(self, plan: AnyPlan, question: WhyNot, *, model: str | None) -> WhyNotAnswer:
         """Return another choice next to a plan's own (`answer_why_not`)."""
         return self._ask(plan, model, answer_why_not, question)
 
-    def sensitivity(self, plan: AnyPlan, *, model: str | None = None) -> Sensitivity:
+    def sensitivity(self, plan: AnyPlan, *, model: str | None) -> Sensitivity:
         """Return what a plan's step follows (`sensitivity_of`)."""
         return self._ask(plan, model, sensitivity_of)
 

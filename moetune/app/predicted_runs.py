@@ -69,7 +69,7 @@ def predicted_run(planner: Planner, wanted: str, asked: Asked) -> PredictedRun:
     return of_plan(planner, plan, model=asked.model)
 
 
-def of_plan(planner: Planner, plan: TrainingDocument, *, model: str | None = None) -> PredictedRun:
+def of_plan(planner: Planner, plan: TrainingDocument, *, model: str | None) -> PredictedRun:
     """Return what a plan predicts; `model` is the `config.json` of a model without a name."""
     inputs, origin, notes = plan.inputs, plan.origin, []
     seconds = plan.step_seconds / plan.factor

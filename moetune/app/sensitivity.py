@@ -62,9 +62,9 @@ class KnobEffect:
 
     knob: str
     choice: str
-    seconds: float | None = None
-    share: float | None = None
-    note: str = ""
+    seconds: float | None
+    share: float | None
+    note: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

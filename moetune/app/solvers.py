@@ -59,7 +59,7 @@ class SolverLimits:
         num_waiting: questions that wait for their turn; more are sent away.
     """
 
-    seconds: float = 20.0
+    seconds: float
     memory_bytes: int = 2 * 2**30
     num_waiting: int = 16
 

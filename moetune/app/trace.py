@@ -95,7 +95,7 @@ def predicted_trace(subject: Subject) -> Trace:
 
 def recorded_trace(
     subject: Subject, *, num_ranks: int | None, launch: Launch | None, environ: Mapping[str, str],
-    oversubscribe: bool = False,
+    oversubscribe: bool,
 ) -> Trace | None:  # fmt: skip
     """Return the predicted timelines and every rank's of a recorded step; None on ranks above 0.
 

@@ -84,9 +84,7 @@ def find_planned_model(inputs: TrainingInputs, *, given: str | None) -> FoundMod
     return find_decoder_model(given or path or name, world_size=inputs.world_size)
 
 
-def planned_job(
-    plan: TrainingDocument, *, given: str | None = None
-) -> tuple[FoundModel, TrainingJob]:
+def planned_job(plan: TrainingDocument, *, given: str | None) -> tuple[FoundModel, TrainingJob]:
     """Return the model that a training plan is of, and its job, of balanced routing.
 
     Raises:

@@ -141,7 +141,7 @@ def verify_plan(
     num_ranks: int | None,
     launch: Launch | None,
     environ: Mapping[str, str],
-    oversubscribe: bool = False,
+    oversubscribe: bool,
 ) -> Verification | None:
     """Run the plan's layer at every degree and return the comparison; None on ranks above 0.
 

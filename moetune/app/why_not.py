@@ -61,7 +61,7 @@ class WhyNotAnswer:
     source: Literal["plan", "solved"]
     chosen: ComparedChoice
     other: ComparedChoice | None = None
-    limit_bytes: int | None = None
+    limit_bytes: int | None
     refused: Refusal | None = None
     probability_faster: float | None = None
     kept_because: str = ""

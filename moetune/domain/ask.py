@@ -59,10 +59,10 @@ class Ask:
     parse: Callable[[str], Any]
     form: str = ""
     choices: tuple[Any, ...] = ()
-    is_choice: bool = False
+    is_choice: bool
     smallest: float = 1
     largest: int | None = None
-    is_switch: bool = False
+    is_switch: bool
 
     @property
     def flag(self) -> str:

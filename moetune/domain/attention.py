@@ -131,7 +131,7 @@ class Indexer:
     num_heads: int
     head_dim: int
     top_k: int
-    norm_parameters: int = 0
+    norm_parameters: int
     has_weights: bool = field(default=True, repr=False)
 
     @property
@@ -260,8 +260,8 @@ class CompressedAttention:
     window: int
     out_groups: int
     out_rank: int
-    rate: int = 0
-    indexer: Indexer | None = None
+    rate: int
+    indexer: Indexer | None
 
     def __post_init__(self) -> None:
         names = ("d_model", "num_heads", "head_dim", "q_rank", "window", "out_groups", "out_rank")

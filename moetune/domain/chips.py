@@ -40,7 +40,7 @@ class Chip:
     vendor: Vendor
     generation: Generation | None
     capability: Capability | None = None
-    links: Links = "pcie"
+    links: Links
     most_per_host: int = 0
     is_slower_board: bool = False
 

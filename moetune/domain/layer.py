@@ -174,7 +174,7 @@ class Throughput:
     """
 
     flops_per_second: float
-    mfu: float | None = None
+    mfu: float | None
 
     def over(self, seconds: float, predicted: float) -> "Throughput | None":
         """Return that of the same work in `seconds` instead of `predicted`; None of no time."""

@@ -31,7 +31,7 @@ class GatedDeltaNet:
     gate_width: int
     num_head_gates: int
     gate_rank: int = 0
-    extra_parameters: int = 0
+    extra_parameters: int
 
     def __post_init__(self) -> None:
         check_positive(
@@ -102,7 +102,7 @@ class StateSpace:
     num_groups: int = 1
     num_heads: int = 0
     rank: int = 0
-    extra_parameters: int = 0
+    extra_parameters: int
 
     def __post_init__(self) -> None:
         check_positive(self, "d_model", "d_inner", "d_state", "kernel", "num_groups")
@@ -155,7 +155,7 @@ class LinearAttention:
     num_kv_heads: int
     head_dim: int
     gate_width: int
-    extra_parameters: int = 0
+    extra_parameters: int
 
     def __post_init__(self) -> None:
         check_positive(self, "d_model", "num_heads", "num_kv_heads", "head_dim")
@@ -198,7 +198,7 @@ class ShortConvolution:
 
     d_model: int
     kernel: int
-    biases: int = 0
+    biases: int
 
     def __post_init__(self) -> None:
         check_positive(self, "d_model", "kernel")

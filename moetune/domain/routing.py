@@ -1,7 +1,7 @@
 """Routing of tokens to experts: how unevenly experts, and the ranks that hold them, are loaded."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from moetune.domain.errors import InputError
@@ -120,7 +120,7 @@ class LayerRouting:
         spread: of steps: the fullest rank's rows in one of a hundred over the middle's, 1 or more.
     """
 
-    loads: ExpertLoads = field(default_factory=ExpertLoads)
+    loads: ExpertLoads
     spread: float = 1.0
 
     def __post_init__(self) -> None:

@@ -129,8 +129,8 @@ class Curve:
     floor_seconds: Floats
     relative_error: float
     least_seconds_per_size: Floats
-    growth_seconds: Floats | None = None
-    deviates: Floats | None = None
+    growth_seconds: Floats | None
+    deviates: Floats | None
 
     def seconds_at(self, sizes: Floats) -> Floats:
         """Return the times at sizes of at least 0, shape (curves, sizes).
@@ -249,7 +249,7 @@ class Line:
     """
 
     cost: LinearCost
-    label: str = ""
+    label: str
     relative_error: float = ASSUMED_RELATIVE_ERROR
     alpha_factors: Floats = field(default_factory=lambda: _NOMINAL, compare=False)
     beta_factors: Floats = field(default_factory=lambda: _NOMINAL, compare=False)
@@ -345,7 +345,7 @@ def interpolation_errors(
 
 
 def left_out_errors(
-    *, sizes: Sequence[float], seconds: Sequence[float], alpha_seconds: float = 0.0
+    *, sizes: Sequence[float], seconds: Sequence[float], alpha_seconds: float
 ) -> dict[int, float]:
     """Return predicted / measured − 1 of the points that `interpolation_errors` looks at."""
     count = len(sizes)

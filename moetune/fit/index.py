@@ -33,7 +33,7 @@ class Points:
     series: Series
     alpha_seconds: float
     relative_error: float
-    origin: Origin | None = None
+    origin: Origin | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

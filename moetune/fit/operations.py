@@ -80,9 +80,9 @@ class Predictor:
     key: CostKey | None
     times: Times
     stretch: float = 1.0
-    factors: Floats = field(default_factory=lambda: _ONE)
-    cap: Trust = "measured"
-    stand_in: str = ""
+    factors: Floats
+    cap: Trust
+    stand_in: str
     origin: Origin | None = None
     table_factors: Floats = field(default_factory=lambda: _ONE)
 

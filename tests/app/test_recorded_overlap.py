@@ -58,7 +58,9 @@ def test_each_chunk_is_dispatched_computed_and_combined_in_that_order() -> None:
 
 def test_a_recorded_step_is_a_trace_from_zero_with_every_span_in_microseconds() -> None:
     plan = small_plan(layer=LayerShape(d_model=16, d_hidden=32, num_experts=4), world_size=1)
-    trace = recorded_trace(LayerSubject(plan=plan), num_ranks=None, launch=None, environ={})
+    trace = recorded_trace(
+        LayerSubject(plan=plan), num_ranks=None, launch=None, environ={}, oversubscribe=False
+    )
     assert trace is not None
     degrees = plan.pipeline.forward_degree, plan.pipeline.backward_degree
     events: list[Any] = [event for event in trace.events if event["ph"] == "X"]

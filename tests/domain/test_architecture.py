@@ -88,12 +88,18 @@ def test_compressed_attention_reads_a_window_and_entries() -> None:
 
 def test_recurrent_mixers_cost_the_same_at_any_length() -> None:
     delta = GatedDeltaNet(d_model=64, num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=8,
-                          kernel=4, gate_width=32, num_head_gates=8)  # fmt: skip
+                          kernel=4, gate_width=32, num_head_gates=8,
+                          extra_parameters=0)  # fmt: skip
     low_rank = GatedDeltaNet(d_model=64, num_key_heads=4, num_value_heads=4, key_dim=8, value_dim=8,
-                             kernel=4, gate_width=0, num_head_gates=4, gate_rank=8)  # fmt: skip
-    mamba2 = StateSpace(d_model=64, d_inner=128, d_state=16, kernel=4, num_groups=2, num_heads=8)
-    mamba1 = StateSpace(d_model=64, d_inner=128, d_state=16, kernel=4, rank=4)
-    lightning = LinearAttention(d_model=64, num_heads=4, num_kv_heads=4, head_dim=16, gate_width=64)
+                             kernel=4, gate_width=0, num_head_gates=4, gate_rank=8,
+                             extra_parameters=0)  # fmt: skip
+    mamba2 = StateSpace(
+        d_model=64, d_inner=128, d_state=16, kernel=4, num_groups=2, num_heads=8, extra_parameters=0
+    )
+    mamba1 = StateSpace(d_model=64, d_inner=128, d_state=16, kernel=4, rank=4, extra_parameters=0)
+    lightning = LinearAttention(
+        d_model=64, num_heads=4, num_kv_heads=4, head_dim=16, gate_width=64, extra_parameters=0
+    )
     convolution = ShortConvolution(d_model=64, kernel=3, biases=5)
     assert delta.parameters == 64 * (16 + 16 + 32 + 32 + 32 + 8) + 4 * 64
     assert delta.forward_macs(9) == delta.parameters + 4 * 4 * 64

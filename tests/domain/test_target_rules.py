@@ -251,7 +251,7 @@ def test_blocks_that_no_argument_says_are_named() -> None:
             replace(first, parts=(replace(attention, v_head_dim=64), experts)),
         "attention, chunks of 64": replace(first, parts=(replace(attention, chunk=64), experts)),
         "a block of convolution":
-            replace(first, parts=(ShortConvolution(d_model=2048, kernel=3), experts)),
+            replace(first, parts=(ShortConvolution(d_model=2048, kernel=3, biases=0), experts)),
         "experts that differ": replace(first, parts=(attention, replace(experts, d_hidden=64))),
         "attention whose sizes differ":
             replace(first, parts=(replace(attention, num_heads=16), experts)),

@@ -86,7 +86,7 @@ def test_a_faster_device_than_there_is_has_no_mfu() -> None:
 
 def test_a_step_of_no_time_has_no_rate() -> None:
     assert rate(1.0, 0.0, None) is None
-    assert Throughput(flops_per_second=1.0).over(0.0, 1.0) is None
+    assert Throughput(flops_per_second=1.0, mfu=None).over(0.0, 1.0) is None
     plan = plan_on("h100-x8", model="gpt-xl", dtype="bfloat16")
     no_time = replace(
         plan.predicted, step_seconds=0.0, model_flops_per_second_per_device=None, mfu=None

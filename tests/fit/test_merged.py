@@ -172,7 +172,15 @@ def test_beside_the_samples_sizes_times_are_the_tables_and_their_own_error_is_dr
     for low, high in ((64.0, 256.0), (math.inf, -math.inf)):
         origin = Origin(label="published", source="a table", spread=0.1, low=low, high=high)
         factors = np.array([[1.0], [1.5]])
-        both = Predictor(key=None, times=curve, origin=origin, table_factors=factors)
+        both = Predictor(
+            key=None,
+            times=curve,
+            origin=origin,
+            table_factors=factors,
+            factors=np.ones((1, 1)),
+            cap="measured",
+            stand_in="",
+        )
         own = (low <= sizes) & (sizes <= high)
         np.testing.assert_allclose(
             both.seconds_at(sizes), curve.seconds_at(sizes) * np.where(own, 1.0, factors)

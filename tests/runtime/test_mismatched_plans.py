@@ -83,7 +83,7 @@ def _programs_compare_theirs(folder: Path) -> None:
 
 
 def _a_kernel_that_a_rank_lacks_is_refused_on_all(_: Path) -> None:
-    kernel = KernelChoice(name="grouped_mm", is_usual=False, why="")
+    kernel = KernelChoice(name="grouped_mm", is_usual=False, why="", others=())
     layer = MoELayer(*SIZES, plan=replace(PLAN, kernel=kernel))
     layer(torch.randn(40, 8))
     assert layer.decision.kernel == "grouped_mm"

@@ -13,7 +13,7 @@ from moetune.solve.layer.online import PRUNE_AFTER, REPEATS, Space
 
 NAME = "a layer at 1000 tokens"
 WORKER = Path(__file__).with_name("search_worker.py")
-SPACE = Space(seed=SAFE_DECISION.with_degree(4), degrees=(1, 16), strategies=("none",))
+SPACE = Space(seed=SAFE_DECISION.with_degree(4), degrees=(1, 16), strategies=("none",), budget=None)
 
 
 def seconds(decision: Decision) -> float:

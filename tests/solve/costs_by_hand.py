@@ -20,6 +20,7 @@ from moetune.domain.samples import CollectiveOp
 from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.costs import layer_costs
+from moetune.solve.layer.doubts import PROFILE
 from moetune.solve.layer.plan import LayerProblem
 from moetune.solve.layer.times import StepTime, step_time
 
@@ -197,6 +198,7 @@ def solution(
     problem = LayerProblem(
         inputs=inputs or plan_inputs(), costs=costs or LinearCosts(), resamples=resamples,
         bounds=bounds or Bounds(), device_memory_bytes=device_memory_bytes, provenance=provenance,
+        launch=PROFILE, kernels=None,
     )  # fmt: skip
     return problem.solved(problem.ranked())
 

@@ -67,7 +67,7 @@ def test_factors_of_many_chunks_are_those_of_each() -> None:
 def test_the_only_choice_is_sure_whatever_the_error() -> None:
     costs = layer_costs(workload=WORKLOAD, costs=LinearCosts(errors=errors_of(0.2)))
     bounds = Bounds(forward_degree=4)
-    single = judge_choice(ranked(costs, bounds), (costs.costs,) * NUM)
+    single = judge_choice(ranked(costs, bounds), (costs.costs,) * NUM, rivals=())
     assert single.probability_best == 1.0
     assert single.p05_step_seconds < single.p95_step_seconds
 

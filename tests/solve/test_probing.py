@@ -30,7 +30,7 @@ Times = Callable[[int], float]
 
 def space_of(degree: int, *, largest: int = 64, low: int = 1) -> Space:
     seed = SAFE_DECISION.with_degree(degree)
-    return Space(seed=seed, degrees=(low, largest), strategies=("none",))
+    return Space(seed=seed, degrees=(low, largest), strategies=("none",), budget=None)
 
 
 def search(space: Space, times: Times) -> tuple[Tried, ...]:

@@ -14,7 +14,7 @@ from moetune.solve.layer.words import binding_resource, explain_choice, explain_
 def step(*, degree: int, seconds: float, chunk_seconds: float) -> StepTime:
     """Return a step of two equal phases, whose chunk has two transfers and a computation."""
     part = Estimate(seconds=chunk_seconds, trust="measured")
-    phase = PhaseTime(degree=degree, seconds=seconds, transfer=part, compute=part)
+    phase = PhaseTime(degree=degree, seconds=seconds, transfer=part, compute=part, num_transfers=2)
     return StepTime(forward=phase, backward=phase, overhead=Estimate(seconds=0.0, trust="measured"))
 
 
@@ -94,7 +94,8 @@ def test_what_binds_is_what_the_step_waits_for_or_with_reuse_the_busiest(
 ) -> None:
     parts = [Estimate(seconds=seconds, trust="measured") for seconds in (transfer, compute, copies)]
     phase = PhaseTime(
-        degree=2, seconds=1.0, transfer=parts[0], compute=parts[1], copies=parts[2]
+        degree=2, seconds=1.0, transfer=parts[0], compute=parts[1], copies=parts[2],
+        num_transfers=2,
     )  # fmt: skip
     found = StepTime(
         forward=phase, backward=phase, overhead=Estimate(seconds=0.0, trust="measured"),

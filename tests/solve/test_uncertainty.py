@@ -47,7 +47,7 @@ def ranked(costs: LayerCosts, bounds: Bounds | None = None, strategy: Strategy =
 
 def _judge(*resamples: Costs, bounds: Bounds | None = None) -> Confidence:
     costs = layer_costs(workload=WORKLOAD, costs=NOMINAL)
-    return judge_choice(ranked(costs, bounds), resamples)
+    return judge_choice(ranked(costs, bounds), resamples, rivals=())
 
 
 def _best_degree(costs: Costs) -> int:

@@ -64,7 +64,7 @@ class ModelSubject(PricedPlan):
     """
 
     plan: TrainingDocument
-    model: str | None = None
+    model: str | None
 
     @property
     def memory_limit_bytes(self) -> int:

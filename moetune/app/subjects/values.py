@@ -97,7 +97,7 @@ class ComparedChoice:
     p95_step_seconds: float | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
     work: Mapping[str, float] = field(default_factory=dict)
-    needed_bytes: int | None = None
+    needed_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

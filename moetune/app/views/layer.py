@@ -35,7 +35,7 @@ from moetune.solve.layer.words import STRATEGY_WORDS
 _ORDERS = {"dispatch_first": "all dispatches first", "interleaved": "interleaved"}
 
 
-def answer_section(subject: LayerSubject, *, has_reasons: bool = False) -> Section:
+def answer_section(subject: LayerSubject, *, has_reasons: bool) -> Section:
     """Return a plan's workload, decision, times and bytes; its reason unless that follows."""
     plan = subject.plan
     is_odd = is_one_chunk(plan) or plan.memory.strategy != "none"

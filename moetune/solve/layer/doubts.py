@@ -27,7 +27,7 @@ def plan_warnings(
     provenance: Provenance,
     *,
     has_refits: bool,
-    launch: str = PROFILE,
+    launch: str,
 ) -> Iterator[str]:
     """Yield what is doubtful in a plan, or not published of its profile, with commands."""
     ranking, profile = ranked.best, inputs.profile

@@ -34,7 +34,7 @@ class MeasuredKernels:
         workload: Workload,
         *,
         kind: DeviceKind,
-        pinned: ExpertKernel | None = None,
+        pinned: ExpertKernel | None,
     ) -> None:
         others = _measured(samples, workload)
         self._pinned = pinned

@@ -98,7 +98,7 @@ class Space:
     seed: Decision
     degrees: tuple[int, int]
     strategies: tuple[Strategy, ...]
-    budget: MemoryBudget | None = None
+    budget: MemoryBudget | None
 
     @property
     def is_single(self) -> bool:

@@ -21,7 +21,7 @@ from moetune.domain.terms import LayerTerms, PhaseTerms, StrategyTerms
 from moetune.domain.units import dtype_bytes, pinned_bytes
 from moetune.solve.layer.choose import DegreeChooser, Ranking
 from moetune.solve.layer.costs import LayerCosts, layer_costs
-from moetune.solve.layer.doubts import PROFILE, plan_warnings
+from moetune.solve.layer.doubts import plan_warnings
 from moetune.solve.layer.kernels import MeasuredKernels
 from moetune.solve.layer.memory import limit_of
 from moetune.solve.layer.peak import middle_elements
@@ -52,8 +52,8 @@ class LayerProblem:
     bounds: Bounds
     device_memory_bytes: int
     provenance: Provenance
-    launch: str = PROFILE
-    kernels: MeasuredKernels | None = None
+    launch: str
+    kernels: MeasuredKernels | None
 
     def ranked(self, placement: tuple[int, ...] = ()) -> RankedLayer:
         """Return the candidates with a placement of experts, the plan's choice first.

@@ -36,7 +36,7 @@ class PhaseTime:
     transfer: Estimate
     compute: Estimate
     copies: Estimate = NOTHING
-    num_transfers: int = 2
+    num_transfers: int
 
     @property
     def link_seconds(self) -> float:

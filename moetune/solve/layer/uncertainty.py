@@ -33,7 +33,7 @@ LayerChoice = tuple[LayerCosts, Decision]
 
 
 def judge_choice(
-    ranking: Ranking, resamples: Sequence[Costs], rivals: Sequence[StepTime] = ()
+    ranking: Ranking, resamples: Sequence[Costs], rivals: Sequence[StepTime]
 ) -> Confidence:
     """Compare the choice with its contenders under each refit; without any it is certain."""
     limit_seconds = ranking.step.seconds * HOPELESS

@@ -36,7 +36,7 @@ class ChunkedPass:
 
     seconds: Mapping[int, float]
     kernels: int
-    work: float = 0.0
+    work: float
 
     def saved(self, degree: int) -> float:
         """Return the seconds that so many chunks take less than one."""
@@ -65,7 +65,7 @@ class ChunkedBlock:
 
     passes: ChunkedPasses
     slack: float
-    repeats: bool = False
+    repeats: bool
 
     def launches(self, degree: int) -> float:
         """Return the host's seconds for all chunks but the first of each pass."""
@@ -85,9 +85,7 @@ class ChunkedBlock:
         return forward - FORWARD_OF_BOTH * waits, backward - (1 - FORWARD_OF_BOTH) * waits
 
 
-def chunked_passes(
-    prices: BlockPrices, part: RoutedExperts, degree: int | None = None
-) -> ChunkedPasses:
+def chunked_passes(prices: BlockPrices, part: RoutedExperts, degree: int | None) -> ChunkedPasses:
     """Return the passes of a layer next to those in one chunk; in up to 16 for None."""
     degrees = range(1, MOST_CHUNKS + 1) if degree is None else sorted({1, degree})
     chunks = {degree: prices.chunk(part, degree) for degree in degrees}

@@ -22,7 +22,6 @@ from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads
 from moetune.domain.targets import Target
 from moetune.domain.training import HALF_PRECISION, FoldedLayout, Recompute, TrainingJob
 from moetune.solve.model.activations import (
-    AS_MEGATRON,
     ELEMENT,
     GEMM_INPUT,
     SHARDS_GRADIENTS,
@@ -81,7 +80,7 @@ class RankMemory:
     rank: int
     parts: Mapping[str, float]
     activations: Mapping[str, float]
-    host_bytes: float = 0.0
+    host_bytes: float
 
     @property
     def peak_bytes(self) -> float:
@@ -133,7 +132,7 @@ class MemoryModel(Tables):
 
     job: TrainingJob
     stages: DecoderStages
-    target: Target = AS_MEGATRON
+    target: Target
 
     @property
     @once(lambda: ())

@@ -276,9 +276,9 @@ def block_seconds(
     layout: FoldedLayout,
     *,
     device: DevicePasses,
-    saved: tuple[float, float] = (0.0, 0.0),
-    shared: tuple[float, float] = (0.0, 0.0),
-    overlap_hidden: float = 0.0,
+    saved: tuple[float, float],
+    shared: tuple[float, float],
+    overlap_hidden: float,
 ) -> BlockSeconds:
     """Return a block's passes, with what is recomputed, and exchanges hidden where they are.
 

@@ -247,8 +247,8 @@ class StagePipeline:
     pp: int
     stages: tuple[Passes, ...]
     num_micro_batches: int
-    send_seconds: float = 0.0
-    hides_sends: bool = True
+    send_seconds: float
+    hides_sends: bool
 
     @property
     def vpp(self) -> int:

@@ -60,9 +60,9 @@ class FoldedSearch(Tables):
 
     wholes: StepPrices
     limit_bytes: float
-    site: Site | None = None
-    asks_runtime: bool = True
-    host_bytes: float = float("inf")
+    site: Site | None
+    asks_runtime: bool
+    host_bytes: float
     prices: StepPrices = field(init=False)
     memory_of_wholes: MemoryModel = field(init=False, repr=False)
     space: LayoutSpace = field(init=False)

@@ -39,9 +39,9 @@ class StepSeconds:
 
     seconds: float
     parts: Mapping[str, float]
-    hidden_by_shared_experts: float = 0.0
-    bound_by_host: float = 0.0
-    bound_by_replicas: float = 0.0
+    hidden_by_shared_experts: float
+    bound_by_host: float
+    bound_by_replicas: float
 
 
 _OF_MICRO_BATCH = (

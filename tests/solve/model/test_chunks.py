@@ -49,6 +49,7 @@ def block_of(
             ChunkedPass(
                 seconds=dict(enumerate(one + one[-1:] * (MOST_CHUNKS - len(one)), start=1)),
                 kernels=kernels,
+                work=0.0,
             )
             for one in (forward, backward)
         )
@@ -61,7 +62,10 @@ def test_some_degrees_are_priced_as_among_all() -> None:
     prices = BlockPrices(job=job, layout=CHUNKED, device=device_prices(H100))
     part = job.decoder.blocks[-1].routed
     assert part is not None
-    every, some = chunked_passes(prices, part), chunked_passes(prices, part, 3)
+    every, some = (
+        chunked_passes(prices, part, degree=None),
+        chunked_passes(prices, part, degree=3),
+    )
     for mine, its in zip(some, every, strict=True):
         assert mine.seconds == {one: its.seconds[one] for one in (1, 3)}
         assert its.saved(1) == its.launches(1) == 0

@@ -39,7 +39,13 @@ def search_of(
     device = DevicePrices(costs=costs_of(machine, allow_modelled=True), machine=machine.machine)
     stages, runtime = DecoderStages(job.decoder), find_target(target)
     prices = StepPrices(job=job, device=device, stages=stages, target=runtime)
-    return FoldedSearch(wholes=prices, limit_bytes=gib * 2**30, site=site_of(machine))
+    return FoldedSearch(
+        wholes=prices,
+        limit_bytes=gib * 2**30,
+        site=site_of(machine),
+        asks_runtime=True,
+        host_bytes=float("inf"),
+    )
 
 
 def best_of(search: FoldedSearch, pins: LayoutRequest) -> PricedLayout:

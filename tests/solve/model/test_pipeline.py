@@ -83,7 +83,14 @@ def random_pipelines(schedule: Schedule, seed: int) -> Iterator[StagePipeline]:
 def equal(schedule: Schedule, pp: int, num: int, *, vpp: int | None = None) -> StagePipeline:
     stages = pp * (vpp or STAGES[schedule])
     one = Passes(forward=1.0, grad_input=1.0, grad_weight=1.0)
-    return StagePipeline(schedule=schedule, pp=pp, stages=(one,) * stages, num_micro_batches=num)
+    return StagePipeline(
+        schedule=schedule,
+        pp=pp,
+        stages=(one,) * stages,
+        num_micro_batches=num,
+        send_seconds=0.0,
+        hides_sends=True,
+    )
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -108,7 +115,8 @@ def test_many_micro_batches_take_as_long_as_if_each_was_played(schedule: Schedul
         for _ in range(pp * STAGES[schedule])
     )
     uneven = StagePipeline(
-        schedule=schedule, pp=pp, stages=stages, num_micro_batches=num, send_seconds=0.1
+        schedule=schedule, pp=pp, stages=stages, num_micro_batches=num, send_seconds=0.1,
+        hides_sends=True,
     )  # fmt: skip
     assert play(uneven) == pytest.approx(longest_path(uneven), rel=0.01)
 

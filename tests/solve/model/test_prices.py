@@ -26,6 +26,7 @@ from moetune.domain.training import (
 )
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import model_names, named_model
+from moetune.solve.model.activations import AS_MEGATRON
 from moetune.solve.model.block import BlockPrices
 from moetune.solve.model.exchange import exchange_seconds
 from moetune.solve.model.machine import DevicePrices
@@ -59,7 +60,11 @@ def step_of(job: TrainingJob, layout: FoldedLayout, target: str = "megatron") ->
 
 
 def peak_of(job: TrainingJob, layout: FoldedLayout) -> float:
-    return MemoryModel(job=job, stages=DecoderStages(job.decoder)).peak(layout).peak_bytes
+    return (
+        MemoryModel(job=job, stages=DecoderStages(job.decoder), target=AS_MEGATRON)
+        .peak(layout)
+        .peak_bytes
+    )
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -184,7 +189,7 @@ def test_two_of_the_blocks_that_have_most_to_shard_are_whole_for_a_while(
 ) -> None:
     """Experts on as many ranks as there are have no replicas: a dense block has most to shard."""
     job = replace(job_of(name, world_size=ranks), global_batch=ranks)
-    memory = MemoryModel(job=job, stages=DecoderStages(job.decoder))
+    memory = MemoryModel(job=job, stages=DecoderStages(job.decoder), target=AS_MEGATRON)
     found = memory.peak(FoldedLayout(dp=ranks, ep=ranks, zero=3)).parts["gathered"]
     amounts = [one.parameters for one in job.decoder.kinds]
     largest = max(one.total - one.routed for one in amounts)

@@ -31,7 +31,13 @@ def search_of(job: TrainingJob, *, target: str = "megatron", gib: float = 70) ->
     device = DevicePrices(costs=costs_of(H100, allow_modelled=True), machine=H100.machine)
     stages, runtime = DecoderStages(job.decoder), find_target(target)
     prices = StepPrices(job=job, device=device, stages=stages, target=runtime)
-    return FoldedSearch(wholes=prices, limit_bytes=gib * 2**30)
+    return FoldedSearch(
+        wholes=prices,
+        limit_bytes=gib * 2**30,
+        site=None,
+        asks_runtime=True,
+        host_bytes=float("inf"),
+    )
 
 
 def test_the_parts_of_a_step_and_of_the_memory_add_up() -> None:
