@@ -13,7 +13,7 @@ setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt torch --editable '.[dev]'
 	touch $@
 
 postgres:

@@ -1,5 +1,6 @@
 """Layouts of the golden cases' models, drawn for a runtime, and what export writes of them."""
 
+import functools
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -12,16 +13,19 @@ from moetune.domain.tuning import TRAINS_ALL, Tuning, read_tuning
 from moetune.export import export_layout
 from moetune.export.planned import Planned
 from moetune.huggingface.reader import language_model
-from moetune.huggingface.registry import named_model
+from moetune.huggingface.registry import named_model as read_model
 from tests.golden.cases import CASES
 
 SIZES: dict[str, tuple[int, ...]] = {
     "tp": (1, 2, 4), "cp": (1, 2), "pp": (1, 2, 4), "vpp": (1, 2, 3), "ep": (1, 2, 4, 8),
     "etp": (1, 2), "micro_batch": (1, 2), "dp": (1, 2, 4, 8),
 }  # fmt: skip
+named_model = functools.cache(read_model)
+"""Reading a model anew takes half of a draw, of which two hundred are refused for each that is not."""
 MODULES = (("moe_act", "norm"), ("core_attn", "mlp"))
 
 
+@functools.cache
 def models() -> tuple[str, ...]:
     """Return the registry's models of the golden cases."""
     words = (case.plan for case in CASES.values() if "--global-batch" in case.plan)
