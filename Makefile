@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test test-thorough check checks docs netlab gpu bench setup postgres chromium
+.PHONY: quickstart test gate test-thorough check checks docs netlab gpu bench setup postgres chromium
 .PHONY: launch launch-torch launch-bridge launch-oracle
 
 SPELLING = $(BIN)/codespell README.md SKILL.md CHANGELOG.md docs --skip '*.svg,*.json,*.toml'
@@ -58,7 +58,10 @@ docs: $(READY)
 PURE := moetune/domain/*,moetune/fit/*,moetune/solve/*
 BY_FILE := --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
-test: $(READY) check
+test: $(READY)
+	@$(MAKE) --no-print-directory --jobs 2 check gate
+
+gate: $(READY)
 	$(BIN)/pytest -n 4 $(BY_FILE)
 
 # Every line of what is computed is run, and nine of ten of all others, not counting ranks, which

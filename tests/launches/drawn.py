@@ -21,7 +21,7 @@ SIZES: dict[str, tuple[int, ...]] = {
     "etp": (1, 2), "micro_batch": (1, 2), "dp": (1, 2, 4, 8),
 }  # fmt: skip
 named_model = functools.cache(read_model)
-"""Reading a model anew takes half of a draw, of which two hundred are refused for each that is not."""
+"""Reading a model anew is half of a draw; for Bridge 200 are refused for each that is not."""
 MODULES = (("moe_act", "norm"), ("core_attn", "mlp"))
 
 

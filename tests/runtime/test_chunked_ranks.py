@@ -68,8 +68,10 @@ def _gradients_that_tell() -> None:
         check_equals_plain(case, f"three micro-batches, {options}")
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.dist)])
-@pytest.mark.parametrize("worker", [_every_model, _gradients_that_tell])
+@pytest.mark.parametrize(("worker", "num_ranks"), [
+    pytest.param(_every_model, 1, marks=pytest.mark.thorough), (_every_model, 2),
+    (_gradients_that_tell, 1), (_gradients_that_tell, 2),
+])  # fmt: skip
 def test_ranks_end_where_plain_training_ends(worker: Callable[[], None], num_ranks: int) -> None:
     assert run_ranks(worker, num_ranks) == [""] * num_ranks
 
