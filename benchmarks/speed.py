@@ -65,7 +65,7 @@ def _measured_profile() -> Profile:
         budget_seconds=90.0,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, open_store(f"{folder}/m.db") as store:
-        return profile_machine(request, store=store, progress=Progress()).profile
+        return profile_machine(request, store=store, progress=Progress(), resume=False).profile
 
 
 def _process_seconds(*arguments: str, repeat: int = 9) -> float:

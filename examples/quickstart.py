@@ -130,7 +130,9 @@ def _profile(screen: Screen) -> None:
         oversubscribe=True,
     )
     with wiring.open_store(wiring.configure().settings) as store:
-        profile_machine(request, store=store, progress=ScreenProgress(screen, resume=_RESUME))
+        profile_machine(
+            request, store=store, progress=ScreenProgress(screen, resume=_RESUME), resume=False
+        )
 
 
 def _plan() -> "Plan":

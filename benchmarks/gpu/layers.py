@@ -54,6 +54,7 @@ def _measured(scale: Scale, workload: Workload) -> tuple[MeasuredSteps, ...]:
     found: tuple[MeasuredSteps, ...] = run_on_ranks(
         _on_rank, (workload, decisions, scale.num_rounds),
         num_ranks=workload.world_size, launch=None, environ=config.environment(),
+        oversubscribe=False,
     )  # fmt: skip
     return found
 

@@ -40,7 +40,7 @@ def run_profile(scale: Scale, folder: Path) -> None:
     )
     progress = _Visits(Rows(folder, "visits"))
     store = cast("SqlStore", _SamplesInMemory())
-    profile = profile_machine(request, store=store, progress=progress).profile
+    profile = profile_machine(request, store=store, progress=progress, resume=False).profile
     write_text(folder / FILE, profile_to_toml(profile))
     rows = Rows(folder, "profile")
     for row in profile_rows(profile):

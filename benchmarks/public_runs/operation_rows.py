@@ -143,7 +143,7 @@ def _transfers(row: Row, device: DevicePrices) -> Iterator[Question]:
             operation=f"{library} {phase}{' fp8' if share < 1 else ''}{across}",
             seconds=times[at] if times else sent / rates[at],
             price=lambda prices, part=part, phase=phase: exchange_seconds(  # type: ignore[misc]
-                prices, layout=layout, part=part, tokens=tokens, phase=phase
+                prices, layout=layout, part=part, tokens=tokens, phase=phase, sends_once=False
             ),
         )
 
@@ -263,8 +263,7 @@ def _attention(row: Row, _: DevicePrices) -> Iterator[Question]:
         operation=f"attention {'backward' if backward else 'forward'}", seconds=seconds,
         in_step=bool(row["time"]),
         price=lambda device: device.attention_core(
-            macs, head_dim=widths / 2, length=tokens, backward=backward
-        ),
+            macs, head_dim=widths / 2, length=tokens, backward=backward, has_flash2=False),
     )  # fmt: skip
 
 

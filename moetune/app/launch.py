@@ -62,7 +62,7 @@ def run_on_ranks(
     launch: Launch | None,
     environ: Mapping[str, str],
     on_message: Send = lambda _: None,
-    oversubscribe: bool = False,
+    oversubscribe: bool,
 ) -> Any:  # noqa: ANN401 - whatever the function returns on rank 0
     """Call `function(argument, send)` on every rank and return the result of rank 0.
 

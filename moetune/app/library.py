@@ -62,7 +62,7 @@ def plan_ids(store: "SqlStore | None", wanted: Sequence[str]) -> tuple[str, ...]
     return tuple(_plan_id(store, beginning) for beginning in wanted)
 
 
-def prune(store: "SqlStore", *, older_than_seconds: float, dry_run: bool = False) -> Removed:
+def prune(store: "SqlStore", *, older_than_seconds: float, dry_run: bool) -> Removed:
     """Delete old observations, old settled sizes, and old plans under which nothing is left.
 
     What was measured stays. The space is given back, where others do not hold it. An age beyond a

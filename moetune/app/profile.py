@@ -32,7 +32,7 @@ def take_part(request: ProfileRequest) -> None:
 
 
 def profile_machine(
-    request: ProfileRequest, *, store: "SqlStore", progress: Progress, resume: bool = False
+    request: ProfileRequest, *, store: "SqlStore", progress: Progress, resume: bool
 ) -> ProfileOutcome:
     """Measure, store every sample as soon as it is done, and fit.
 

@@ -93,7 +93,7 @@ def named_profile(name: str, *, store: "SqlStore | None") -> FoundProfile:
     raise _unknown(name, {run.name for run in store.runs()} if store else set(), bundled)
 
 
-def newest_measured(store: "SqlStore | None", *, for_models: bool = False) -> str:
+def newest_measured(store: "SqlStore | None", *, for_models: bool) -> str:
     """Return the name of the newest measured profile; of a suspect one only where all are.
 
     Raises:

@@ -328,7 +328,7 @@ the median error at the others was 0.35 and 0.28 of the median error of kept one
 
 
 def interpolation_errors(
-    *, sizes: Sequence[float], seconds: Sequence[float], alpha_seconds: float = 0.0
+    *, sizes: Sequence[float], seconds: Sequence[float], alpha_seconds: float
 ) -> list[float]:
     """Return errors of the curve around each of its points, from |predicted / measured − 1|.
 

@@ -29,7 +29,7 @@ NUM_RESAMPLES, RESAMPLING_SEED = 100, 0
 
 
 def resample_costs(
-    profile: Profile, *, num: int, seed: int, allow_modelled: bool = False
+    profile: Profile, *, num: int, seed: int, allow_modelled: bool
 ) -> tuple[Costs, ...]:
     """Return `num` costs drawn within the noise of the samples and the errors of the fits.
 

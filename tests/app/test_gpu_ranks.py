@@ -38,7 +38,9 @@ def test_the_current_device_of_a_rank_is_its_own(
 ) -> None:
     launch = _launch(monkeypatch, rank=rank, world_size=4)
     with FakeCuda(num_devices) as cuda, MirrorWorld(cuda, rank=rank, num_ranks=4):
-        found = run_on_ranks(_devices, None, num_ranks=4, launch=launch, environ={})
+        found = run_on_ranks(
+            _devices, None, num_ranks=4, launch=launch, environ={}, oversubscribe=False
+        )
     assert found == (wanted, torch.device("cuda", wanted))
 
 

@@ -97,17 +97,17 @@ def test_the_newest_measured_profile_is_taken_and_no_published(stores: StoreFind
     with stores() as store:
         assert store is not None
         with pytest.raises(ProfileError):
-            newest_measured(store)
+            newest_measured(store, for_models=False)
         store.save_profile(replace(lab_profile("paper"), provenance="published", citation="a"))
         with pytest.raises(ProfileError):
-            newest_measured(store)
+            newest_measured(store, for_models=False)
         store.save_profile(lab_profile())
         store.save_profile(lab_profile("newer"))
-        assert newest_measured(store) == "newer"
+        assert newest_measured(store, for_models=False) == "newer"
         store.save_profile(replace(lab_profile("paper"), provenance="published", citation="a"))
-        assert newest_measured(store) == "newer"
+        assert newest_measured(store, for_models=False) == "newer"
     with pytest.raises(ProfileError):
-        newest_measured(None)
+        newest_measured(None, for_models=False)
     assert find_profile(None, stores=stores).profile.name == "newer"
     assert find_profile("lab", stores=stores).source == "store"
     assert find_profile("rtx2080ti-x64", stores=stores).source == "bundled"
@@ -122,13 +122,13 @@ def test_suspect_profiles_and_those_of_a_cpu_are_no_default_elsewhere(stores: St
     with stores() as store:
         assert store is not None
         store.save_profile(replace(bad, name="bad", machine=cpu.machine))
-        assert newest_measured(store) == "bad"
+        assert newest_measured(store, for_models=False) == "bad"
         with pytest.raises(ProfileError, match="on GPUs") as caught:
             newest_measured(store, for_models=True)
         assert "this one" not in caught.value.hint  # measured again it is no profile of GPUs
         store.save_profile(replace(good, name="good", machine=cpu.machine))
         store.save_profile(replace(bad, name="worse", machine=cpu.machine))
-        assert newest_measured(store) == "good"
+        assert newest_measured(store, for_models=False) == "good"
         store.save_profile(gpus)
         store.save_profile(replace(good, name="newest", machine=cpu.machine))
         assert newest_measured(store, for_models=True) == "gpus"

@@ -161,7 +161,12 @@ def record_behind_a_slow_wire(layer: LayerShape, _: object) -> tuple[RecordedSpa
 def test_real_ranks_compute_while_others_travel_forward_and_backward() -> None:
     layer = LayerShape(d_model=128, d_hidden=512, num_experts=2)
     spans = run_on_ranks(
-        record_behind_a_slow_wire, layer, num_ranks=2, launch=None, environ=_environ()
+        record_behind_a_slow_wire,
+        layer,
+        num_ranks=2,
+        launch=None,
+        environ=_environ(),
+        oversubscribe=False,
     )
     overlap = overlap_of(spans)
     assert overlap.forward > 0
@@ -202,7 +207,13 @@ def _environ() -> dict[str, str]:
 def test_ranks_tell_news_return_what_rank_0_returned_and_leave_before_an_abort() -> None:
     heard: list[tuple[int, bool, int, int]] = []
     found = run_on_ranks(
-        rank_and_size, 7, num_ranks=2, launch=None, environ=_environ(), on_message=heard.append
+        rank_and_size,
+        7,
+        num_ranks=2,
+        launch=None,
+        environ=_environ(),
+        on_message=heard.append,
+        oversubscribe=False,
     )
     assert found == (7, 2)
     cores = sorted(os.sched_getaffinity(0))
@@ -212,9 +223,11 @@ def test_ranks_tell_news_return_what_rank_0_returned_and_leave_before_an_abort()
 
 def test_error_of_one_rank_reaches_the_caller_and_ends_the_others() -> None:
     with pytest.raises(InputError, match="does not like it"):
-        run_on_ranks(complain, None, num_ranks=2, launch=None, environ=_environ())
+        run_on_ranks(
+            complain, None, num_ranks=2, launch=None, environ=_environ(), oversubscribe=False
+        )
 
 
 def test_killed_rank_is_named() -> None:
     with pytest.raises(MoetuneError, match=r"rank 1 of 2 .*SIGKILL"):
-        run_on_ranks(die, None, num_ranks=2, launch=None, environ=_environ())
+        run_on_ranks(die, None, num_ranks=2, launch=None, environ=_environ(), oversubscribe=False)

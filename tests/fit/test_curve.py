@@ -113,18 +113,25 @@ def test_below_the_smallest_size_no_time_is_under_alpha(
 def test_interpolation_errors_is_zero_on_a_power_law_and_shows_one_bad_point() -> None:
     sizes = [2.0**at for at in range(10)]
     seconds = [size**0.5 for size in sizes]
-    assert interpolation_errors(sizes=sizes, seconds=seconds) == pytest.approx([0] * 8, abs=1e-12)
+    assert interpolation_errors(sizes=sizes, seconds=seconds, alpha_seconds=0.0) == pytest.approx(
+        [0] * 8, abs=1e-12
+    )
     seconds[5] *= 1.2
-    errors = interpolation_errors(sizes=sizes, seconds=seconds)
+    errors = interpolation_errors(sizes=sizes, seconds=seconds, alpha_seconds=0.0)
     assert max(errors) == pytest.approx(SPACING_SHARE * (1 - 1 / 1.2))
     assert errors.index(max(errors)) == 4
 
 
 def test_two_points_have_the_error_of_what_may_lie_between_them() -> None:
     """Whatever their times, by the distance of the sizes."""
-    assert interpolation_errors(sizes=[1.0, 16.0], seconds=[2.0, 17.0]) == pytest.approx(
-        [LINE_ERROR * math.log(16)]
+    assert interpolation_errors(
+        sizes=[1.0, 16.0], seconds=[2.0, 17.0], alpha_seconds=0.0
+    ) == pytest.approx([LINE_ERROR * math.log(16)])
+    near, far = (
+        interpolation_errors(sizes=[1.0, one], seconds=[2.0, 2.0], alpha_seconds=0.0)
+        for one in (2.0, 4e3)
     )
-    near, far = (interpolation_errors(sizes=[1.0, one], seconds=[2.0, 2.0]) for one in (2.0, 4e3))
     assert near < far
-    assert interpolation_errors(sizes=[1.0, 2.0], seconds=[3.0, 2.0]) == pytest.approx([0.25])
+    assert interpolation_errors(
+        sizes=[1.0, 2.0], seconds=[3.0, 2.0], alpha_seconds=0.0
+    ) == pytest.approx([0.25])

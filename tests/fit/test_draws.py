@@ -65,6 +65,9 @@ def test_draws_as_one_have_the_times_of_each(name: str) -> None:
 
 
 def test_draws_of_several_profiles_are_not_one() -> None:
-    one, other = (resample_costs(PROFILES["samples"], num=2, seed=seed) for seed in (0, 1))
+    one, other = (
+        resample_costs(PROFILES["samples"], num=2, seed=seed, allow_modelled=False)
+        for seed in (0, 1)
+    )
     with pytest.raises(TypeError, match="different profiles"):
         costs_of_all([one[0], other[1]])

@@ -99,7 +99,7 @@ def gemm(costs: Costs, *, d_in: int, rows: float = 100) -> float:
 def test_draws_lie_around_the_costs_with_the_noise_of_a_median() -> None:
     made = profile(noise=0.05)
     exact = costs_of(made)
-    drawn = resample_costs(made, num=200, seed=1)
+    drawn = resample_costs(made, num=200, seed=1, allow_modelled=False)
     error = made.collective[0].error
     assert error is not None
     for size in (2**12, 3 * 2**14, 2**20):
@@ -111,7 +111,7 @@ def test_draws_lie_around_the_costs_with_the_noise_of_a_median() -> None:
 def test_systematic_error_moves_a_whole_curve_together() -> None:
     made = profile(noise=0.005, bumps=0.05)
     exact = costs_of(made)
-    drawn = resample_costs(made, num=200, seed=1)
+    drawn = resample_costs(made, num=200, seed=1, allow_modelled=False)
     error = made.collective[0].error
     assert error is not None
     small = all_to_all(drawn, 2**12) / all_to_all([exact], 2**12)
@@ -122,7 +122,7 @@ def test_systematic_error_moves_a_whole_curve_together() -> None:
 
 
 def test_lines_without_samples_are_drawn_with_the_assumed_error() -> None:
-    drawn = resample_costs(PUBLISHED, num=400, seed=3)
+    drawn = resample_costs(PUBLISHED, num=400, seed=3, allow_modelled=False)
     lines = [line_of(one, CollectiveKey("all_to_all", 2)) for one in drawn]
     products = [line_of(one, GemmKey("float32")) for one in drawn]
     for found, truth in ((lines, (1e-4, 3e-10)), (products, (6e-5, 4e-14))):
@@ -136,11 +136,11 @@ def test_lines_without_samples_are_drawn_with_the_assumed_error() -> None:
 
 def test_draws_depend_on_the_seed_and_not_on_the_order_of_questions() -> None:
     made = profile(noise=0.05)
-    first, second = (resample_costs(made, num=5, seed=7) for _ in range(2))
+    first, second = (resample_costs(made, num=5, seed=7, allow_modelled=False) for _ in range(2))
     forward = [(all_to_all([one], 5000)[0], gemm(one, d_in=300)) for one in first]
     backward = [(gemm(one, d_in=300), all_to_all([one], 5000)[0]) for one in reversed(second)]
     assert forward == [(comm, product) for product, comm in reversed(backward)]
-    other = resample_costs(made, num=5, seed=8)
+    other = resample_costs(made, num=5, seed=8, allow_modelled=False)
     assert (all_to_all(other, 5000) != all_to_all(first, 5000)).all()
 
 
@@ -154,7 +154,10 @@ def disturbed(alone: tuple[float, ...], beside: tuple[float, ...]) -> Profile:
 
 def test_interference_is_drawn_from_its_raw_times() -> None:
     made = disturbed((1.0, 1.1, 0.9), (2.0, 2.2, 1.8))
-    speeds = {one.interference.comm.comp for one in resample_costs(made, num=100, seed=0)}
+    speeds = {
+        one.interference.comm.comp
+        for one in resample_costs(made, num=100, seed=0, allow_modelled=False)
+    }
     assert min(speeds) == pytest.approx(0.9 / 2.2)
     assert max(speeds) == pytest.approx(1.1 / 1.8)
     assert len(speeds) > 3
@@ -163,5 +166,5 @@ def test_interference_is_drawn_from_its_raw_times() -> None:
 def test_interference_that_somebody_set_is_left_as_it_is() -> None:
     made = disturbed((1.0, 1.1, 0.9), (2.0, 2.2, 1.8))
     edited = replace(made, interference=Interference(comm=CommSpeed(comp=0.7)))
-    drawn = resample_costs(edited, num=5, seed=0)
+    drawn = resample_costs(edited, num=5, seed=0, allow_modelled=False)
     assert {one.interference for one in drawn} == {edited.interference}

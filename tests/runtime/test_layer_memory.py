@@ -85,7 +85,9 @@ def test_account_and_prediction_are_the_peak_of_live_tensors(
         activation=activation,
     )  # fmt: skip
     found = measure_step(workload, 4, strategy)
-    predicted = peak_bytes(workload=workload, degree=4, strategy=strategy, bias=False)
+    predicted = peak_bytes(
+        workload=workload, degree=4, strategy=strategy, bias=False, is_grouped=False
+    )
     assert found.account_bytes == pytest.approx(found.live_bytes, rel=0.02)
     assert predicted.device_bytes == pytest.approx(found.live_bytes, rel=0.02)
     assert predicted.host_bytes == found.host_bytes
@@ -146,6 +148,7 @@ def test_any_prediction_is_the_account_of_a_step(
     peak = peak_bytes(
         workload=workload, degree=degree,
         strategy=strategy, bias=bias, optimizer=replace(GRADIENTS_ALONE, parameter_bytes=0),
+        is_grouped=False,
     )  # fmt: skip
     found = layer.memory.peak_device_bytes + 2 * 4 * tokens * d_model
     predicted = peak.device_bytes
@@ -176,8 +179,7 @@ def test_a_tensor_groups_account_and_prediction_are_the_peak_of_live_tensors(
     account_bytes = layer.memory.peak_device_bytes + held
     predicted = peak_bytes(
         workload=workload, degree=4, bias=False,
-        optimizer=GRADIENTS_ALONE,
-    )  # fmt: skip
+        optimizer=GRADIENTS_ALONE, is_grouped=False)  # fmt: skip
     assert account_bytes == pytest.approx(live.peak_bytes, rel=0.02)
     assert predicted.device_bytes == pytest.approx(live.peak_bytes, rel=0.02)
 
@@ -189,6 +191,7 @@ def test_two_byte_activations_are_predicted_with_their_real_states() -> None:
     predicted = peak_bytes(
         workload=workload, degree=4, strategy="S4", bias=False,
         optimizer=replace(layer_optimizer("bfloat16"), master_bytes=0, moment_bytes=4),
+        is_grouped=False,
     )  # fmt: skip
     assert predicted.device_bytes == pytest.approx(found.live_bytes, rel=0.02)
 

@@ -60,8 +60,7 @@ def test_two_ranks_search_strategies_within_memory_and_budget(
     plan = plan_of(2)
     needed = peak_bytes(
         workload=replace(plan.workload, tokens_per_rank=42), degree=2,
-        strategy="none",
-    )  # fmt: skip
+        strategy="none", is_grouped=False)  # fmt: skip
     inputs = replace(plan.inputs, memory_limit_bytes=needed.device_bytes - 1)
     short = replace(plan, id=inputs.plan_id, inputs=inputs)
     assert run_ranks(worker, 2, short, tmp_path) == ["", ""]  # type: ignore[arg-type]  # a worker

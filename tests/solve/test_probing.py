@@ -116,7 +116,7 @@ def test_a_search_in_noise_ends() -> None:
 
 def test_where_memory_has_room_for_no_fewer_chunks_only_the_plans_are_tried() -> None:
     workload = Workload(layer=SHAPE, world_size=2, tokens_per_rank=1000)
-    budget = MemoryBudget(workload=workload, limit_bytes=0)
+    budget = MemoryBudget(workload=workload, limit_bytes=0, is_grouped=False)
     tight = replace(budget, limit_bytes=budget.peak(strategy="none", degree=64).device_bytes)
     space = replace(space_of(64), budget=tight)
     tried = search(space, curve(3))

@@ -45,14 +45,13 @@ def _chooser(
         bounds=bounds or Bounds(),
         budget=None
         if limit_bytes is None
-        else MemoryBudget(workload=WORKLOAD, limit_bytes=limit_bytes),
+        else MemoryBudget(workload=WORKLOAD, limit_bytes=limit_bytes, is_grouped=False),
     )
 
 
 def _peak_bytes(tokens: int, degree: int) -> int:
-    return peak_bytes(
-        workload=replace(WORKLOAD, tokens_per_rank=tokens), degree=degree
-    ).device_bytes  # fmt: skip
+    workload = replace(WORKLOAD, tokens_per_rank=tokens)
+    return peak_bytes(workload=workload, degree=degree, is_grouped=False).device_bytes
 
 
 def _solve(chooser: DegreeChooser, tokens: int = TOKENS) -> tuple[Range, ...]:

@@ -40,7 +40,7 @@ def space(
 ) -> Space:
     budget = None
     if limit_bytes is not None:
-        budget = MemoryBudget(workload=WORKLOAD, limit_bytes=limit_bytes)
+        budget = MemoryBudget(workload=WORKLOAD, limit_bytes=limit_bytes, is_grouped=False)
     return Space(seed=SEED, degrees=degrees, strategies=strategies, budget=budget)
 
 

@@ -50,7 +50,7 @@ def test_memory_has_room_for_one_step_in_a_hundred() -> None:
     )
     twice = replace(workload, tokens_per_rank=3 * 4096, routing="")
     peak, most, even = (
-        peak_bytes(workload=one, degree=2)
+        peak_bytes(workload=one, degree=2, is_grouped=False)
         for one in (workload, twice, replace(workload, routing=""))
     )
     assert workload.skew.p99 == pytest.approx(3)

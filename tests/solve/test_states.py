@@ -40,6 +40,6 @@ def test_formulas_and_peak_count_the_same_states(dtype: str) -> None:
     workload = Workload(layer=layer, world_size=4, tokens_per_rank=64, dtype=dtype)
     parameters = 8 * 256 + 2 * 2 * 256 * 512
     states = parameters * layer_optimizer(dtype).total_bytes
-    peak = peak_bytes(workload=workload, degree=1, bias=False)
+    peak = peak_bytes(workload=workload, degree=1, bias=False, is_grouped=False)
     memory = layer_memory(workload=workload, degree=1)
     assert (peak.state_bytes, memory.state_bytes) == (states, states)

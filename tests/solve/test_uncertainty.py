@@ -39,7 +39,7 @@ def _with_start_up(factor: float) -> LinearCosts:
 
 def ranked(costs: LayerCosts, bounds: Bounds | None = None, strategy: Strategy = "none") -> Ranking:
     """Return the best degrees where there is memory enough."""
-    budget = MemoryBudget(workload=WORKLOAD, limit_bytes=2**60)
+    budget = MemoryBudget(workload=WORKLOAD, limit_bytes=2**60, is_grouped=False)
     found = rank_degrees(costs=costs, bounds=bounds or Bounds(), budget=budget, strategy=strategy)
     assert found is not None
     return found

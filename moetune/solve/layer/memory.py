@@ -92,7 +92,7 @@ class MemoryBudget:
 
     workload: Workload
     limit_bytes: int
-    is_grouped: bool = False
+    is_grouped: bool
 
     @classmethod
     def of(cls, *, workload: Workload, costs: LayerCosts, limit_bytes: int) -> Self:

@@ -55,7 +55,7 @@ def peak_bytes(
     strategy: Strategy = "none",
     bias: bool = True,
     optimizer: Optimizer | None = None,
-    is_grouped: bool = False,
+    is_grouped: bool,
 ) -> Peak:
     """Return the peak of a training step, forward and backward.
 

@@ -44,7 +44,7 @@ def exchange_seconds(
     part: RoutedExperts,
     tokens: float,
     phase: TransferPhase,
-    sends_once: bool = False,
+    sends_once: bool,
 ) -> float:
     """Return one dispatch or combine of a micro-batch's tokens."""
     span, row_bytes = device.span(layout.ep, layout.etp), part.d_expert * ELEMENT

@@ -118,10 +118,10 @@ class DevicePrices(Tables):
     costs: Costs
     machine: Machine
     element: str = "bfloat16"
-    sustained: float = 1.0
-    gap_seconds: float = 0.0
+    sustained: float
+    gap_seconds: float
     slowdown: float = 1.0
-    posted_chunk_seconds: float = 0.0
+    posted_chunk_seconds: float
     attention_factor: float = 1.0
     gemm_factor: float = 1.0
     trusts: Trusts = field(default_factory=Trusts)
@@ -223,7 +223,7 @@ class DevicePrices(Tables):
 
     def attention_core(
         self, macs: float, *, head_dim: float, length: float, backward: bool,
-        has_flash2: bool = False,
+        has_flash2: bool,
     ) -> float:  # fmt: skip
         """Return the seconds of causal attention without projections.
 

@@ -36,7 +36,13 @@ def search_of(
 ) -> FoldedSearch:  # fmt: skip
     machine = load_profile_file(bundled_profiles()[profile])
     job = TrainingJob(decoder=SMALL, world_size=8, global_batch=64, length=length, dtype=dtype)
-    device = DevicePrices(costs=costs_of(machine, allow_modelled=True), machine=machine.machine)
+    device = DevicePrices(
+        costs=costs_of(machine, allow_modelled=True),
+        machine=machine.machine,
+        sustained=1.0,
+        gap_seconds=0.0,
+        posted_chunk_seconds=0.0,
+    )
     stages, runtime = DecoderStages(job.decoder), find_target(target)
     prices = StepPrices(job=job, device=device, stages=stages, target=runtime)
     return FoldedSearch(

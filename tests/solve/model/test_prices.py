@@ -42,7 +42,13 @@ PEAK_FLOPS = 989e12
 
 
 def device() -> DevicePrices:
-    return DevicePrices(costs=costs_of(H100, allow_modelled=True), machine=H100.machine)
+    return DevicePrices(
+        costs=costs_of(H100, allow_modelled=True),
+        machine=H100.machine,
+        sustained=1.0,
+        gap_seconds=0.0,
+        posted_chunk_seconds=0.0,
+    )
 
 
 def job_of(name: str, *, world_size: int = 64, dtype: TrainingDtype = "bfloat16") -> TrainingJob:
@@ -122,7 +128,9 @@ def test_attention_is_slower_with_narrow_heads_and_in_small_windows() -> None:
     made = device()
     for backward in (False, True):
         narrow, full, wide = (
-            made.attention_core(1e12, head_dim=dim, length=4096, backward=backward)
+            made.attention_core(
+                1e12, head_dim=dim, length=4096, backward=backward, has_flash2=False
+            )
             for dim in (64, 128, 256)
         )
         assert narrow == pytest.approx(full * 2**0.5)
@@ -137,7 +145,9 @@ def test_attention_is_slower_with_narrow_heads_and_in_small_windows() -> None:
     prices = BlockPrices(job=job, layout=FoldedLayout(dp=64, ep=8), device=made)
     own = part.forward_macs(4096) - part.forward_macs(1)
     core = prices.times(block).passes("core_attn").forward
-    assert core > made.attention_core(4096 * own, head_dim=64, length=4096, backward=False)
+    assert core > made.attention_core(
+        4096 * own, head_dim=64, length=4096, backward=False, has_flash2=False
+    )
 
 
 def test_attention_takes_as_long_as_the_profile_measured_it() -> None:
@@ -153,7 +163,13 @@ def test_attention_takes_as_long_as_the_profile_measured_it() -> None:
     )
     profile = replace(H100, samples=(*H100.samples, *samples))
     costs = costs_of(profile, allow_modelled=True)
-    made = DevicePrices(costs=costs, machine=profile.machine)
+    made = DevicePrices(
+        costs=costs,
+        machine=profile.machine,
+        sustained=1.0,
+        gap_seconds=0.0,
+        posted_chunk_seconds=0.0,
+    )
     prices = BlockPrices(job=job, layout=layout, device=made)
     core = prices.times(job.decoder.kinds[0]).passes("core_attn")
     assert core.forward == pytest.approx(0.5, rel=1e-3)  # and a launch
@@ -217,9 +233,13 @@ def test_exchanges_send_what_the_dispatcher_sends(
 
     monkeypatch.setattr(type(made.costs), "seconds", staticmethod(seconds_of))
     layout = FoldedLayout(dp=8, ep=8, dispatcher=dispatcher)
-    found = exchange_seconds(made, layout=layout, part=part, tokens=100.0, phase="dispatch")
+    found = exchange_seconds(
+        made, layout=layout, part=part, tokens=100.0, phase="dispatch", sends_once=False
+    )
     assert found == seconds
-    back = exchange_seconds(made, layout=layout, part=part, tokens=100.0, phase="combine")
+    back = exchange_seconds(
+        made, layout=layout, part=part, tokens=100.0, phase="combine", sends_once=False
+    )
     assert back == (seconds if dispatcher == "all_to_all" else 8 * seconds)
 
 
@@ -245,7 +265,13 @@ def test_an_all_to_all_that_sends_tokens_once_sends_them_to_the_ranks_of_their_e
 
 def test_a_profile_without_adam_is_refused() -> None:
     bare = replace(H100, rows=())
-    made = DevicePrices(costs=costs_of(bare, allow_modelled=True), machine=bare.machine)
+    made = DevicePrices(
+        costs=costs_of(bare, allow_modelled=True),
+        machine=bare.machine,
+        sustained=1.0,
+        gap_seconds=0.0,
+        posted_chunk_seconds=0.0,
+    )
     with pytest.raises(ProfileError, match="Adam"):
         made.memory_seconds(1e6)
     assert made.gemm("forward", rows=0, d_in=8, d_out=8) == 0

@@ -28,7 +28,13 @@ OLMOE = named_model("olmoe").decoder
 
 
 def search_of(job: TrainingJob, *, target: str = "megatron", gib: float = 70) -> FoldedSearch:
-    device = DevicePrices(costs=costs_of(H100, allow_modelled=True), machine=H100.machine)
+    device = DevicePrices(
+        costs=costs_of(H100, allow_modelled=True),
+        machine=H100.machine,
+        sustained=1.0,
+        gap_seconds=0.0,
+        posted_chunk_seconds=0.0,
+    )
     stages, runtime = DecoderStages(job.decoder), find_target(target)
     prices = StepPrices(job=job, device=device, stages=stages, target=runtime)
     return FoldedSearch(

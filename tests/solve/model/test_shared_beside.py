@@ -63,10 +63,10 @@ def test_passes_of_a_model_end_when_their_simulated_events_do(
 ) -> None:
     job, layout = prices_of(name).job, replace(EXCHANGED, ep=ep)
     costs = costs_of(replace(H100, interference=interference), allow_modelled=True)
-    prices = BlockPrices(
-        job=job, layout=layout, device=DevicePrices(costs=costs, machine=H100.machine),
-        target=MOETUNE,
-    )  # fmt: skip
+    device = DevicePrices(
+        costs=costs, machine=H100.machine, sustained=1.0, gap_seconds=0.0, posted_chunk_seconds=0.0
+    )
+    prices = BlockPrices(job=job, layout=layout, device=device, target=MOETUNE)
     part = job.decoder.blocks[-1].routed
     assert part is not None
     assert (part.shared is not None) == (name == "deepseek-v3")
