@@ -26,6 +26,7 @@ from moetune.domain.torch_rules import (
     TRANSFORMERS_MODELS,
 )
 from moetune.domain.training import DEDUPLICATING, FoldedLayout, TrainingJob, ZeroStage
+from moetune.domain.tuning import TRAINS_ALL
 from moetune.domain.tuning_rules import TUNING
 
 _RULES: MappingProxyType[TargetName, tuple[Rule, ...]] = MappingProxyType({
@@ -206,7 +207,8 @@ def target_rules(
     yield from layout_rules(layout, target, site, zero=target.zeros(job.tuning))
     asked = Asked(target=target, layout=layout, job=job, site=site)
     yield from refused(FAMILIES, asked)
-    yield from refused(TUNING, asked)
+    if job.tuning != TRAINS_ALL:  # else none breaks, and a search asks for thousands of layouts
+        yield from refused(TUNING, asked)
     for what, flag, value, able in (
         ("the dtype", "dtype", job.dtype, target.dtypes),
         ("the optimizer", "optimizer", job.optimizer, target.optimizers),
