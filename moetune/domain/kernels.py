@@ -26,7 +26,7 @@ class KernelChoice:
     name: ExpertKernel
     is_usual: bool
     why: str
-    others: tuple[KernelTime, ...]
+    others: tuple[KernelTime, ...] = ()
 
 
 _Pair = tuple[float, float]

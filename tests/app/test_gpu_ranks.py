@@ -56,7 +56,9 @@ def test_the_second_ranks_step_is_verified_on_its_gpu(monkeypatch: pytest.Monkey
     )
     monkeypatch.setattr(verify, "NUM_ROUNDS", 1)
     launch = _launch(monkeypatch, rank=1, world_size=2)
-    options: dict[str, Any] = {"num_ranks": None, "launch": launch, "environ": {}}
+    options: dict[str, Any] = {
+        "num_ranks": None, "launch": launch, "environ": {}, "oversubscribe": False,
+    }  # fmt: skip
     for run in (
         partial(recorded_trace, LayerSubject(plan=plan)),
         partial(verify.verify_plan, plan, profile=None),

@@ -19,7 +19,8 @@ def tell(pid):
     print(pid, flush=True)
 
 run_on_ranks(
-    wait_for_ever, None, num_ranks=2, launch=None, environ=dict(os.environ), on_message=tell
+    wait_for_ever, None, num_ranks=2, launch=None, environ=dict(os.environ), oversubscribe=False,
+    on_message=tell,
 )
 """
 TIMEOUT_SECONDS = 60.0
