@@ -1,20 +1,25 @@
-"""Facts that were copied from data sheets and runtimes' sources, each entered a second time here.
+"""Facts of data sheets, tables and the sources of runtimes, entered a second time here.
 
+Among them are the numbers that modules name: spreads, limits and thresholds of what is computed.
 `python -m tests.golden.facts` writes them anew: read the difference against the sources.
 """
 
+import ast
 import dataclasses
+import importlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
-from moetune.domain import megatron_models, torch_rules
+from moetune.domain import kernels, megatron_models, torch_rules
 from moetune.domain.chips import CHIPS, LINK_BYTES_PER_SECOND, PEAK_FLOPS, memory_bytes_per_second
 from moetune.domain.optimizers import OPTIMIZERS, layer_optimizer, optimizer_of
 from moetune.domain.targets import TARGETS, find_target
 
+ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("facts.json")
 
 
@@ -32,10 +37,35 @@ def facts() -> dict[str, Any]:
         "runtimes": {name: find_target(name) for name in TARGETS},
         "torchtitan_recipes": torch_rules.RECIPES,
         "bridge_recipes": megatron_models.RECIPES,
+        "kernels": {name: value for name, value in vars(kernels).items() if name.isupper()},
+        "numbers": dict(numbers()),
         "before": {name: find_target(name) for name in ("megatron@0.16", "bridge@0.3")},
     }
     found: dict[str, Any] = json.loads(json.dumps(plain(shown), sort_keys=True))
     return found
+
+
+def numbers() -> Iterator[tuple[str, object]]:
+    """Yield the numbers that modules of what is computed and shown name, by module and name."""
+    for package in ("domain", "fit", "solve", "app"):
+        for path in sorted((ROOT / "moetune" / package).rglob("*.py")):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            named = vars(importlib.import_module(module))
+            for name in _assigned(path):
+                if name.isupper() and _is_number(named[name]):
+                    yield f"{module}.{name}", named[name]
+
+
+def _assigned(path: Path) -> list[str]:
+    nodes = ast.parse(path.read_text(encoding="utf-8")).body
+    targets = [target for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_number, value))
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def plain(value: object) -> object:

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from moetune.app.tuning import TuningStudy
+from moetune.app.tuning import StudyTuner, TuningStudy
+from moetune.domain.layer import LayerShape
 from moetune.domain.plan import SAFE_DECISION, Decision
+from moetune.runtime.plans.tuner import TuningTask
 from moetune.solve.layer.online import PRUNE_AFTER, REPEATS, Space
+from moetune.store import open_store
+from tests.runtime.plans import small_plan
 
 NAME = "a layer at 1000 tokens"
 WORKER = Path(__file__).with_name("search_worker.py")
@@ -43,6 +47,15 @@ def test_it_begins_with_the_plans_answer_and_finds_the_best(tmp_path: Path) -> N
     assert study.tried[0].decision == SPACE.seed
     assert study.planned() == study.tried[0]
     assert study.num_steps == num_steps + len(study.tried)
+
+
+def test_searches_of_a_plan_with_and_without_its_strategy_are_two(tmp_path: Path) -> None:
+    plan = small_plan(layer=LayerShape(d_model=16, d_hidden=32, num_experts=4))
+    tuner = StudyTuner(folder=tmp_path, hardware_id="abc", stores=lambda: open_store("sqlite://"))
+    for reuse in (None, "none"):
+        tuner.begin(TuningTask(plan=plan, tokens_per_rank=64, memory_reuse=reuse, space=SPACE))
+    names = {f"{plan.id[:16]}-abc-{how}-64.log" for how in ("planned", "none")}
+    assert {path.name for path in tmp_path.iterdir()} == names
 
 
 def test_a_clearly_worse_degree_is_not_measured_to_its_end(tmp_path: Path) -> None:
