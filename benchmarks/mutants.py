@@ -217,9 +217,10 @@ def judge(mutant: Mutant, tree: Path, collected: Collected) -> Verdict:
 def _tests_of(mutant: Mutant, collected: Collected) -> list[str]:
     lines, seconds = collected["lines"].get(mutant.path, {}), collected["seconds"]
     found = lines.get(str(mutant.line), [])
-    # A value at module level is made at the import: whatever runs the file may see it.
-    found = found or sorted({name for names in lines.values() for name in names})
-    found = found or sorted(name for name in seconds if name.startswith("tests/golden/"))
+    if not found:
+        # A value at module level is made at the import: whatever runs the file may see it.
+        frozen = (name for name in seconds if name.startswith("tests/golden/"))
+        found = sorted({*frozen, *(name for names in lines.values() for name in names)})
     chosen, total = list[str](), 0.0
     for name in sorted(found, key=lambda name: collected["sizes"].get(name, 0)):
         total += seconds.get(name, 1.0)
