@@ -6,7 +6,7 @@
 
 Faults are cosmic-ray's (`pip install 'moetune[mutants]'`), drawn evenly over lines. Each is tried
 in a copy of the tree against the tests that run its line, those that run the fewest other lines
-first. Verdicts are kept in a file of the seed, so a run with `--batch 15` judges the next 15, and
+first, and the frozen answers last. Verdicts are kept in a file of the seed, so a run with `--batch 15` judges the next 15, and
 one whose line was taken out of that file is judged again.
 """
 
@@ -32,7 +32,8 @@ PACKAGES = ("domain", "fit", "solve", "app")
 COLLECTED = ROOT / ".mutants.json"
 PATIENCE_SECONDS = 300
 MOST_SECONDS = 150
-"""A fault is tried against so many seconds of the tests that run its line."""
+"""A fault is tried against so many seconds of the tests that run its line, and frozen answers."""
+_FROZEN = "tests/golden/"
 OPERATORS = (
     "AddNot", "NumberReplacer", "ReplaceAndWithOr", "ReplaceBinaryOperator", "ReplaceBreak",
     "ReplaceComparisonOperator", "ReplaceContinue", "ReplaceFalse", "ReplaceOrWithAnd",
@@ -219,7 +220,7 @@ def _tests_of(mutant: Mutant, collected: Collected) -> list[str]:
     found = lines.get(str(mutant.line), [])
     if not found:
         # A value at module level is made at the import: whatever runs the file may see it.
-        frozen = (name for name in seconds if name.startswith("tests/golden/"))
+        frozen = (name for name in seconds if name.startswith(_FROZEN))
         found = sorted({*frozen, *(name for names in lines.values() for name in names)})
     chosen, total = list[str](), 0.0
     for name in sorted(found, key=lambda name: collected["sizes"].get(name, 0)):
@@ -227,7 +228,7 @@ def _tests_of(mutant: Mutant, collected: Collected) -> list[str]:
         if chosen and total > MOST_SECONDS:
             break
         chosen.append(name)
-    return chosen
+    return chosen + [name for name in found if name.startswith(_FROZEN) and name not in chosen]
 
 
 def verdicts_of(seed: int) -> list[Verdict]:

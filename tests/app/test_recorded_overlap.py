@@ -72,6 +72,8 @@ def test_a_recorded_step_is_a_trace_from_zero_with_every_span_in_microseconds() 
     assert {f"forward experts {chunk + 1}" for chunk in range(degrees[0])} <= names
     assert {f"backward experts {chunk + 1}" for chunk in range(degrees[1])} <= names
     assert all((event["pid"], event["tid"]) == (1, 1) for event in events)
+    tracks = [event["args"]["name"] for event in trace.events if event["name"] == "thread_name"]
+    assert tracks == ["compute"]
     assert trace.predicted is None
     assert trace.measured is not None
     assert trace.document["traceEvents"] == list(trace.events)

@@ -74,3 +74,18 @@ def test_a_followed_hint_mends_the_rule_and_is_another_layout(job: TrainingJob) 
                 left = [one.what.partition(" (")[0] for one in broken_rules(changed, asked)]
                 assert kind not in left, (rule, changed)
     assert num_followed > 100
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: f"{job.decoder.name}-{job.world_size}")
+def test_sizes_are_refused_where_a_remainder_is_left_and_nowhere_else(job: TrainingJob) -> None:
+    decoder = job.decoder
+    for layout in layouts(job):
+        experts = layout.ep * layout.etp
+        remainders = (
+            layout.dp * layout.cp * layout.tp % experts, decoder.layer.num_experts % layout.ep,
+            decoder.layer.d_hidden % layout.etp,
+            job.global_batch % (layout.dp * layout.micro_batch),
+            job.length % (layout.cp * layout.tp), layout.cp > 1 and job.length % (2 * layout.cp),
+            *(count % layout.tp for count in decoder.head_counts),
+        )  # fmt: skip
+        assert any(broken_rules(layout, job)) == any(remainders), layout

@@ -12,7 +12,9 @@ from moetune.domain.errors import InputError
 from moetune.domain.units import (
     DTYPE_BYTES,
     dtype_bytes,
+    format_amount,
     format_bytes,
+    format_days,
     format_rate,
     format_seconds,
     parse_bytes,
@@ -137,3 +139,19 @@ def test_a_bare_number_is_answered_with_the_units_it_could_have() -> None:
             parse(text)
         assert all(one in caught.value.hint for one in units)
     assert parse_startup("0") == 0
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(0.0125, "0.0125"), (2.5, "2.50"), (99.94, "99.9"), (100.2, "100"), (108012.4, "108,012")],
+)
+def test_amounts_have_three_digits_or_all_whole_ones(amount: float, text: str) -> None:
+    assert format_amount(amount) == text
+
+
+@pytest.mark.parametrize(
+    ("days", "text"), [(28.13, "28.1 days"), (1.0, "1.00 days"), (0.25, "6.00 hours"),
+                       (0.01, "14.4 minutes")],
+)  # fmt: skip
+def test_durations_have_the_largest_unit_of_which_there_is(days: float, text: str) -> None:
+    assert format_days(days) == text
