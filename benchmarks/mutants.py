@@ -6,8 +6,8 @@
 
 Faults are cosmic-ray's (`pip install 'moetune[mutants]'`), drawn evenly over lines. Each is tried
 in a copy of the tree against the tests that run its line, those that run the fewest other lines
-first, and the frozen answers last. Verdicts are kept in a file of the seed, so a run with `--batch 15` judges the next 15, and
-one whose line was taken out of that file is judged again.
+first, and the frozen answers last. Verdicts are kept in a file of the seed, so a run with
+`--batch 15` judges the next 15, and one whose line was taken out of that file is judged again.
 """
 
 import argparse
