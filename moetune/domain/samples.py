@@ -294,8 +294,6 @@ def undisturbed(visits: Sequence[Sample]) -> tuple[Sample, ...]:
     times is the lower quartile of all: 0.7 standard deviations of a visit's median too short.
     """
     clean = [visit for visit in visits if not visit.marks] or list(visits)
-    if len(clean) == 1:
-        return tuple(clean)
     medians = [visit.median_seconds for visit in clean]
     slowest = sorted(medians)[(len(clean) - 1) // 2]
     return tuple(visit for visit, median in zip(clean, medians, strict=True) if median <= slowest)

@@ -1,6 +1,6 @@
 """Facts of data sheets, tables and the sources of runtimes, entered a second time here.
 
-Among them are the numbers that modules name: spreads, limits and thresholds of what is computed.
+Among them are the numbers and tables that modules name: spreads, limits and thresholds.
 `python -m tests.golden.facts` writes them anew: read the difference against the sources.
 """
 
@@ -46,7 +46,7 @@ def facts() -> dict[str, Any]:
 
 
 def numbers() -> Iterator[tuple[str, object]]:
-    """Yield the numbers that modules of what is computed and shown name, by module and name."""
+    """Yield the numbers and tables that modules name, by module and name."""
     for package in ("domain", "fit", "solve", "app"):
         for path in sorted((ROOT / "moetune" / package).rglob("*.py")):
             module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -59,13 +59,27 @@ def numbers() -> Iterator[tuple[str, object]]:
 def _assigned(path: Path) -> list[str]:
     nodes = ast.parse(path.read_text(encoding="utf-8")).body
     targets = [target for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
+    targets += [node.target for node in nodes if isinstance(node, ast.AnnAssign)]
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
-def _is_number(value: object) -> bool:
+def _leaves(value: object) -> Iterator[object]:
+    """Yield what a table has at the ends of its tables."""
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
     if isinstance(value, tuple):
-        return all(map(_is_number, value))
-    return isinstance(value, int | float) and math.isfinite(value)
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _is_number(value: object) -> bool:
+    """Return whether a value is a number, or a table of numbers and texts."""
+    leaves = [*_leaves(value)]
+    numbers = [leaf for leaf in leaves if isinstance(leaf, int | float) and math.isfinite(leaf)]
+    num_texts = sum(isinstance(leaf, str) for leaf in leaves)
+    return bool(numbers) and len(numbers) + num_texts == len(leaves)
 
 
 def plain(value: object) -> object:
