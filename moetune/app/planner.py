@@ -15,7 +15,7 @@ from moetune.app.plan import plan_for, read_inputs, sound_numbers
 from moetune.app.profiles import FoundProfile, is_path
 from moetune.app.requests import is_of_model, layer_request, ranks_of, training_request
 from moetune.app.sensitivity import Sensitivity, sensitivity_of
-from moetune.app.solvers import SingleFlight, SolverPool
+from moetune.app.solvers import SolverPool, Turns
 from moetune.app.sources import Sources, StoredSources, calibration_for
 from moetune.app.subjects import Subject, WhyNot, subject_of
 from moetune.app.trace import Trace, predicted_trace
@@ -23,7 +23,7 @@ from moetune.app.training import plan_training
 from moetune.app.why_not import WhyNotAnswer, answer_why_not
 from moetune.config import Settings
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.errors import AbandonedError, InputError, MoetuneError, ProfileError
+from moetune.domain.errors import InputError, MoetuneError, ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.question import Question
@@ -64,13 +64,13 @@ class Planner:
     sources: Sources
     settings: Settings | None = None
     solver: SolverPool | None = None
-    _solving: SingleFlight[Plan] = field(default_factory=SingleFlight, init=False)
+    _turns: Turns = field(default_factory=Turns, init=False)
 
     def resolve(self, inputs: Mapping[str, object]) -> Plan:
         """Return the plan for a plan's `inputs`, of which only `model` or `layer` is required.
 
-        A stored plan is not solved for again. Equal requests that come at the same time are solved
-        once, and all of them get the same answer or error.
+        A stored plan is not solved for again: of equal requests that come at the same time one
+        solves, and the others wait for it.
 
         Raises:
             InputError: a key is unknown, or a value wrong; the message names the key.
@@ -79,13 +79,12 @@ class Planner:
             StoreUnavailableError: the database is locked, full or unreachable.
         """
         complete, profile = self._read(inputs)
-        while True:
-            try:
-                return self._solving.run(complete.plan_id, partial(self._make, complete, profile))
-            except AbandonedError as error:
-                # Raised again in all that waited for it: who still waits asks anew.
-                if error.__cause__ is None:
-                    raise
+        with self._turns.of(complete.plan_id):
+            plan = self.sources.stored(complete.plan_id)
+            if plan is None:
+                plan = self._solve(complete, profile)
+                self.sources.save(plan)
+            return plan
 
     def stored(self, inputs: Mapping[str, object]) -> Plan | None:
         """Return the stored plan for `inputs`; None where there is none; errors as of `resolve`."""
@@ -179,13 +178,6 @@ class Planner:
             request.check()
             profile = self.sources.profile(request.profile).profile
             return request.inputs_for(profile), profile
-
-    def _make(self, inputs: PlanInputs, profile: Profile) -> Plan:
-        plan = self.sources.stored(inputs.plan_id)
-        if plan is None:
-            plan = self._solve(inputs, profile)
-            self.sources.save(plan)
-        return plan
 
     def _solve(self, inputs: PlanInputs, profile: Profile) -> Plan:
         return self.run(profile.name, plan_for, inputs, profile)

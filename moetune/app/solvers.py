@@ -1,4 +1,4 @@
-"""Solvers of plans: this thread, or processes with limits; and equal work done once.
+"""Solvers of plans: this thread, or processes with limits; and turns for equal work.
 
 A service solves in processes: a thread cannot be stopped, and numpy's share of its memory cannot
 be limited. Each is an executor of one process, which is asked one question at a time; when the
@@ -14,7 +14,7 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -24,9 +24,10 @@ from functools import partial
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
-from moetune.domain.errors import AbandonedError, BusyError, MoetuneError, SolveLimitError
+from moetune.domain.errors import AbandonedError, BusyError, SolveLimitError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -256,45 +257,14 @@ def _limit_memory(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, hardest))
 
 
-class SingleFlight(Generic[T]):
-    """Calls in progress, by key, as in Go's `singleflight`; results are not stored.
-
-    The work of a key must not run the same key: it would wait for itself.
-    """
+class Turns:
+    """Locks by key, for equal work: who waits for a turn finds the work of the first done."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._under_way: dict[Hashable, Future[T]] = {}
+        self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
-    def run(self, key: Hashable, work: Callable[[], T]) -> T:
-        """Return the work's result, of this call or of the call in progress; or raise its error."""
+    def of(self, key: str) -> threading.Lock:
+        """Return the lock of a key, which is gone when nobody holds or waits for it."""
         with self._lock:
-            leader = self._under_way.get(key)
-            mine: Future[T] = Future()
-            if leader is None:
-                self._under_way[key] = mine
-        if leader is not None:
-            return _result_of(leader)
-        try:
-            result = work()
-        except BaseException as error:
-            mine.set_exception(error)
-            raise
-        else:
-            mine.set_result(result)
-            return result
-        finally:
-            with self._lock:
-                del self._under_way[key]
-
-
-def _result_of(leader: Future[T]) -> T:
-    error = leader.exception()
-    if error is None:
-        return leader.result()
-    if isinstance(error, MoetuneError):
-        # A copy: threads that raise the same object overwrite each other's traceback.
-        raise type(error)(*error.args) from error
-    raise MoetuneError(
-        f"an equal request failed: {type(error).__name__}: {error}", "try again"
-    ) from error
+            return self._locks.setdefault(key, threading.Lock())

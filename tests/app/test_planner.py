@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from moetune.store import storable
 from tests.fit.measured import measured_profile
 from tests.store.values import observation
 
+NUM_THREADS = 16
 PUBLISHED = "rtx2080ti-x64"
 ASKED = {"model": "gpt-s", "profile": PUBLISHED}
 MEASURED = measured_profile()
@@ -234,17 +236,36 @@ def test_any_question_of_the_right_form_is_answered_or_refused_with_a_reason(
     assert plan is None or planner.reading.plan(plan.id) == plan
 
 
-def test_a_question_whose_own_solver_ends_is_not_asked_again(
-    planner: ServicePlanner, monkeypatch: pytest.MonkeyPatch
+def asked_at_once(planner: ServicePlanner) -> list[Plan | MoetuneError]:
+    def ask(_: int) -> Plan | MoetuneError:
+        try:
+            return planner.resolve(ASKED)
+        except MoetuneError as error:
+            return error
+
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
+        return [*threads.map(ask, range(NUM_THREADS))]
+
+
+def test_a_question_that_many_ask_at_once_is_solved_once(
+    planner: ServicePlanner, solved: list[PlanInputs]
 ) -> None:
-    asked = list[PlanInputs]()
+    plans = asked_at_once(planner)
+    assert len(solved) == 1
+    assert plans == [planner.resolve(ASKED)] * NUM_THREADS
 
-    def end(inputs: PlanInputs, _: Profile) -> Plan:
-        asked.append(inputs)
-        if len(asked) > 1:
-            raise AssertionError("asked again")
-        raise AbandonedError("the service is ending", "ask again")
 
-    monkeypatch.setattr(planner_module, "plan_for", end)
-    with pytest.raises(AbandonedError, match="ending"):
-        planner.resolve(ASKED)
+def test_only_who_hangs_up_stays_without_an_answer(
+    planner: ServicePlanner, solved: list[PlanInputs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end_first(inputs: PlanInputs, profile: Profile) -> Plan:
+        solved.append(inputs)
+        if len(solved) == 1:
+            raise AbandonedError("nobody waits for the answer", "ask again")
+        return plan_for(inputs, profile)
+
+    monkeypatch.setattr(planner_module, "plan_for", end_first)
+    answers = asked_at_once(planner)
+    assert sum(isinstance(answer, AbandonedError) for answer in answers) == 1
+    assert answers.count(planner.resolve(ASKED)) == NUM_THREADS - 1
+    assert len(solved) == 2
