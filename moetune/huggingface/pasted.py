@@ -1,13 +1,9 @@
 """Configurations that people paste: JSON or refused.
 
-Nothing in a text is run, and no file or network is read. It is bounded, told from other files, and
-packed for addresses.
+Nothing in a text is run, and no file or network is read. It is bounded, and told from other files.
 """
 
-import base64
-import binascii
 import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,8 +18,6 @@ from moetune.huggingface.registry import check_fields
 MOST_BYTES = 256 * 2**10
 """Largest size of a configuration: the largest that is known has 30 KiB, most of it names of
 labels."""
-MOST_PACKED = 6_000
-"""Characters in an address: browsers and proxies take 8 KiB, of which the rest needs some."""
 NAME = "pasted"
 """Name of a pasted model; `moetune plan --model pasted/config.json` plans the same under the same
 name."""
@@ -44,13 +38,6 @@ class PastedConfig:
     """
 
     text: str
-
-    @property
-    def packed(self) -> str | None:
-        """The text for an address; None where it is too long for one."""
-        raw = zlib.compress(self.text.encode(), 9)
-        packed = base64.urlsafe_b64encode(raw).decode().rstrip("=")
-        return packed if len(packed) <= MOST_PACKED else None
 
     def decoder(self) -> Decoder:
         """Return the model; it may take long, as the sizes in a text are anybody's.
@@ -94,37 +81,6 @@ def configuration_of(value: object) -> PastedConfig:
             f"config must be the values of a config.json, got {type(value).__name__}",
             "read the file with json.load, or give its path as the model", field="config",
         ) from None  # fmt: skip
-
-
-def unpacked_config(packed: str) -> PastedConfig:
-    """Return what `PastedConfig.packed` is of; it is bounded whatever the packing says.
-
-    Raises:
-        InputError: it was cut short or changed, or its text is too long.
-    """
-    broken = InputError(
-        f"config: {_WHERE} in the address is damaged or was cut short",
-        "copy the whole address again, or paste the configuration",
-    )
-    if len(packed) > MOST_PACKED:
-        raise broken
-    unpacker = zlib.decompressobj()
-    try:
-        raw = base64.b64decode(packed + "=" * (-len(packed) % 4), altchars=b"-_", validate=True)
-        text = unpacker.decompress(raw, MOST_BYTES + 1)
-    except (ValueError, binascii.Error, zlib.error):
-        raise broken from None
-    if len(text) > MOST_BYTES:
-        raise InputError(
-            f"config: {_WHERE} in the address unpacks to more than {MOST_BYTES // 2**10} KiB",
-            "paste the configuration itself",
-        )
-    if not unpacker.eof or unpacker.unused_data:
-        raise broken
-    try:
-        return pasted_config(text.decode())
-    except UnicodeDecodeError:
-        raise broken from None
 
 
 def _check_kind(start: str) -> None:

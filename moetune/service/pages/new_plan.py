@@ -1,10 +1,9 @@
 """The page New plan: a form with the flags of `moetune plan`, whose answer is a plan's page.
 
 Nothing is stored but what is kept. A form's fields become an address without the empty ones, so
-that it can be shared; a pasted configuration is packed into it where it is short enough.
+that it can be shared; one with a pasted configuration is answered where it was sent.
 """
 
-import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,12 +17,12 @@ from moetune.app.requests import ServedQuestion, served_question
 from moetune.app.views.plan import plan_sections
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.ask import GROUPS, Ask
-from moetune.domain.errors import MoetuneError
+from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.model import MODELS
 from moetune.domain.question import ASKS, read_texts
 from moetune.domain.training import TRAINING_DTYPES
 from moetune.domain.units import DTYPE_BYTES
-from moetune.huggingface.pasted import NAME, PastedConfig, pasted_config, unpacked_config
+from moetune.huggingface.pasted import NAME, pasted_config
 from moetune.huggingface.registry import model_names
 from moetune.report.section import Section
 from moetune.service.access import Access
@@ -72,60 +71,34 @@ class _Form:
     """Texts of the fields that are filled in.
 
     Args:
-        config: packed, as an address has it.
-        pasted: a configuration as it was pasted.
+        config_text: a configuration as it was pasted.
     """
 
     texts: Mapping[str, str]
-    config: str = ""
-    pasted: str = ""
+    config_text: str = ""
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "_Form":
         """Return the form of an address or a body."""
         texts = {name: text.strip() for name, text in given.items() if text.strip()}
         texts.pop("token", None)
-        config, pasted = texts.pop("config", ""), texts.pop("config_text", "")
-        return cls(texts=texts, config=config, pasted=pasted)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is asked."""
-        return not (self.texts or self.config or self.pasted)
-
-    def read_config(self) -> PastedConfig | None:
-        """Return the pasted configuration; raise InputError if too long, damaged or no object."""
-        if self.pasted:
-            return pasted_config(self.pasted)
-        return unpacked_config(self.config) if self.config else None
-
-    @property
-    def config_text(self) -> str:
-        """The configuration to show in its field: as it was pasted, or from the address."""
-        if self.pasted or not self.config:
-            return self.pasted
-        try:
-            return json.dumps(json.loads(unpacked_config(self.config).text), indent=2)
-        except MoetuneError:
-            return ""
-
-    def address(self) -> str | None:
-        """Return the address that asks the same, or None where it is too long."""
-        config = self.read_config()
-        packed = "" if config is None else config.packed
-        return None if packed is None else address("new", **self.texts, config=packed)
+        config_text = texts.pop("config_text", "")
+        return cls(texts=texts, config_text=config_text)
 
     def question(self) -> ServedQuestion:
         """Return the question, or raise InputError for an unknown field or a wrong text."""
         texts = dict(self.texts)
         more: dict[str, object] = {"profile": texts.pop("profile", None)}
-        if (config := self.read_config()) is not None:
-            more["config"] = config
+        if "config" in texts:
+            what = "an address has no configuration any more"
+            raise InputError(what, "paste it", field="config_text")
+        if self.config_text:
+            more["config"] = pasted_config(self.config_text)
         return served_question({**read_texts(texts), **more})
 
     def command(self) -> str:
         """Return the command that asks the same."""
-        model = {"model": f"{NAME}/config.json"} if self.config or self.pasted else {}
+        model = {"model": f"{NAME}/config.json"} if self.config_text else {}
         return shlex.join(
             word
             for name, text in (model | dict(self.texts)).items()
@@ -143,7 +116,7 @@ def _flag(name: str, text: str) -> tuple[str, ...]:
 def new_plan_page(planner: ServicePlanner, request: Request) -> Page:
     """Return the form with an example, with the answer of an address, or with what is wrong."""
     form = _Form.of(request.query_params)
-    if not form.is_empty:
+    if form.texts:
         return _answered(planner, request, form)
     return _page(planner, request, _Form(texts={**_EXAMPLE, "profile": usual_profile(planner)}))
 
@@ -156,12 +129,9 @@ def add_new_plan(
     @router.post("/new")
     async def asked(request: Request) -> Response:
         form = _Form.of(await read_form(request))
-        try:
-            there = form.address()
-        except MoetuneError:
-            there = None  # the page says what is wrong
-        if there is None:
+        if form.config_text:  # too long for an address
             return renderer.render(await pools.solve(_answered, pools.planner, request, form))
+        there = address("new", **form.texts)
         return RedirectResponse(f"{there}#planned", HTTPStatus.SEE_OTHER)
 
     @router.post(KEEP_PATH)
@@ -207,7 +177,7 @@ def _page(
             "first": (*(field_of(ASKS[name]) for name in _FIRST), machine_field(planner)),
             "groups": _GROUPS, "plan": plan,
             "where": "" if error is None else _field_of(error, form),
-            "command": f"moetune plan {form.command()}", "pasted": form.config or form.pasted,
+            "command": f"moetune plan {form.command()}",
             "may_write": right_in(request.scope) == "write",
         },
     )  # fmt: skip
@@ -215,6 +185,6 @@ def _page(
 
 def _field_of(error: MoetuneError, form: _Form) -> str:
     """Return the field that an error is about; "" for none."""
-    if "configuration" in error.what and (form.config or form.pasted):
+    if "configuration" in error.what and form.config_text:
         return "config_text"
     return error.field
