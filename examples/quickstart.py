@@ -8,9 +8,7 @@ import argparse
 import statistics
 import sys
 import webbrowser
-from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -188,8 +186,7 @@ def _draw(screen: Screen, plan: "Plan") -> None:
 
     write_report(
         _REPORT, profile=_NAME, plans=[plan.id],
-        stores=partial(wiring.find_store, wiring.configure().settings), now=datetime.now(UTC),
-        version=version("moetune"),
+        stores=partial(wiring.find_store, wiring.configure().settings),
     )  # fmt: skip
     screen.line(f"See it in a browser: {_REPORT.resolve()}")
     if sys.platform == "darwin" or any(map(config.environment().get, _DISPLAYS)):

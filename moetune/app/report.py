@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from moetune.app.files import find_plan, write_text
@@ -37,8 +36,6 @@ def write_report(
     default: str | None = None,
     plans: Sequence[str],
     stores: StoreFinder,
-    now: datetime,
-    version: str,
 ) -> Report:
     """Write the report atomically.
 
@@ -46,8 +43,6 @@ def write_report(
         profile: as in `find_profile`; None for the first plan's own.
         default: the same where there is no plan; None for the newest measured.
         plans: as in `find_plan`; empty for the newest ones of the store.
-        now: time of the report, UTC.
-        version: of moetune.
 
     Raises:
         MoetuneError: a named plan or profile is missing or broken, there is nothing to report, or
@@ -65,13 +60,7 @@ def write_report(
     chapters = [_plan_chapter(plan, stores) for plan in shown]
     chapters += [_profile_chapter(machine)] if machine else []
     name = machine.profile.name if machine else shown[0].inputs.profile
-    text = report_page(
-        title=f"moetune report: {name}",
-        made_at=f"{now:%Y-%m-%d %H:%M} UTC",
-        version=version,
-        chapters=chapters,
-    )
-    write_text(output, text)
+    write_text(output, report_page(title=f"moetune report: {name}", chapters=chapters))
     return Report(
         file=output,
         profiles=(machine.profile.name,) if machine else (),

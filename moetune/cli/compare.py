@@ -34,7 +34,7 @@ def _list(text: str) -> list[str]:
     option("--price", "Of a GPU-hour: 2.5, or h100-x8=2.5,b200-x8=3.2.", form="PRICE"),
     *fields("global_batch", "seq", "dtype", "optimizer", "train_tokens", "utilization",
             "uncalibrated", defaults=_DEFAULTS),
-    option("--output", "Also draw it: a page (.html), or time against cost alone (.svg).", Path),
+    option("--output", "Also draw it in a page: machines.html.", Path),
 )  # fmt: skip
 def compare(
     session: Session, model: str, *, profiles: str, world_sizes: str, target: str,
@@ -44,13 +44,10 @@ def compare(
 
     Each choice has its best plan. Two plans that are there: `moetune plans diff`.
     """
-    from datetime import UTC, datetime
-    from importlib.metadata import version
-
     from moetune.app.machine_choice import compare_machines, read_prices
     from moetune.app.requests import ask
     from moetune.app.views.machine_choice import (
-        check_kind,
+        check_page,
         choice_document,
         choice_sections,
         write_choices,
@@ -59,7 +56,7 @@ def compare(
 
     names, screen = _list(profiles), session.screen
     if output is not None:
-        check_kind(output)  # before the plans are made
+        check_page(output)  # before the plans are made
     question = ask(read_texts({"model": model, **_DEFAULTS, **texts_of(asked)}))
     targets, prices = _list(target), read_prices(price, names)
     with (
@@ -73,7 +70,7 @@ def compare(
             advance=lambda choice: counter.advance(choice.name),
         )  # fmt: skip
     if output is not None:
-        write_choices(output, compared, now=datetime.now(UTC), version=version("moetune"))
+        write_choices(output, compared)
     screen.answer(choice_sections(compared), choice_document(compared))
     if output is not None:
         screen.note(f"Drawn in {output}.")

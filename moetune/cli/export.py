@@ -149,9 +149,6 @@ def report(session: Session, plan: Sequence[str], profile: str | None, output: P
 
     With the profile's operations, and the observed steps of the plans.
     """
-    from datetime import UTC, datetime
-    from importlib.metadata import version
-
     from moetune.app.report import write_report
 
     written = write_report(
@@ -160,8 +157,6 @@ def report(session: Session, plan: Sequence[str], profile: str | None, output: P
         default=session.settings.profile,
         plans=plan,
         stores=session.find_store,
-        now=datetime.now(UTC),
-        version=version("moetune"),
     )
     plans = plural(len(written.plans), "plan")
     machine = f"Profile {written.profiles[0]} and " if written.profiles else ""

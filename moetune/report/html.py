@@ -3,6 +3,8 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,19 +66,16 @@ class Chapter:
     sections: tuple[Section, ...]
 
 
-def report_page(*, title: str, made_at: str, version: str, chapters: Sequence[Chapter]) -> str:
+def report_page(*, title: str, chapters: Sequence[Chapter]) -> str:
     """Return the report as one HTML file with its style, script and figures.
-
-    Args:
-        made_at: time of the report, as text.
 
     Raises:
         MoetuneError: Jinja2 is not installed.
     """
     return environment().get_template("report.html").render(
         title=title,
-        made_at=made_at,
-        version=version,
+        made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        version=version("moetune"),
         style=(STATIC / "moetune.css").read_text(encoding="utf-8"),
         script=(STATIC / "moetune.js").read_text(encoding="utf-8"),
         chapters=chapters,

@@ -1,11 +1,10 @@
-"""Figures as SVG that needs no script, in the theme's colours: for pages, and as a file.
+"""Figures as SVG that needs no script, in the theme's colours.
 
 Heights are in pixels, widths in shares of the figure: it fills whatever width it is given, and its
 texts and lines keep their size. Labels at the left stand in a drawing of fixed width; the area
 next to it takes what is left.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from html import escape
 from itertools import pairwise
@@ -22,17 +21,6 @@ _PHONE, _WIDE = 250, 960
 _TOP, _HEIGHT, _ROW, _BAR = 12, 190, 36, 27
 """Pixels above an area, of one with points, of a row, and of its bar."""
 _TICKS, _TITLE = 22, 20
-_FILE_WIDTH, _LINE, _MARGIN = 720, 18, 12
-_LIGHT = re.compile(r"(--\w+): light-dark\((#\w+),")
-_LOOKS = """\
-text { font: 12px sans-serif }
-.tick { fill: var(--muted) }
-.head { fill: var(--ink); font-weight: 600 }
-.name { fill: var(--ink) }
-.grid { stroke: var(--grid) }
-.mark { font-size: 11px }
-"""
-
 
 _Place: TypeAlias = tuple[float, float]
 """A share of the width, and pixels from the top."""
@@ -68,32 +56,6 @@ def figure_svg(figure: Figure) -> str:
         f'<svg class="ends" width="{drawing.left:g}" height="{drawing.height:g}">{drawing.labels}'
         f'</svg><svg class="area" height="{drawing.height:g}">{drawing.area}</svg></div>'
     )
-
-
-def svg_file(figure: Figure) -> str:
-    """Return a figure with title and legend as SVG in light colours; errors as of `drawing_of`."""
-    colors = dict(_LIGHT.findall((STATIC / "moetune.css").read_text(encoding="utf-8")))
-    drawing, down, named = drawing_of(figure), 2 * _LINE, ""
-    for name, swatch in drawing.legend.items():
-        named += (
-            f'<svg x="{_MARGIN}" y="{down - 10}" width="18" height="12">{swatch}</svg>'
-            f'<text x="{_MARGIN + 24}" y="{down}" class="name">{escape(name)}</text>'
-        )
-        down += _LINE
-    above = escape(figure.y.title) if figure.y else ""
-    left, height = drawing.left + _MARGIN, drawing.height
-    size = f'height="{height:g}" overflow="visible"'
-    text = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_FILE_WIDTH}" '
-        f'height="{down + height + _LINE:g}"><title>{escape(figure.words)}</title>'
-        f'<style>{_LOOKS}</style><rect width="100%" height="100%" fill="var(--surface)"/>'
-        f'<text x="{_MARGIN}" y="{_LINE}" class="head">{escape(figure.title)}</text>{named}'
-        f'<text x="{_MARGIN}" y="{down}" class="tick">{above}</text>'
-        f'<svg x="{_MARGIN}" y="{down}" width="{drawing.left:g}" {size}>{drawing.labels}</svg>'
-        f'<svg x="{left:g}" y="{down}" width="{_FILE_WIDTH - left - 2 * _MARGIN:g}" {size}>'
-        f"{drawing.area}</svg></svg>\n"
-    )
-    return re.sub(r"var\((--\w+)\)", lambda match: colors[match[1]], text)
 
 
 def drawing_of(figure: Figure) -> Drawing:

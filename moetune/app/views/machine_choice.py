@@ -1,7 +1,6 @@
 """Machines side by side in a table and a figure of time against cost, and as values."""
 
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
 from math import isinf
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from moetune.domain.units import format_amount, format_days, format_train_tokens
 from moetune.report.figure import Axis, Figure, Point, Series
 from moetune.report.html import Chapter, environment, report_page
 from moetune.report.section import EMPTY, Cell, Section, Table, percent, plural
-from moetune.report.svg import svg_file
 from moetune.solve.model.uncertainty import UNRECORDED, public_ratios
 
 _DECADE = 10
@@ -209,39 +207,18 @@ def _points(choices: Sequence[Choice]) -> tuple[Point, ...]:
     )  # fmt: skip
 
 
-def write_choices(output: Path, compared: Comparison, *, now: datetime, version: str) -> None:
-    """Write the comparison as a page, or its figure alone.
-
-    Args:
-        output: ends with .html or .svg.
-        now: time of the page, UTC.
-        version: of moetune.
-
-    Raises:
-        InputError: another ending, or a figure of fewer than two plans.
-    """
-    kind = check_kind(output)
-    if kind == ".svg":
-        if len(compared.solved) < 2:  # noqa: PLR2004 - a line needs two
-            raise InputError("fewer than two choices have a plan to draw", "ask for more of them")
-        write_text(output, svg_file(choice_figure(compared)))
-        return
+def write_choices(output: Path, compared: Comparison) -> None:
+    """Write the comparison as a page."""
     first, *rest = choice_sections(compared)
     chapter = Chapter(
         name="choices", short="Machines", title=first.title, scope=first.scope,
         sections=(first, *rest),
     )  # fmt: skip
-    made_at = f"{now:%Y-%m-%d %H:%M} UTC"
-    write_text(
-        output,
-        report_page(title=first.title, made_at=made_at, version=version, chapters=(chapter,)),
-    )
+    write_text(output, report_page(title=first.title, chapters=(chapter,)))
 
 
-def check_kind(output: Path) -> str:
-    """Return .html or .svg; raise InputError for others, MoetuneError without Jinja2."""
-    if output.suffix not in {".html", ".svg"}:
-        raise InputError(f"--output {output}: is neither .html nor .svg", "use one of these")
-    if output.suffix == ".html":
-        environment()
-    return output.suffix
+def check_page(output: Path) -> None:
+    """Raise InputError for a file that is called no page, MoetuneError without Jinja2."""
+    if output.suffix != ".html":
+        raise InputError(f"--output {output} does not end in .html", "name a page: machines.html")
+    environment()

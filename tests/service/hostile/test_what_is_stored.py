@@ -3,7 +3,6 @@
 import sqlite3
 import stat
 from contextlib import closing
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +41,7 @@ def test_rows_of_older_versions_break_no_page_and_can_be_removed(
             assert answer.status_code == 200, path
             assert "inf" not in answer.text.lower().split(), path
     report = tmp_path / "report.html"
-    write_report(report, profile=None, plans=(plan_id,), now=datetime.now(UTC), version="1",
+    write_report(report, profile=None, plans=(plan_id,),
                  stores=partial(find_store, Settings(db=str(database))))  # fmt: skip
     assert plan_id[:6] in report.read_text()
     problems = store.check(str(database))
