@@ -50,7 +50,7 @@ def show(session: Session, plan: str, profile: str | None) -> None:
     "moetune plans diff 1a2b3c plan.json", plan_argument("first"), plan_argument("second"), ALL
 )
 def diff(session: Session, first: str, second: str) -> None:
-    """Say how two plans differ, and show every field in which they do."""
+    """Say how two plans differ: what was asked, what they decide, and where their time goes."""
     from moetune.app.views.comparison import comparison_sections
 
     left, right = session.plan(first), session.plan(second)

@@ -8,7 +8,7 @@ from tests.training_plans import training_plan
 
 
 def test_steps_of_a_layer_and_of_a_model_are_not_compared() -> None:
-    answer, _ = comparison_sections(training_plan(), lab_plan(), names=("first", "second"))
+    (answer,) = comparison_sections(training_plan(), lab_plan(), names=("first", "second"))
     assert answer.paragraphs[-1].endswith("times are not compared.")
     assert "as long" not in " ".join(answer.paragraphs)
 

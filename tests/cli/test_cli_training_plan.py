@@ -238,7 +238,9 @@ def test_a_training_plan_is_stored_and_known_by_its_id(cli: Cli, tmp_path: Path)
     other = cli(*QWEN, "--world-size", "32", "--target", "megatron", "--json").document["id"]
     words, table = cli("plans", "diff", short, other[:8]).out.split("Differences")
     assert "A step takes" in words
-    assert "inputs.world_size" in table
+    assert "32 ranks instead of" in words
+    assert "micro-batch" in table
+    assert "embedding" in table
     assert "omit --nproc" in cli("trace", short, "--nproc", "2").err
     refused = cli("verify", short)
     assert refused.code == 2

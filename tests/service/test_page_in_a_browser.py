@@ -161,7 +161,7 @@ def test_two_plans_are_compared(page: Page, plans: tuple[Plan, Plan]) -> None:
     page.get_by_label("Second plan").fill(plans[1].id[:8])
     page.get_by_role("button", name="Compare").click()
     assert draw_all(page) == 0
-    assert "inputs.memory_limit_bytes" in page.locator("[data-table=differences]").inner_text()
+    assert "computation" in page.locator("[data-table=parts]").inner_text()
 
 
 def test_the_page_and_its_figures_are_dark_where_the_reader_wants_it(

@@ -1,44 +1,33 @@
-"""Two plans side by side, as sections, with every field that differs."""
+"""Two plans, or two choices, side by side: in words, by decisions and by parts of a step."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 from moetune.app.compare import changed_inputs, compare
+from moetune.app.subjects import subject_of
+from moetune.app.subjects.values import ComparedChoice, difference_of
 from moetune.app.views.model_words import binding_words
 from moetune.app.views.words import plan_scope, suspect_words
 from moetune.app.whatif import WhatIfAnswer
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.request import constraint_words
-from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.section import EMPTY, Cell, Section, Table, percent, plural, sentence
-
-_OF_A_RANK = "memory.parts.", "memory.activations."
-_SMALL, _LARGE = 0.01, 100
-_TIMES = ("predicted.parts.", "predicted.mean_parts.")
-_SHARES = ("probability_best", "expected_regret", ".mfu", "_ratio")
-_UNITS: tuple[tuple[Callable[[str], bool], Callable[[float], str]], ...] = (
-    (lambda key: key.endswith("_bytes") or key.startswith(_OF_A_RANK), format_bytes),
-    (lambda key: key.endswith("_seconds") or key.startswith(_TIMES), format_seconds),
-    (
-        lambda key: key.endswith("flops_per_second_per_device"),
-        lambda value: f"{value / 1e12:,.3g} TFLOP/s",
-    ),
-    (lambda key: key.endswith(_SHARES), percent),
-    (lambda key: "tokens_per_second" in key, lambda value: f"{value:,.0f}"),
-)
-"""Units of a field's number, by its key."""
+from moetune.domain.units import format_seconds
+from moetune.report.section import Cell, Section, Table, sentence
 
 
 def comparison_sections(
     first: AnyPlan, second: AnyPlan, *, names: tuple[str, str]
 ) -> tuple[Section, ...]:
-    """Return how the second plan differs from the first: in words, and field by field."""
+    """Return how the second plan differs from the first: in words, and in tables if it does."""
     doubts = (words for plan in (first, second) for words in suspect_words(plan))
     words = Section(
         name="answer",
         doubts=tuple(dict.fromkeys(doubts)),
         paragraphs=tuple(_words(first, second, names)),
     )
-    return words, _differing_fields(first, second, names)
+    if first.id == second.id or first.kind != second.kind:
+        return (words,)
+    choices = subject_of(first).choice, subject_of(second).choice
+    tables = _decisions(*choices, names), *parts_compared(*choices, names)
+    return words, Section(name="differences", title="Differences", tables=tables)
 
 
 def _words(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Iterator[str]:
@@ -71,74 +60,43 @@ def whatif_sections(answer: WhatIfAnswer) -> tuple[Section, ...]:
     return (section,)
 
 
-def _differing_fields(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Section:
-    left, right = (dict(_flat("", plan.fields)) for plan in (first, second))
-    if any(left.get(key) != right.get(key) for key in ("layout.pp", "memory.rank")):
-        left, right = (  # parts are those of another pipeline rank
-            {key: value for key, value in fields.items() if not key.startswith(_OF_A_RANK)}
-            for fields in (left, right)
-        )
-    rows = [(key, left.get(key), right.get(key)) for key in dict.fromkeys((*left, *right))]
-    return _differences([row for row in rows if row[1] != row[2]], names)
-
-
-def _flat(where: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield values by key; lists of ranges, parts and stages are compared by their lengths."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _flat(f"{where}.{key}" if where else key, item)
-    elif isinstance(value, list):
-        is_long = where.endswith(("ranges", "parts", "stages"))
-        yield (
-            where,
-            plural(len(value), "entry", "entries") if is_long else ", ".join(map(str, value)),
-        )
-    else:
-        yield where, value
-
-
-def _differences(rows: Sequence[tuple[str, object, object]], names: tuple[str, str]) -> Section:
-    """Return each key with two values and their ratio; the key's ending says the unit."""
-    table = Table(
-        name="differences",
-        header=("", *names, "ratio"),
-        rows=tuple(
-            (
-                Cell.words(key, mark="code"),
-                _value(key, first),
-                _value(key, second),
-                _ratio(first, second),
-            )
-            for key, first, second in rows
-        ),
-        empty=f"None: {names[0]} and {names[1]} are equal.",
+def parts_compared(
+    chosen: ComparedChoice, rival: ComparedChoice, names: tuple[str, str]
+) -> tuple[Table, ...]:
+    """Return what two steps consist of; nothing where a choice has no parts."""
+    difference, before, after = difference_of(chosen, rival), chosen.parts, rival.parts
+    rows = [
+        (name, before.get(name, 0.0), after.get(name, 0.0), more)
+        for name, more in difference.parts.items()
+        if before.get(name) or after.get(name)
+    ]
+    if not rows:
+        return ()
+    rows.append(("step", chosen.step_seconds, rival.step_seconds, difference.seconds))
+    table = Table.of(
+        "parts",
+        rows,
+        {
+            "part": lambda row: row[0],
+            names[0]: lambda row: Cell.seconds(row[1]),
+            names[1]: lambda row: Cell.seconds(row[2]),
+            "more": lambda row: Cell.seconds(row[3]),
+            "of the step": lambda row: Cell.share(row[3] / chosen.step_seconds, sign=True),
+        },
     )
-    return Section(name="differences", title="Differences", tables=(table,))
+    return (table,)
 
 
-def _value(key: str, value: object) -> Cell:
-    if value is None:
-        return Cell(text="–")
-    if key.endswith("_fingerprint"):
-        return Cell(text=str(value)[:12], value=str(value), mark="code")
-    if isinstance(value, bool):
-        return Cell.words("yes" if value else "no")
-    if not isinstance(value, int | float):
-        return Cell.words(constraint_words(key.rpartition(".constraints.")[2], str(value)))
-    return Cell(text=_number(key, value), value=value)
-
-
-def _number(key: str, value: float) -> str:
-    """Return a number in the unit that its key ends with."""
-    for is_of, words in _UNITS:
-        if is_of(key):
-            return words(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
-def _ratio(first: object, second: object) -> Cell:
-    if not isinstance(first, int | float) or not isinstance(second, int | float) or not first:
-        return EMPTY
-    ratio = second / first
-    text = f"{ratio:,.{2 if ratio < _LARGE else 0}f} ×"
-    return Cell(text=f"under {_SMALL} ×" if 0 < ratio < _SMALL else text, value=ratio, unit="1")
+def _decisions(chosen: ComparedChoice, rival: ComparedChoice, names: tuple[str, str]) -> Table:
+    """Return the decisions that differ, by the names of their flags."""
+    before, after = chosen.decision, rival.decision
+    return Table.of(
+        "decisions",
+        [name for name in dict.fromkeys((*before, *after)) if before.get(name) != after.get(name)],
+        {
+            "decision": lambda name: name,
+            names[0]: lambda name: before.get(name, "–"),
+            names[1]: lambda name: after.get(name, "–"),
+        },
+        empty="Both decide the same.",
+    )

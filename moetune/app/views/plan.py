@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from moetune.app.sensitivity import OP_WORDS, Sensitivity, part_words
 from moetune.app.subjects import ModelSubject, Subject
 from moetune.app.subjects.values import ComparedChoice, difference_of
+from moetune.app.views.comparison import parts_compared
 from moetune.app.views.layer import answer_section
 from moetune.app.views.layer_reasons import layer_reasons
 from moetune.app.views.model import model_reasons, model_sections
@@ -113,39 +114,18 @@ def _trust(subject: Subject, sure: str) -> Section:
 def why_not_sections(answer: WhyNotAnswer) -> tuple[Section, ...]:
     """Return the answer in words, and what both steps consist of."""
     title, *rest = answer.words
+    tables: tuple[Table, ...] = ()
+    if answer.other is not None and answer.verdict != "chosen":
+        tables = parts_compared(answer.chosen, answer.other, ("plan", "asked"))
     return (
         Section(
             name="answer",
             title=sentence(title),
             paragraphs=tuple(rest),
-            tables=_compared_parts(answer),
+            tables=tables,
             notes=tuple(map(sentence, answer.notes)),
         ),
     )
-
-
-def _compared_parts(answer: WhyNotAnswer) -> tuple[Table, ...]:
-    chosen, asked, difference = answer.chosen, answer.other, answer.difference
-    if asked is None or difference is None or not difference.parts or answer.verdict == "chosen":
-        return ()
-    rows = [
-        (name, chosen.parts.get(name, 0.0), asked.parts.get(name, 0.0), more)
-        for name, more in difference.parts.items()
-        if chosen.parts.get(name) or asked.parts.get(name)
-    ]
-    rows.append(("step", chosen.step_seconds, asked.step_seconds, difference.seconds))
-    table = Table.of(
-        "parts",
-        rows,
-        {
-            "part": lambda row: row[0],
-            "plan": lambda row: Cell.seconds(row[1]),
-            "asked": lambda row: Cell.seconds(row[2]),
-            "more": lambda row: Cell.seconds(row[3]),
-            "of the step": lambda row: Cell.share(row[3] / chosen.step_seconds, sign=True),
-        },
-    )
-    return (table,)
 
 
 def sensitivity_sections(effects: Sensitivity) -> tuple[Section, ...]:
