@@ -4,11 +4,8 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from moetune.domain.architecture import Decoder
-from moetune.domain.optimizers import OptimizerName
 from moetune.domain.targets import Target
-from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingDtype, TrainingJob
-from moetune.domain.tuning import Tuning
+from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.solve.model.memory import MemoryModel, RankMemory, fillable_bytes
 from moetune.solve.model.pins import contradiction
 from moetune.solve.model.pipeline import DecoderStages
@@ -26,22 +23,18 @@ class MemoryQuestion:
     """A training, and the GPUs that it has to fit on.
 
     Args:
+        any_job: the training, whatever its GPUs and sequences of a step.
         world_size: GPUs; None for the fewest: a power of two in a node, else whole nodes.
         global_batch: sequences of a step; None for a micro-batch on each GPU.
-        length: tokens of a sequence.
         device_bytes: memory of one GPU that a process has, as of `process_bytes`.
     """
 
-    decoder: Decoder
+    any_job: TrainingJob
     world_size: int | None
     global_batch: int | None
-    length: int
-    dtype: TrainingDtype
-    optimizer: OptimizerName
     pins: LayoutRequest
     target: Target
     device_bytes: int
-    tuning: Tuning
 
     @property
     def limit_bytes(self) -> int:
@@ -49,13 +42,9 @@ class MemoryQuestion:
         return fillable_bytes(self.device_bytes)
 
     def job(self, ranks: int) -> TrainingJob:
-        """Return the training on so many GPUs, which leaves room for natural routing."""
-        return TrainingJob(
-            decoder=self.decoder, world_size=ranks,
-            global_batch=self.global_batch or ranks * (self.pins.micro_batch or 1),
-            length=self.length, dtype=self.dtype, optimizer=self.optimizer,
-            leaves_room=self.decoder.num_moe_layers > 0, tuning=self.tuning,
-        )  # fmt: skip
+        """Return the training on so many GPUs."""
+        batch = self.global_batch or ranks * (self.pins.micro_batch or 1)
+        return replace(self.any_job, world_size=ranks, global_batch=batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +108,7 @@ class _Fit:
     def __init__(self, question: MemoryQuestion, ranks: int) -> None:
         """Make the job; layouts are tried as they are asked for."""
         self._question, self._job = question, question.job(ranks)
-        stages = DecoderStages(question.decoder)
+        stages = DecoderStages(self._job.decoder)
         memory = MemoryModel(job=self._job, stages=stages, target=question.target)
         self._space = LayoutSpace(job=self._job, target=question.target)
         self._fitting = Fitting(

@@ -4,7 +4,7 @@ Of a question from another machine no file of this one is read, and its sizes ar
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,7 +111,11 @@ def layer_request(question: Question, settings: Settings | None) -> PlanRequest:
 
 def training_request(question: Question, profile: Profile) -> TrainingRequest:
     """Return the request for a whole model's layout, or raise InputError for a wrong value."""
-    ranks = ranks_of(question, profile)
+    return _training_request(question, ranks_of(question, profile), usual_dtype(profile))
+
+
+def _training_request(question: Question, ranks: int, dtype: str) -> TrainingRequest:
+    """Return the request on so many ranks, in a dtype unless the question has its own."""
     with about("target"):
         target = find_target(question.target or "moetune")
     batch, length = question.global_batch, question.seq
@@ -119,7 +123,11 @@ def training_request(question: Question, profile: Profile) -> TrainingRequest:
         decoder = question.config.decoder()
     else:
         model = find_decoder_model(model_name(question), world_size=ranks)
-        assert model.decoder is not None  # noqa: S101 - only papers' layers have none
+        if model.decoder is None:
+            raise InputError(
+                f"{question.model} is a single layer of a paper, not a whole model",
+                f"plan it:  moetune plan --model {question.model}",
+            )
         decoder = model.decoder
         if model.whole is not None:
             batch = batch or model.whole.sequences_per_rank * ranks
@@ -129,7 +137,7 @@ def training_request(question: Question, profile: Profile) -> TrainingRequest:
     if batch is None or length is None:
         raise _unsized(decoder.name, {"--global-batch": batch, "--seq": length})
     dtype, optimizer = check_names(
-        full_dtype(question.dtype) if question.dtype else usual_dtype(profile),
+        full_dtype(question.dtype or dtype),
         question.optimizer or target.optimizers[0],
     )
     job = TrainingJob(
@@ -196,24 +204,14 @@ def memory_question(values: Mapping[str, object], *, device_memory: str) -> Memo
     Raises:
         InputError: the model is a single layer, or a value is wrong.
     """
-    question = read_question({**read_texts(MEMORY_DEFAULTS), **values})
-    with about("target"):
-        target = find_target(question.target or "")
-    model = find_decoder_model(question.model or "", world_size=question.world_size or 1)
-    if model.decoder is None:
-        raise InputError(
-            f"{question.model} is a single layer of a paper, not a whole model",
-            f"plan it:  moetune plan --model {question.model}",
-        )
-    dtype, optimizer = check_names(
-        full_dtype(question.dtype or ""), question.optimizer or target.optimizers[0]
-    )
+    asked = read_question({**read_texts(MEMORY_DEFAULTS), **values})
+    question = replace(asked, global_batch=asked.global_batch or 1)
+    request = _training_request(question, asked.world_size or 1, "")
     with about("device_memory"):
         device_bytes = process_bytes(device_memory)
     return MemoryQuestion(
-        decoder=model.decoder, world_size=question.world_size, global_batch=question.global_batch,
-        length=question.seq or 0, dtype=dtype, optimizer=optimizer, pins=layout_pins(question),
-        target=target, device_bytes=device_bytes, tuning=tuning_of(question, target),
+        any_job=request.job, world_size=asked.world_size, global_batch=asked.global_batch,
+        pins=request.pins, target=request.target, device_bytes=device_bytes,
     )  # fmt: skip
 
 

@@ -108,7 +108,7 @@ def memory(session: Session, model: str, device_memory: str, **sizes: str | None
                 f"How many GPUs it takes:  {session.command_again(without=('--world-size',))}"
             )
         return InfeasiblePlanError.exit_code
-    broken = next(model_rules(question.decoder, question.target), None)
+    broken = next(model_rules(answer.job.decoder, question.target), None)
     if broken is not None:
         screen.note(f"{broken.what}: its memory is that of such a runtime")
     else:
