@@ -1,12 +1,13 @@
 """`moetune compare`: machines and numbers of GPUs side by side, by time and cost."""
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from moetune.cli.commands import argument, command, option
 from moetune.cli.completion import model_names, profile_names
 from moetune.cli.options import fields, texts_of
-from moetune.cli.progress import Counter
+from moetune.cli.progress import StatusLine
 from moetune.cli.session import Session
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.spelling import AS_FLAGS, about, spelled
@@ -60,14 +61,14 @@ def compare(
     question = ask(read_texts({"model": model, **_DEFAULTS, **texts_of(asked)}))
     targets, prices = _list(target), read_prices(price, names)
     with (
-        spelled(_SPELLING), session.planner(None) as planner, Counter(screen, "plans") as counter
+        spelled(_SPELLING), session.planner(None) as planner, closing(StatusLine(screen)) as line
     ):  # fmt: skip
         with about("world_size"):
             sizes = [parse_count(size, least=1) for size in _list(world_sizes)]
-        counter.total = len(names) * len(sizes) * len(targets)
+        advance = line.counter("plans", len(names) * len(sizes) * len(targets))
         compared = compare_machines(
             planner, question, profiles=names, world_sizes=sizes, targets=targets, prices=prices,
-            advance=lambda choice: counter.advance(choice.name),
+            advance=lambda choice: advance(choice.name),
         )  # fmt: skip
     if output is not None:
         write_choices(output, compared)
