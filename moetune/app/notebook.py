@@ -20,7 +20,6 @@ from typing import Any, cast
 from moetune.app import wiring
 from moetune.app.export import ExportDocument, export_plan
 from moetune.app.files import find_plan, is_plan_path, write_text
-from moetune.app.memory import fit_memory
 from moetune.app.observe import kept
 from moetune.app.observe import observe as observed_of
 from moetune.app.planner import Planner, local_planner, plan_question
@@ -42,6 +41,7 @@ from moetune.domain.spelling import AS_ARGUMENTS, AS_FIELDS, about, nearest_or, 
 from moetune.domain.units import parse_bytes, parse_startup
 from moetune.report.section import Section
 from moetune.report.text import text_of
+from moetune.solve.model.fits import fit_memory
 
 _LOGGER = logging.getLogger("moetune")
 

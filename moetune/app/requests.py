@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from moetune.app.files import read_text
-from moetune.app.memory import MemoryQuestion
 from moetune.app.plan import LONGEST_NAME, PlanRequest, profile_name
 from moetune.app.routing_files import read_layer_routing, read_routing
 from moetune.app.training import check_names, usual_dtype
@@ -37,6 +36,7 @@ from moetune.huggingface.registry import (
     is_decoder_name,
     known_name,
 )
+from moetune.solve.model.fits import MemoryQuestion
 
 PIN_NAMES = tuple(item.name for item in fields(LayoutRequest))
 _LARGEST = {"world_size": 2**14, "nodes": 2**14, "global_batch": 2**20, "seq": 2**22}

@@ -92,11 +92,11 @@ def memory(session: Session, model: str, device_memory: str, **sizes: str | None
 
     Without --world-size it is the fewest GPUs on which a layout fits.
     """
-    from moetune.app.memory import MOST_LAYOUTS, fit_memory
     from moetune.app.requests import memory_question
     from moetune.app.views.memory import memory_document, memory_sections
     from moetune.domain.question import read_texts
     from moetune.domain.target_rules import model_rules
+    from moetune.solve.model.fits import MOST_LAYOUTS, fit_memory
 
     texts, screen = texts_of(sizes), session.screen
     question = memory_question({"model": model, **read_texts(texts)}, device_memory=device_memory)

@@ -1,12 +1,12 @@
 """Layouts that fit into memory, as sections: all of them, and the plainest one part by part."""
 
-from moetune.app.memory import FittedLayout, MemoryAnswer
 from moetune.app.views.model_words import host_words, tuning_words
 from moetune.app.views.words import parts_table
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingMemory
 from moetune.domain.units import format_bytes
 from moetune.report.section import Cell, Highlight, Section, Table, plural
+from moetune.solve.model.fits import FittedLayout, MemoryAnswer
 from moetune.solve.model.memory import RankMemory
 from moetune.solve.model.trained import trained_of
 
