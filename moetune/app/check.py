@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from moetune.app.launch_check import Checked, check_launch
-from moetune.app.plan import profile_name
+from moetune.app.launch_check import Checked, LaunchCheck
+from moetune.app.plan import profile_name, sound_numbers
 from moetune.app.planner import Planner, ServicePlanner
 from moetune.app.requests import check_served
+from moetune.app.sources import calibration_for
 from moetune.domain.ask import LARGEST_RANKS
 from moetune.domain.budget import Budget
 from moetune.domain.errors import InputError
@@ -53,7 +54,11 @@ def checked_on(
     file: Path, text: str, asked: Asked, profile: Profile, runs: Sequence[ObservedRun] = ()
 ) -> Checked:
     """Return the check of a launch file on a profile's machine, as of `check_file`."""
-    return check_launch(str(file), _opened(file, text, asked, profile), profile, runs)
+    launch = _opened(file, text, asked, profile)
+    model, target = launch.reading.decoder.name, launch.reading.target
+    with sound_numbers(profile.name):
+        calibration = calibration_for(runs, model=model, target=target)
+        return LaunchCheck(str(file), launch, profile, calibration).checked()
 
 
 def _opened(file: Path, text: str, asked: Asked, profile: Profile) -> LaunchFile:

@@ -4,14 +4,12 @@ Each change is the answer of a search in which all else is pinned.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any
 
-from moetune.app.plan import sound_numbers
-from moetune.app.sources import calibration_for
 from moetune.app.stand_ins import stand_ins_of
 from moetune.app.training import check_numbers, search_of, step_prices, step_spread, usable_bytes
 from moetune.app.training_plan import answer_of
@@ -19,7 +17,7 @@ from moetune.domain.budget import Budget, Spread, TrainingRun
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layout import BrokenRule
 from moetune.domain.profile import Profile
-from moetune.domain.records import Calibration, ObservedRun, factor_of
+from moetune.domain.records import Calibration, factor_of
 from moetune.domain.rules import broken_rules
 from moetune.domain.site import site_of
 from moetune.domain.target_rules import model_rules, target_rules
@@ -115,23 +113,9 @@ class Checked:
         return all(problem.severity != "stops" for problem in self.problems)
 
 
-def check_launch(
-    file: str, launch: LaunchFile, profile: Profile, runs: Sequence[ObservedRun]
-) -> Checked:
-    """Return a launch file as it runs on a profile's machine, calibrated by its observed runs.
-
-    Raises:
-        ProfileError: the profile lacks an operation.
-    """
-    name, target = launch.reading.decoder.name, launch.reading.target
-    with sound_numbers(profile.name):
-        calibration = calibration_for(runs, model=name, target=target)
-        return _Check(file, launch, profile, calibration).checked()
-
-
 @dataclass(slots=True)
-class _Check:
-    """The check of a launch."""
+class LaunchCheck:
+    """The check of a launch; its errors are ProfileError for a profile that lacks an operation."""
 
     file: str
     launch: LaunchFile
