@@ -7,7 +7,6 @@ from pathlib import Path
 from moetune.app.check import check_file
 from moetune.app.launch_check import Checked
 from moetune.app.planner import Planner
-from moetune.app.subjects import ModelSubject
 from moetune.app.subjects.values import is_same_step
 from moetune.app.training_plan import planned_job
 from moetune.domain.architecture import Decoder
@@ -77,7 +76,7 @@ def of_plan(planner: Planner, plan: TrainingDocument, *, model: str | None) -> P
     is_current = subject.profile is not None
     if not is_current:
         notes.append(f"{subject.missing}: the run calibrates no plan that is made now")
-    elif isinstance(subject, ModelSubject):
+    else:
         try:
             now = planner.run(inputs.profile, subject.seconds) / plan.factor
         except MoetuneError as error:

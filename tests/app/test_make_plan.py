@@ -6,7 +6,6 @@ import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.app.plan import PlanRequest, make_plan
-from moetune.app.subjects import LayerSubject
 from moetune.domain.cluster import DeviceKind
 from moetune.domain.constraints import Order
 from moetune.domain.errors import ProfileError
@@ -39,9 +38,8 @@ LAYERS = list(MODELS)
 @pytest.mark.parametrize("order", ["dispatch_first", "interleaved"])
 def test_a_plan_has_the_terms_it_was_made_from(profile: Profile, model: str, order: Order) -> None:
     plan = make_plan(PlanRequest(model=model, constraints={"order": order}), profile=profile)
-    found = LayerSubject(plan=plan, profile=profile)
-    assert found.forward is not None
-    assert found.backward is not None
+    found = plan.terms
+    assert found is not None
     assert found.forward.seconds == plan.predicted.forward_seconds
     assert found.backward.seconds == plan.predicted.backward_seconds
     for terms in (found.forward, found.backward):

@@ -87,10 +87,9 @@ def test_the_fastest_kernel_is_taken_at_the_step_that_it_has_alone(best: KernelN
 
 
 def _subject(found: Plan, factors: Mapping[KernelName, float]) -> LayerSubject:
-    subject = LayerSubject(plan=found, profile=profile(factors))
-    assert subject.forward is not None  # of the plan's kernel, not of the usual one
-    assert subject.forward.seconds == pytest.approx(found.predicted.forward_seconds)
-    return subject
+    assert found.terms is not None  # of the plan's kernel, not of the usual one
+    assert found.terms.forward.seconds == pytest.approx(found.predicted.forward_seconds)
+    return LayerSubject(plan=found, profile=profile(factors))
 
 
 def test_ties_keep_the_usual_kernel_and_a_pin_takes_another() -> None:

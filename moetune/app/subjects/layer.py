@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar, Literal
 
 from moetune.app.plan import changed_request, drawn_costs, plan_again
 from moetune.app.subjects.values import (
@@ -47,16 +48,7 @@ class LayerSubject(PricedPlan):
     """A layer's plan that is priced again."""
 
     plan: Plan
-
-    @property
-    def forward(self) -> PhaseTerms | None:
-        """Terms of the forward phase; None in plans of schema 1."""
-        return self.plan.terms.forward if self.plan.terms else None
-
-    @property
-    def backward(self) -> PhaseTerms | None:
-        """Terms of the backward phase; None in plans of schema 1."""
-        return self.plan.terms.backward if self.plan.terms else None
+    kind: ClassVar[Literal["layer"]] = "layer"
 
     @property
     def strategies(self) -> tuple[StrategyTerms, ...]:
@@ -81,11 +73,9 @@ class LayerSubject(PricedPlan):
     @property
     def document(self) -> dict[str, object]:
         """The JSON document of `moetune explain` and of the service."""
-        terms = {name: getattr(self, name) for name in ("forward", "backward", "strategies")}
-        return {
-            "schema": EXPLANATION_SCHEMA,
-            **encode({"plan": self.plan, **terms, "note": self.note}),
-        }
+        phases = {name: getattr(self.plan.terms, name, None) for name in ("forward", "backward")}
+        values = {"plan": self.plan, **phases, "strategies": self.strategies, "note": self.note}
+        return {"schema": EXPLANATION_SCHEMA, **encode(values)}
 
     @property
     def choice(self) -> ComparedChoice:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum, inf
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from moetune.app.routing_files import read_routing
 from moetune.app.subjects.model_pins import asked_of_training, degree_texts, layout_texts
@@ -65,6 +65,7 @@ class ModelSubject(PricedPlan):
 
     plan: TrainingDocument
     model: str | None
+    kind: ClassVar[Literal["training"]] = "training"
 
     @property
     def memory_limit_bytes(self) -> int:

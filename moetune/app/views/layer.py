@@ -106,9 +106,10 @@ def _summary(subject: LayerSubject, *, has_binding: bool) -> str:
 
 def _phases(subject: LayerSubject) -> Table:
     plan, times = subject.plan, subject.plan.predicted
+    forward, backward = (plan.terms.forward, plan.terms.backward) if plan.terms else (None, None)
     phases = (
-        ("forward", times.sequential_forward_seconds, times.forward_seconds, subject.forward),
-        ("backward", times.sequential_backward_seconds, times.backward_seconds, subject.backward),
+        ("forward", times.sequential_forward_seconds, times.forward_seconds, forward),
+        ("backward", times.sequential_backward_seconds, times.backward_seconds, backward),
     )
     rows = [
         (

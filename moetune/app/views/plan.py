@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from moetune.app.sensitivity import OP_WORDS, Sensitivity, part_words
-from moetune.app.subjects import ModelSubject, Subject
+from moetune.app.subjects import Subject
 from moetune.app.subjects.values import ComparedChoice, difference_of
 from moetune.app.views.comparison import parts_compared
 from moetune.app.views.layer import answer_section
@@ -25,7 +25,7 @@ def plan_sections(subject: Subject, *, is_page: bool = False) -> tuple[Section, 
     Raises:
         ProfileError: the profile lacks an operation.
     """
-    if isinstance(subject, ModelSubject):
+    if subject.kind == "training":
         return tuple(model_sections(subject))
     answer = answer_section(subject, has_reasons=is_page)
     return answer, *(_reasons(subject, layer_reasons(subject, is_drawn=True)) if is_page else ())
@@ -34,10 +34,7 @@ def plan_sections(subject: Subject, *, is_page: bool = False) -> tuple[Section, 
 def explanation_sections(subject: Subject) -> tuple[Section, ...]:
     """Return the plan's decision, the reasons, and how far to trust it, for a screen."""
     plan = subject.plan
-    if isinstance(subject, ModelSubject):
-        of_kind = model_reasons(subject)
-    else:
-        of_kind = layer_reasons(subject)
+    of_kind = model_reasons(subject) if subject.kind == "training" else layer_reasons(subject)
     head = Section(
         name="plan",
         title=plan.name,
