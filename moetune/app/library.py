@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.errors import InputError, NotFoundError, StoreUnavailableError
+from moetune.domain.errors import InputError, StoreUnavailableError
 from moetune.domain.records import PlanInfo, Removed
 
 if TYPE_CHECKING:
@@ -53,15 +53,6 @@ def numbers_of(ids: Iterable[str]) -> tuple[list[int], list[int]]:
     return steps, runs
 
 
-def plan_ids(store: "SqlStore | None", wanted: Sequence[str]) -> tuple[str, ...]:
-    """Return the whole ids of plans by their beginnings; their documents are not read.
-
-    Raises:
-        NotFoundError, InputError: no plan begins so, or several do.
-    """
-    return tuple(_plan_id(store, beginning) for beginning in wanted)
-
-
 def prune(store: "SqlStore", *, older_than_seconds: float, dry_run: bool) -> Removed:
     """Delete old observations, old settled sizes, and old plans under which nothing is left.
 
@@ -80,12 +71,3 @@ def time_ago(seconds: float) -> str:
     if seconds > _MOST_DAYS * 86_400:
         raise InputError(f"{seconds / 86_400:,.0f} days are beyond a century", "give fewer")
     return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="microseconds")
-
-
-def _plan_id(store: "SqlStore | None", beginning: str) -> str:
-    plan_id = store.plan_id(beginning) if store else None
-    if plan_id is None:
-        raise NotFoundError(
-            f"no plan has an id that begins with {beginning!r}", "see `moetune plans list`"
-        )
-    return plan_id

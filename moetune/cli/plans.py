@@ -6,7 +6,7 @@ from moetune.cli.commands import ALL, MOST_ROWS, Between, argument, command, gro
 from moetune.cli.completion import model_names, plan_ids, profile_names
 from moetune.cli.options import PLAN, PROFILE, plan_argument, removed_words
 from moetune.cli.session import Session
-from moetune.domain.document import encode
+from moetune.domain.errors import NotFoundError
 from moetune.domain.units import parse_age
 from moetune.report.section import Section, plural
 
@@ -65,10 +65,8 @@ def diff(session: Session, first: str, second: str) -> None:
 )
 def remove(session: Session, plans: Sequence[str]) -> None:
     """Delete plans, and what was observed under them."""
-    from moetune.app import library
-
     with session.made_store() as store:
-        removed = store.remove_plans(library.plan_ids(store, plans))
+        removed = store.remove_plans([*map(store.plan_id, plans)])
     session.screen.result(
         {"schema": "moetune.plans.remove/1", "removed": removed},
         f"removed {removed_words(removed)}",
@@ -86,18 +84,18 @@ plans = group("Stored plans.", list_, show, diff, remove)
 )
 def list_observations(session: Session, plan: str | None, limit: int) -> None:
     """List the newest observations, newest first."""
-    from moetune.app import library
-    from moetune.app.views.observe import run_documents, runs_section
+    from moetune.app.views.observe import runs_section, stored_documents
     from moetune.app.views.observed import observations_section
 
     with session.find_store() as store:
-        plan_id = library.plan_ids(store, [plan])[0] if plan else None
+        if store is None and plan:
+            raise NotFoundError(f"no plan has an id that begins with {plan!r}")
+        plan_id = store.plan_id(plan) if store and plan else None
         rows = store.observation_page(plan_id, limit=limit) if store else ()
         runs = store.observed_runs(plan_id=plan_id, limit=limit) if store else ()
-    values = [{"id": row.id, "created_at": row.created_at, **encode(row.value)} for row in rows]
     document = {
-        "schema": "moetune.observations.list/1", "observations": values,
-        "runs": run_documents(runs),
+        "schema": "moetune.observations.list/1", "observations": stored_documents(rows),
+        "runs": stored_documents(runs),
     }  # fmt: skip
     sections = [observations_section(rows)] if rows or not runs else []
     session.screen.answer((*sections, *([runs_section(runs)] if runs else [])), document)

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from moetune.app.files import parse_toml, profile_in_toml, profile_to_toml
 from moetune.app.profiles import is_path, list_profiles, named_profile
-from moetune.domain.document import encode
+from moetune.app.views.observe import stored_documents
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.service.bodies import (
@@ -105,5 +105,5 @@ async def observations(
     """List the observations of all plans, or of one, newest first."""
     read = pools.planner.reading.observation_page
     rows = await pools.read(read, plan or None, after=after, limit=limit + 1)
-    items = [{"id": row.id, "created_at": row.created_at, **encode(row.value)} for row in rows]
+    items = stored_documents(rows)
     return page("moetune.observations.page/1", items, limit=limit, cursor=lambda item: item["id"])

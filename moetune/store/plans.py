@@ -75,10 +75,18 @@ class PlanStore(Database):
         return rows.read_row(partial(plan_from_document, row["document"]), where)
 
     @reads
-    def plan_id(self, connection: Connection, plan_id: str) -> str | None:
-        """Return the whole id of the plan whose id starts so, unread; errors as of `plan`."""
+    def plan_id(self, connection: Connection, plan_id: str) -> str:
+        """Return the whole id of the plan whose id starts so, unread; errors as of `plan`.
+
+        Raises:
+            NotFoundError: no plan's does.
+        """
         row = _beginning_with(connection, plan_id, plans.c.id)
-        return str(row["id"]) if row else None
+        if row is None:
+            raise NotFoundError(
+                f"no plan has an id that begins with {plan_id!r}", "see `moetune plans list`"
+            )
+        return str(row["id"])
 
     @reads
     def plan_document(self, connection: Connection, plan_id: str) -> str | None:

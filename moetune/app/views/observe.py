@@ -256,6 +256,6 @@ def _span(run: ObservedRun) -> str:
     return seconds_span(run.seconds, run.low_seconds, run.high_seconds)
 
 
-def run_documents(runs: Iterable[Stored[ObservedRun]]) -> list[dict[str, Any]]:
-    """Return runs as JSON has them."""
-    return [{"id": row.id, "created_at": row.created_at, **encode(row.value)} for row in runs]
+def stored_documents(rows: Iterable[Stored[Any]]) -> list[dict[str, Any]]:
+    """Return steps or runs of a store as JSON has them."""
+    return [{"id": row.id, "created_at": row.created_at, **encode(row.value)} for row in rows]
