@@ -100,20 +100,17 @@ def _blocks_section(decoder: Decoder) -> Section:
     for first, count, kind in decoder.runs:
         last = first + count - 1
         places.setdefault(kind, []).append(str(first) if count == 1 else f"{first}–{last}")
-    table = Table(
-        name="blocks",
-        header=("kind", "blocks", "which", "parts"),
-        rows=tuple(
-            (
-                Cell.count(number),
-                Cell.count(decoder.blocks.count(block)),
-                Cell.words(
-                    ", ".join(places[number][:_SHOWN]) + " …" * (len(places[number]) > _SHOWN)
-                ),
-                Cell.words(" + ".join(map(_part_words, block.parts))),
-            )
-            for number, block in enumerate(decoder.kinds)
-        ),
+    table = Table.of(
+        "blocks",
+        enumerate(decoder.kinds),
+        {
+            "kind": lambda row: Cell.count(row[0]),
+            "blocks": lambda row: Cell.count(decoder.blocks.count(row[1])),
+            "which": lambda row: (
+                ", ".join(places[row[0]][:_SHOWN]) + " …" * (len(places[row[0]]) > _SHOWN)
+            ),
+            "parts": lambda row: " + ".join(map(_part_words, row[1].parts)),
+        },
         prose=("parts",),
     )
     return Section(name="blocks", title="Blocks", tables=(table,))

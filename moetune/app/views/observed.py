@@ -13,6 +13,7 @@ from moetune.report.section import EMPTY, Cell, Section, Table, percent
 
 MOST_SHOWN = 50
 """Newest observations of a plan on its page."""
+_UNSOUND = Cell.words("no step takes its time", mark="suspect")
 
 
 def verification_sections(plan: Plan, verification: Verification) -> tuple[Section, ...]:
@@ -89,17 +90,36 @@ def observed_steps(rows: Sequence[Stored[Observation]]) -> tuple[Section, ...]:
 
 def observations_section(rows: Sequence[Stored[Observation]]) -> Section:
     """Return the table of observations, predicted against measured."""
-    table = Table(
-        name="observations",
-        header=(
-            "id", "time, UTC", "plan", "source", "tokens per rank", "chunks", "steps", "predicted",
-            "observed", "error",
-        ),
+    table = Table.of(
+        "observations",
+        rows,
+        {
+            "id": lambda row: Cell.count(row.id),
+            "time, UTC": lambda row: row.created_at[:16].replace("T", " "),
+            "plan": lambda row: Cell(
+                text=row.value.plan_id[:12], value=row.value.plan_id, mark="code"
+            ),
+            "source": lambda row: row.value.source,
+            "tokens per rank": lambda row: Cell.count(row.value.tokens_per_rank),
+            "chunks": lambda row: format_degree(
+                row.value.forward_degree, row.value.backward_degree
+            ),
+            "steps": lambda row: Cell.count(len(row.value.seconds)),
+            "predicted": _if_sound(lambda step: Cell.seconds(step.predicted_seconds or None)),
+            "observed": _if_sound(lambda step: Cell.seconds(step.median_seconds)),
+            "error": _if_sound(lambda step: Cell.share(step.error, sign=True), _UNSOUND),
+        },
         wide=("chunks", "predicted", "observed"),
-        rows=tuple(map(_row, rows)),
         empty="Nothing was observed yet.",
-    )  # fmt: skip
+    )
     return Section(name="observations", tables=(table,))
+
+
+def _if_sound(
+    cell: Callable[[Observation], Cell], otherwise: Cell = EMPTY
+) -> Callable[[Stored[Observation]], Cell]:
+    """Return the cell of an observed step, or another where no step takes its time."""
+    return lambda row: cell(row.value) if row.value.is_sound else otherwise
 
 
 def _speed(plan: Plan, seconds: float) -> Throughput | None:
@@ -123,25 +143,4 @@ def _fastest_words(verification: Verification) -> str:
     return (
         f"The fastest was in {format_chunks(fastest.forward_degree, fastest.backward_degree)}, "
         f"by {format_share(gap)}."
-    )
-
-
-def _row(row: Stored[Observation]) -> tuple[Cell, ...]:
-    step = row.value
-    head = (
-        Cell.count(row.id),
-        Cell.words(row.created_at[:16].replace("T", " ")),
-        Cell(text=step.plan_id[:12], value=step.plan_id, mark="code"),
-        Cell.words(step.source),
-        Cell.count(step.tokens_per_rank),
-        Cell.words(format_degree(step.forward_degree, step.backward_degree)),
-        Cell.count(len(step.seconds)),
-    )
-    if not step.is_sound:
-        return (*head, EMPTY, EMPTY, Cell.words("no step takes its time", mark="suspect"))
-    return (
-        *head,
-        Cell.seconds(step.predicted_seconds or None),
-        Cell.seconds(step.median_seconds),
-        Cell.share(step.error, sign=True),
     )
