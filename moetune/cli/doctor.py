@@ -1,10 +1,9 @@
 """`moetune doctor`: this installation, and the settings that apply."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from moetune.cli.commands import command
-from moetune.cli.render import Screen
 from moetune.cli.session import Session
 from moetune.domain.document import encode
 from moetune.domain.units import format_bytes
@@ -12,7 +11,7 @@ from moetune.report.section import Cell, Section, Table, plural
 from moetune.report.section import facts as facts_table
 
 if TYPE_CHECKING:
-    from moetune.app.doctor import Diagnosis, Finding
+    from moetune.app.doctor import Diagnosis, Finding, StoreReport
 
 
 @command("moetune doctor --json > report.json")
@@ -24,64 +23,52 @@ def doctor(session: Session) -> int:
     from moetune.app.doctor import DOCTOR_SCHEMA, examine
 
     report = examine(session.configuration())
-    if session.as_json:
-        session.screen.document({"schema": DOCTOR_SCHEMA, **encode(report)})
-    else:
-        _show(session.screen, report)
+    document = {"schema": DOCTOR_SCHEMA, **encode(report)}
+    session.screen.show(document, lambda: _sections(report))
     return report.exit_code
 
 
-def _show(screen: Screen, report: "Diagnosis") -> None:
-    _show_machine(screen, report)
-    _show_store(screen, report)
-    screen.say("Settings", style="bold")
-    screen.table(_settings_table(report.settings, report.origins))
-    _facts(screen, "Versions", report.versions)
+def _sections(report: "Diagnosis") -> Iterator[Section]:
+    yield from _machine(report)
+    yield Section(name="store", title="Store", paragraphs=tuple(_store_words(report.store)))
+    settings = _settings_table(report.settings, report.origins)
+    yield Section(name="settings", title="Settings", tables=(settings,))
+    yield _facts("Versions", report.versions)
 
 
-def _show_machine(screen: Screen, report: "Diagnosis") -> None:
-    screen.say("Machine", style="bold")
+def _machine(report: "Diagnosis") -> Iterator[Section]:
     if report.cluster is None:
-        _problem(screen, report.machine_problem)
+        yield Section(name="machine", title="Machine", paragraphs=_problem(report.machine_problem))
         return
-    machine = report.cluster.machine
-    screen.say(
+    machine, fingerprint = report.cluster.machine, report.cluster.fingerprint
+    words = (
         f"{machine.kind.upper()} · {machine.device} · "
-        f"{format_bytes(machine.memory_bytes)} of memory per device",
-        indent=2,
+        f"{format_bytes(machine.memory_bytes)} of memory per device"
     )
-    for note in report.cluster.notes:
-        screen.say(f"note: {note}", indent=2)
-    fingerprint = report.cluster.fingerprint
-    _facts(screen, f"Hardware fingerprint {report.hardware_id}", fingerprint.hardware)
-    _facts(screen, f"Software fingerprint {report.software_id}", fingerprint.software)
+    notes = (f"note: {note}" for note in report.cluster.notes)
+    yield Section(name="machine", title="Machine", paragraphs=(words, *notes))
+    yield _facts(f"Hardware fingerprint {report.hardware_id}", fingerprint.hardware)
+    yield _facts(f"Software fingerprint {report.software_id}", fingerprint.software)
 
 
-def _show_store(screen: Screen, report: "Diagnosis") -> None:
-    store = report.store
-    screen.say("Store", style="bold")
-    screen.line(f"  {store.location}")
+def _store_words(store: "StoreReport") -> Iterator[str]:
+    yield store.location
     if store.revision is None and store.problem is None:
-        screen.say("There is no database yet; the first profile or plan makes it.", indent=2)
+        yield "There is no database yet; the first profile or plan makes it."
     elif store.revision is not None:
-        screen.say(
+        yield (
             f"Schema {store.revision}, this moetune needs {store.wanted} · "
-            f"{plural(store.num_runs, 'run')}, {plural(store.num_plans, 'plan')}",
-            indent=2,
+            f"{plural(store.num_runs, 'run')}, {plural(store.num_plans, 'plan')}"
         )
-    _problem(screen, store.problem)
+    yield from _problem(store.problem)
 
 
-def _problem(screen: Screen, problem: "Finding | None") -> None:
-    if problem is not None:
-        screen.line(f"  problem: {problem.error}")
-        screen.line(f"    {problem.hint}")
+def _problem(problem: "Finding | None") -> tuple[str, ...]:
+    return () if problem is None else (f"problem: {problem.error}", problem.hint)
 
 
-def _facts(screen: Screen, title: str, facts: Mapping[str, str]) -> None:
-    screen.section(
-        Section(name="facts", title=title, tables=(facts_table("facts", facts.items()),))
-    )
+def _facts(title: str, facts: Mapping[str, str]) -> Section:
+    return Section(name="facts", title=title, tables=(facts_table("facts", facts.items()),))
 
 
 def _settings_table(settings: Mapping[str, object], origins: Mapping[str, str]) -> Table:
