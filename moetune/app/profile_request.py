@@ -104,17 +104,12 @@ def detect_cluster(request: ProfileRequest) -> Cluster:
 
     from moetune.hardware import detect
 
-    if (launch := request.launch) is not None:
-        return detect(
-            num_ranks=launch.world_size,
-            ranks_per_node=launch.local_world_size,
-            environment=request.environment,
-            threads_per_rank=torch.get_num_threads(),
-        )
+    launch = request.launch
     return detect(
         num_ranks=request.num_ranks,
-        ranks_per_node=request.num_ranks,
+        ranks_per_node=launch.local_world_size if launch else request.num_ranks,
         environment=request.environment,
+        threads_per_rank=torch.get_num_threads() if launch else None,
     )
 
 

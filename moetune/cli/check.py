@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from moetune.cli.commands import argument, command, option
 from moetune.cli.completion import model_names, plan_ids
@@ -12,9 +11,6 @@ from moetune.domain.errors import QualityError
 from moetune.domain.question import BUDGET_FIELDS
 from moetune.domain.units import parse_bytes, parse_count, parse_startup
 
-if TYPE_CHECKING:
-    from moetune.launches.reading import Asked
-
 EXTRA = argument("extra", "Words behind --: those that the script gets.", form="EXTRA",
                  required=False, multiple=True)  # fmt: skip
 WORLD_SIZE = option("--world-size", "Ranks. Default: the launcher's.", parse_count, form="N")
@@ -23,16 +19,6 @@ TARGET = option(
 )
 VALUES = option("--set values", "A variable that the script takes from its environment.", pair,
                 form="NAME=VALUE", multiple=True)  # fmt: skip
-
-
-def _asked(
-    extra: Sequence[str],
-    values: Sequence[tuple[str, str]],
-    **named: Any,  # noqa: ANN401 - of `Asked`
-) -> "Asked":
-    from moetune.launches.reading import Asked
-
-    return Asked(extra=tuple(extra or ()), values=dict(values or ()), **named)
 
 
 @command(
@@ -61,10 +47,12 @@ def check(
     from moetune.app.views.check import check_document, check_sections
     from moetune.domain.question import read_question, read_texts
     from moetune.launches.files import launch_text
+    from moetune.launches.reading import Asked
 
-    asked = _asked(
-        extra, values, model=model, world_size=world_size, target=target, folder=file.parent
-    )
+    asked = Asked(
+        extra=tuple(extra), values=dict(values), model=model, world_size=world_size, target=target,
+        folder=file.parent,
+    )  # fmt: skip
     budget = read_question(read_texts(texts_of(run))).budget
     text = launch_text(file)  # a missing file is named before a missing profile
     with session.planner(profile) as planner:
@@ -106,10 +94,12 @@ def observe(
     from moetune.app.observe import observe as observed_of
     from moetune.app.predicted_runs import predicted_run
     from moetune.app.views.observe import observe_document, observe_sections
+    from moetune.launches.reading import Asked
 
-    asked = _asked(
-        extra, values, model=model, world_size=world_size, target=target, folder=Path(run).parent
-    )
+    asked = Asked(
+        extra=tuple(extra), values=dict(values), model=model, world_size=world_size, target=target,
+        folder=Path(run).parent,
+    )  # fmt: skip
     with session.planner(profile) as planner:
         prediction = predicted_run(planner, run, asked)
     observed = observed_of(prediction, step_seconds=step, log=log, trace=trace, memory_bytes=memory)
