@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from moetune.app.launch_check import Checked, LaunchCheck
-from moetune.app.plan import profile_name, sound_numbers
+from moetune.app.plan import LONGEST_NAME, profile_name, sound_numbers
 from moetune.app.planner import Planner, ServicePlanner
 from moetune.app.requests import check_served
 from moetune.app.sources import calibration_for
@@ -113,8 +113,7 @@ _KINDS = (
     (".yaml", r"(?m)\A(?:\s*(?:#.*)?\n|---\n)*[\w-]+:(?:\s|$)"),
 )
 """Beginnings or lines of a text, by the ending of such files."""
-_ASKED = ("model", "world_size", "target", *BUDGET_FIELDS)
-_LONGEST_NAME = 200
+ASKED = ("model", "world_size", "target", *BUDGET_FIELDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,14 +151,14 @@ def check_text(planner: ServicePlanner, sent: LaunchText) -> Checked:
         InputError, ProfileError: as of `check_file`, or the text names a file.
         SolveLimitError: it takes too long.
     """
-    given = {name: value for name in _ASKED if (value := getattr(sent, name)) is not None}
+    given = {name: value for name in ASKED if (value := getattr(sent, name)) is not None}
     with spelled(AS_ARGUMENTS):
         check_served(given)
         budget = read_question(given).budget
     if not sent.text.strip():
         raise InputError("there is no launch to check", "paste what starts the run", field="text")
-    if len(sent.name) > _LONGEST_NAME:
-        raise InputError(f"name is longer than {_LONGEST_NAME} characters", field="name")
+    if len(sent.name) > LONGEST_NAME:
+        raise InputError(f"name is longer than {LONGEST_NAME} characters", field="name")
     named = None if sent.profile is None else profile_name(sent.profile)
     asked = Asked(
         target=sent.target, model=sent.model, world_size=sent.world_size, extra=sent.arguments,

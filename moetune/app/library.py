@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, StoreUnavailableError
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
 _MOST_DAYS = 36_500
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredPlan:
+class StoredPlan(NamedTuple):
     """A stored plan's list entry, and the plan.
 
     Args:

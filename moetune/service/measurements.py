@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moetune.app.files import parse_toml, profile_in_toml, profile_to_toml
+from moetune.app.plan import LONGEST_NAME
 from moetune.app.profiles import is_path, list_profiles, named_profile
 from moetune.app.views.observe import stored_documents
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
@@ -29,8 +30,6 @@ from moetune.service.workers import WorkerPools
 
 if TYPE_CHECKING:
     from moetune.store import SqlStore
-
-_MAX_NAME_CHARACTERS = 200
 
 
 async def profiles(pools: WorkerPools) -> Response:
@@ -67,9 +66,9 @@ async def add_profile(pools: WorkerPools, request: Request) -> Response:
 
 def check_name(name: str) -> str:
     """Return a profile's name; raise InputError if empty, too long, not printable, or a path."""
-    if is_path(name) or not name.isprintable() or not 0 < len(name) <= _MAX_NAME_CHARACTERS:
+    if is_path(name) or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
         raise InputError(
-            f"{name[:_MAX_NAME_CHARACTERS]!r} is not a profile's name",
+            f"{name[:LONGEST_NAME]!r} is not a profile's name",
             "a name has 1 to 200 printable characters, no slash and no .toml at its end",
         )
     return name

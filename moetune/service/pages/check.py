@@ -9,11 +9,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from moetune.app.check import LaunchText, check_text
+from moetune.app.check import ASKED, LaunchText, check_text
 from moetune.app.planner import ServicePlanner
 from moetune.app.views.check import check_sections
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.question import ASKS, BUDGET_FIELDS
+from moetune.domain.question import ASKS
 from moetune.report.section import Section
 from moetune.service.bodies import read_form
 from moetune.service.pages.library import machine_field, usual_profile
@@ -22,7 +22,6 @@ from moetune.service.pages.page import Field, Page, PageRenderer
 from moetune.service.problems import problem_of
 from moetune.service.workers import WorkerPools
 
-_ASKED = ("model", "world_size", "target", *BUDGET_FIELDS)
 _HINTS = {"model": "Default: the file's.", "world_size": "Default: the launcher's."}
 _VALUES = Field(
     name="variables", label="Variables", flag="--set",
@@ -57,7 +56,7 @@ def _launch(texts: Mapping[str, str]) -> LaunchText:
     """Return the launch in a form's fields; InputError where one is wrong."""
     filled = {name: text.strip() for name, text in texts.items() if text.strip()}
     given: dict[str, Any] = {
-        name: ASKS[name].read(filled[name]) for name in _ASKED if name in filled
+        name: ASKS[name].read(filled[name]) for name in ASKED if name in filled
     }
     pairs = [word.partition("=") for word in filled.get("variables", "").split()]
     if wrong := next((name for name, equals, _ in pairs if not equals), None):
@@ -76,7 +75,7 @@ def _page(
     """Return the page of a form and its answer."""
     filled = {name: text for name, text in texts.items() if text.strip()}
     model, world_size, target, *budget = (
-        replace(field_of(ASKS[name]), hint=_HINTS.get(name, ASKS[name].words)) for name in _ASKED
+        replace(field_of(ASKS[name]), hint=_HINTS.get(name, ASKS[name].words)) for name in ASKED
     )
     return Page(
         template="check.html", title="Check", here="check", sections=sections,
