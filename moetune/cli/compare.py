@@ -6,7 +6,7 @@ from pathlib import Path
 
 from moetune.cli.commands import argument, command, option
 from moetune.cli.completion import model_names, profile_names
-from moetune.cli.options import fields, texts_of
+from moetune.cli.options import fields, texts_of, words_in
 from moetune.cli.progress import StatusLine
 from moetune.cli.session import Session
 from moetune.domain.errors import InfeasiblePlanError
@@ -17,10 +17,6 @@ _SPELLING = replace(
     AS_FLAGS, names={**AS_FLAGS.names, "profile": "--profiles", "world_size": "--world-sizes"}
 )
 _DEFAULTS = {"global_batch": "1024", "seq": "4k", "train_tokens": "1T"}
-
-
-def _list(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 @command(
@@ -55,16 +51,16 @@ def compare(
     )
     from moetune.domain.question import read_texts
 
-    names, screen = _list(profiles), session.screen
+    names, screen = words_in(profiles), session.screen
     if output is not None:
         check_page(output)  # before the plans are made
     question = ask(read_texts({"model": model, **_DEFAULTS, **texts_of(asked)}))
-    targets, prices = _list(target), read_prices(price, names)
+    targets, prices = words_in(target), read_prices(price, names)
     with (
         spelled(_SPELLING), session.planner(None) as planner, closing(StatusLine(screen)) as line
     ):  # fmt: skip
         with about("world_size"):
-            sizes = [parse_count(size, least=1) for size in _list(world_sizes)]
+            sizes = [parse_count(size, least=1) for size in words_in(world_sizes)]
         advance = line.counter("plans", len(names) * len(sizes) * len(targets))
         compared = compare_machines(
             planner, question, profiles=names, world_sizes=sizes, targets=targets, prices=prices,

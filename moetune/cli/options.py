@@ -58,6 +58,11 @@ def pair(text: str) -> tuple[str, str]:
     return name, value
 
 
+def words_in(text: str) -> list[str]:
+    """Return the words of a list with commas between them."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def fields(
     *names: str, defaults: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[inspect.Parameter, ...]:

@@ -8,7 +8,7 @@ from moetune import config
 from moetune.app.profile_quality import not_measured
 from moetune.cli.commands import AT_LEAST_1, command, option
 from moetune.cli.completion import profile_names
-from moetune.cli.options import OVERSUBSCRIBE, fields, texts_of
+from moetune.cli.options import OVERSUBSCRIBE, fields, texts_of, words_in
 from moetune.cli.progress import ScreenProgress
 from moetune.cli.session import Session
 from moetune.domain.errors import InputError
@@ -30,12 +30,8 @@ _MEASURED = (
 """Fields of the question that say what is measured: a layer, or a whole model."""
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
 def _dtypes(text: str) -> tuple[str, ...]:
-    names = tuple(map(full_dtype, _words(text)))
+    names = tuple(map(full_dtype, words_in(text)))
     for name in names:
         dtype_bytes(name)  # which refuses an unknown one
     return names
@@ -56,7 +52,7 @@ def _dtypes(text: str) -> tuple[str, ...]:
     option(
         "--group-sizes",
         "Group sizes, such as 2,4. Default: divisors and powers of two.",
-        lambda text: tuple(map(parse_count, _words(text))),
+        lambda text: tuple(map(parse_count, words_in(text))),
         form="SIZES",
     ),
     option("--tokens", "Tokens per rank and step, such as 8k.", parse_count),
