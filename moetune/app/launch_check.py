@@ -22,7 +22,7 @@ from moetune.domain.request import gemm_dtypes
 from moetune.domain.rules import broken_rules
 from moetune.domain.site import site_of
 from moetune.domain.target_rules import model_rules, target_rules
-from moetune.domain.training import LayoutRequest, TrainingJob
+from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.training_document import TrainingAnswer
 from moetune.domain.units import format_bytes
 from moetune.fit.costs import costs_of
@@ -167,6 +167,8 @@ class LaunchCheck:
             return self._answered([*problems, *refusals, note])
         fits = priced is not None and search.fits(priced.layout)
         known = priced if fits and not refusals else None
+        if self._refuses_job:
+            return self._answered([*problems, *refusals], priced)
         better = self._better(known)
         problems += [_with_fix(problem, better) for problem in refusals]
         if priced is not None:
@@ -197,6 +199,17 @@ class LaunchCheck:
             [priced.step.seconds], ratios=ratios, target=target.name, calibration=self.calibration
         )
         return step_spread(self._answer(priced).predicted.step_seconds, sure)
+
+    @property
+    def _refuses_job(self) -> bool:
+        """Whether the runtime runs the job in no layout, such as an optimizer in its type."""
+        reading, site = self.reading, site_of(self.profile)
+        plain = [FoldedLayout(dp=reading.job.world_size, zero=zero) for zero in reading.target.zero]
+        broken = [
+            {rule.what for rule in target_rules(layout, reading.target, reading.job, site)}
+            for layout in (reading.layout, *plain)
+        ]
+        return bool(set.intersection(*broken))
 
     def _refusals(self) -> Iterator[Problem]:
         """Yield the rules that the layout breaks."""

@@ -64,9 +64,7 @@ _VALUED = KEYS - _SWITCHES - TOKENIZER
 """Keys that need a value."""
 _FIELDS = MappingProxyType({flag.removeprefix("--"): field for field, flag in FLAGS.items()})
 _FALSE = MappingProxyType({flag.removeprefix("--"): field for field, flag in NEGATIVES.items()})
-_HALF: Mapping[str, Any] = MappingProxyType({
-    "dispatchers": ("all_to_all", "all_gather"), "optimizers": ("adam", "adam-bf16-grads"),
-})  # fmt: skip
+_HALF: Mapping[str, Any] = MappingProxyType({"dispatchers": ("all_to_all", "all_gather")})
 """What of Megatron runs in float16 (`domain/megatron_rules.py`), in whatever type it is priced."""
 _SHARDING_CORE: MegatronCore = (0, 18)
 """First core whose FSDP shards all where no strategy is given."""
