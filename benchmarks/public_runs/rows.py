@@ -76,6 +76,7 @@ class PublicRun:
         ran_out: whether it ended in an out-of-memory error.
         device_bytes: of its device, where that is not the profile's.
         facts: of the target, where the run's are others than what moetune exports.
+        document: that the source tells its runs in, as it names no version; "" where it does.
     """
 
     name: str
@@ -92,6 +93,7 @@ class PublicRun:
     ran_out: bool = False
     device_bytes: int | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    document: str = ""
 
     @property
     def source(self) -> str:
@@ -190,7 +192,7 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
         measured=MeasuredMemory(bytes=float(memory) * _GIGABYTE, scope="allocated")
         if memory else None,
         routing=row["routing"], assumed=tuple(assumed), ran_out=ran_out,
-        target=system.target, facts=_facts(system, recipe),
+        target=system.target, facts=_facts(system, recipe), document=row["source"].split("@")[0],
     )  # fmt: skip
 
 

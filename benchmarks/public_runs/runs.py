@@ -115,6 +115,7 @@ def _read(name: str, row: _Row) -> PublicRun:
         routing="natural" if job.routing == NATURAL else "forced", assumed=tuple(assumed),
         target=system.target, ran_out=row["oom"] == "yes", device_bytes=device.memory_bytes,
         facts=_facts(row, system, job),
+        document="" if row["version"] else row["source"].split("@")[0],
     )  # fmt: skip
 
 

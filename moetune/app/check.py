@@ -19,7 +19,7 @@ from moetune.domain.records import ObservedRun
 from moetune.domain.site import site_of
 from moetune.domain.spelling import AS_ARGUMENTS, about, spelled
 from moetune.domain.training_document import SCHEMA
-from moetune.launches.files import LaunchFile, open_launch
+from moetune.launches.files import Copy, LaunchFile, open_launch
 from moetune.launches.reading import Asked
 from moetune.report.section import plural
 
@@ -73,8 +73,8 @@ def _opened(file: Path, text: str, asked: Asked, profile: Profile) -> LaunchFile
     return launch
 
 
-def written_change(checked: Checked, text: str, asked: Asked, take: str) -> str:
-    """Return a checked file's text with one of the changes, which is read again to prove it.
+def written_change(checked: Checked, text: str, asked: Asked, take: str) -> Copy:
+    """Return a checked file with one of the changes, which is read again to prove it.
 
     Args:
         take: its number in `better`, or "best".
@@ -90,20 +90,23 @@ def written_change(checked: Checked, text: str, asked: Asked, take: str) -> str:
         hint = f"{count}: use {' or '.join(choices)}" if choices else "nothing better is known"
         raise InputError(f"--take {take!r} is no change", hint)
     chosen, launch = choices[take], _opened(Path(checked.file), text, asked, checked.profile)
-    text = launch.written(chosen.keys)
-    again, wanted, site = launch.read_again(text), chosen.answer.layout, site_of(checked.profile)
+    copy = launch.written(chosen.keys)
+    again, wanted = launch.read_again(copy), chosen.answer.layout
     before = {problem.what for problem in checked.problems}
-    stops = {problem.what for problem in again.problems(site) if problem.severity == "stops"}
+    problems = again.problems(site_of(checked.profile))
+    stops = [row for row in problems if row.severity == "stops" and row.what not in before]
     decoder = again.reading.decoder
     layouts = (  # of whole blocks
         layout.changed(offload_activations=layout.offloaded_share(decoder)).explicit(decoder)
         for layout in (again.reading.layout, wanted)
     )
-    if len({*layouts}) > 1 or stops - before:
+    if stops:
+        raise InputError(f"with this change {stops[0].what}", stops[0].fix)
+    if len({*layouts}) > 1:
         raise InputError(
             "the file's lines cannot have this change", f"write it by hand: {chosen.change}"
         )
-    return text
+    return copy
 
 
 _KINDS = (

@@ -18,10 +18,11 @@ from moetune.domain.errors import MoetuneError
 from moetune.domain.layout import BrokenRule
 from moetune.domain.profile import Profile
 from moetune.domain.records import Calibration, factor_of
+from moetune.domain.request import gemm_dtypes
 from moetune.domain.rules import broken_rules
 from moetune.domain.site import site_of
 from moetune.domain.target_rules import model_rules, target_rules
-from moetune.domain.training import LayoutRequest
+from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.training_document import TrainingAnswer
 from moetune.domain.units import format_bytes
 from moetune.fit.costs import costs_of
@@ -136,13 +137,27 @@ class LaunchCheck:
         """What the file says."""
         return self.launch.reading
 
+    @property
+    def job(self) -> TrainingJob:
+        """What is priced: bfloat16 of a float16 whose products the profile does not have."""
+        job = self.reading.job
+        return replace(job, dtype="bfloat16") if self._stands_in else job
+
+    @property
+    def _stands_in(self) -> bool:
+        measured, dtype = gemm_dtypes(self.profile), self.reading.job.dtype
+        return dtype == "float16" and "bfloat16" in measured and dtype not in measured
+
     def checked(self) -> Checked:
         """Return what there is to say."""
         refusals = [*self._refusals()]
         problems = [*self.launch.problems(site_of(self.profile))]
+        if self._stands_in:
+            what = "products in float16 are priced as in bfloat16, which have as many bytes"
+            problems.append(Problem(severity="note", line=None, what=what))
         is_sound = next(broken_rules(self.reading.layout, self.reading.job), None) is None
         try:
-            check_numbers(self.profile, self.reading.job, self.reading.target)
+            check_numbers(self.profile, self.job, self.reading.target)
             search = self._search(self.facts)
             row = search.price(self.reading.layout) if is_sound else None
             priced = None if row is None else search.answer_of(row)
@@ -152,6 +167,8 @@ class LaunchCheck:
             return self._answered([*problems, *refusals, note])
         fits = priced is not None and search.fits(priced.layout)
         known = priced if fits and not refusals else None
+        if self._refuses_job:
+            return self._answered([*problems, *refusals], priced)
         better = self._better(known)
         problems += [_with_fix(problem, better) for problem in refusals]
         if priced is not None:
@@ -174,7 +191,7 @@ class LaunchCheck:
 
     def _seconds(self, priced: PricedLayout) -> Spread:
         """Return the seconds of a step with their range, as a plan has it."""
-        job, target = self.reading.job, self._search(self.facts).target
+        job, target = self.job, self._search(self.facts).target
         costs = costs_of(self.profile, allow_modelled=True)
         price = partial(step_prices, job, target, self.profile)
         ratios = stand_ins_of(price, self.profile, priced, costs).ratios
@@ -182,6 +199,17 @@ class LaunchCheck:
             [priced.step.seconds], ratios=ratios, target=target.name, calibration=self.calibration
         )
         return step_spread(self._answer(priced).predicted.step_seconds, sure)
+
+    @property
+    def _refuses_job(self) -> bool:
+        """Whether the runtime runs the job in no layout, such as an optimizer in its type."""
+        reading, site = self.reading, site_of(self.profile)
+        plain = [FoldedLayout(dp=reading.job.world_size, zero=zero) for zero in reading.target.zero]
+        broken = [
+            {rule.what for rule in target_rules(layout, reading.target, reading.job, site)}
+            for layout in (reading.layout, *plain)
+        ]
+        return bool(set.intersection(*broken))
 
     def _refusals(self) -> Iterator[Problem]:
         """Yield the rules that the layout breaks."""
@@ -232,7 +260,7 @@ class LaunchCheck:
         if key not in self._searches:
             target = replace(self.reading.target, **facts)
             costs = costs_of(self.profile, allow_modelled=True)
-            prices = step_prices(self.reading.job, target, self.profile, costs)
+            prices = step_prices(self.job, target, self.profile, costs)
             self._searches[key] = search_of(prices, self.profile, limit_bytes=self.limit_bytes)
         return self._searches[key]
 

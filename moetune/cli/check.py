@@ -57,11 +57,13 @@ def check(
     text = launch_text(file)  # a missing file is named before a missing profile
     with session.planner(profile) as planner:
         checked = check_file(planner, file, text, asked, budget=budget)
-    if write is not None:
-        write_text(write, written_change(checked, text, asked, take))
+    copy = None if write is None else written_change(checked, text, asked, take)
+    if copy is not None and write is not None:
+        write_text(write, copy.text)
     session.screen.answer(check_sections(checked), check_document(checked))
-    if write is not None:
-        session.screen.note(f"Written to {write}, with change {take}.")
+    if copy is not None:
+        needed = f" Its command needs {' '.join(copy.words)}." if copy.words else ""
+        session.screen.note(f"Written to {write}, with change {take}.{needed}")
     return 0 if checked.starts else QualityError.exit_code
 
 

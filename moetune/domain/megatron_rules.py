@@ -12,7 +12,7 @@ from moetune.domain.megatron_models import hybrid_symbols
 from moetune.domain.optimizers import optimizer_of
 from moetune.domain.recurrent import StateSpace
 from moetune.domain.rules import Asked, Rule, indivisible
-from moetune.domain.training import HALF_PRECISION, FoldedLayout
+from moetune.domain.training import DEDUPLICATING, HALF_PRECISION, FoldedLayout
 
 _ARGUMENTS = "../training/arguments.py"
 _CONFIG = "transformer/transformer_config.py"
@@ -105,6 +105,10 @@ def _is_precision_aware(asked: Asked) -> bool:
 
 def _is_muon(asked: Asked) -> bool:
     return asked.job is not None and asked.job.optimizer == "muon"
+
+
+def _is_half(asked: Asked) -> bool:
+    return asked.job is not None and asked.job.dtype == "float16"
 
 
 def _is_gemma(asked: Asked) -> bool:
@@ -217,6 +221,11 @@ MEGATRON = (
          _ARGUMENTS, _is_muon, before=(0, 18)),
     Rule("the optimizer muon with ZeRO-{layout.zero}, which is Megatron-FSDP", "--zero 1",
          _ARGUMENTS, lambda asked: _is_muon(asked) and asked.layout.zero > 1),
+    Rule("the optimizer muon with the dtype float16", "--optimizer adam", "optimizer/__init__.py",
+         lambda asked: _is_muon(asked) and _is_half(asked)),
+    Rule("the dispatcher {layout.dispatcher} with the dtype float16", "--dispatcher all_to_all",
+         "deepseek-ai/DeepEP, which combines bfloat16",
+         lambda asked: asked.layout.dispatcher in DEDUPLICATING and _is_half(asked)),
     Rule("the optimizer muon with a share in host memory", "--offload-optimizer 0", _ARGUMENTS,
          lambda asked: _is_muon(asked) and asked.layout.offload_optimizer),
     Rule("the optimizer muon with adapters", "--optimizer adam", _ARGUMENTS,

@@ -222,7 +222,7 @@ _MEGATRON = Target(
     source="megatron/core/transformer/transformer_config.py, model_parallel_config.py",
     dispatchers=("all_to_all", "all_gather", "deepep", "hybrid_ep"),
     recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
-    dtypes=("bfloat16", "fp8", "mxfp8", "nvfp4"), zero_with_pp=1,
+    dtypes=("bfloat16", "fp8", "mxfp8", "nvfp4", "float16"), zero_with_pp=1,
     overlap_hidden=0.6,
     scatters_beside_weights=True,  # LinearWithGradAccumulationAndAsyncCommunication
     optimizers=("adam", "adam-bf16-grads", "adam-remainders", "adam-bf16", "muon"),
@@ -286,7 +286,7 @@ def _bridge(version: str, core: MegatronCore) -> Target:
 _BRIDGE = replace(
     _MEGATRON, name="bridge", version="megatron-bridge 0.3.1",
     source="megatron/bridge/training/comm_overlap.py, flex_dispatcher_backend.py",
-    logit_bytes=2, optimizers=OPTIMIZERS,
+    logit_bytes=2, optimizers=OPTIMIZERS, dtypes=("bfloat16", "fp8", "mxfp8", "nvfp4"),
     adapters=("shared",), adapter_zero=(0, 1), freezes=True,  # peft/lora.py; a pre-wrap hook
 )  # fmt: skip
 _AS_TORCH = KeptByExperts(results=True)

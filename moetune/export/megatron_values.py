@@ -116,7 +116,7 @@ def _read_graphs(
 
 def _write_optimizer(planned: Planned) -> tuple[Value, ...]:
     optimizer = optimizer_of(planned.job.optimizer)
-    reduced = None if optimizer.gradient_bytes == _FP32_BYTES else True
+    reduced = None if optimizer.gradient_bytes == _FP32_BYTES else True  # of float16 as well
     if not optimizer.is_precision_aware:
         is_aware = True if planned.layout.offload_optimizer else None
         muon = ("muon", "blockwise") if optimizer.is_muon else (None, None)
@@ -135,6 +135,14 @@ def _read_optimizer(
     if not is_aware or grads != "bf16":
         return "adam-bf16-grads" if reduces_narrow else "adam"
     return "adam-bf16" if (average, square) == ("bf16", "bf16") else "adam-remainders"
+
+
+def _write_half(planned: Planned) -> tuple[Value, ...]:
+    """Return the type; gradients of bfloat16 are added up in float32 without being asked."""
+    if planned.job.dtype != "float16":
+        return True, None, None
+    gradient_bytes = optimizer_of(planned.job.optimizer).gradient_bytes
+    return None, True, True if gradient_bytes == _FP32_BYTES else None
 
 
 def _write_host(planned: Planned) -> tuple[Value, ...]:
@@ -254,8 +262,11 @@ JOB = (
     size("micro_batch", "micro_batch_size", None),
     size("global_batch", "global_batch_size", None),
     size("length", "seq_length", None),
-    switch("is_bfloat16", "bf16", lambda _: True, default=False),
-)
+    Setting(
+        name="half", write=_write_half, read=lambda _, is_half, __: "float16" if is_half else None,
+        keys={"bf16": False, "fp16": False, "accumulate_allreduce_grads_in_fp32": False},
+    ),
+)  # fmt: skip
 """Of the training loop."""
 SETTINGS = (*LAYOUT, *EXPERTS, *NARROW, *DDP, *OPTIMIZER, *JOB)
 

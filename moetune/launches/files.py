@@ -4,19 +4,22 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from moetune.domain.errors import InputError
 from moetune.domain.site import Site
 from moetune.domain.training import FoldedLayout
 from moetune.export.keys import Value, keys_of, names_of
 from moetune.export.megatron_values import DDP, EXPERTS, LAYOUT, NARROW, OPTIMIZER, SETTINGS
+from moetune.launches.accelerate import KIND, dialect_of
 from moetune.launches.arguments import PER_DEVICE, Launch, arguments_of, find_launch
 from moetune.launches.bridge import bridge_entries, read_bridge, titan_entries, yaml_launch
 from moetune.launches.entries import Entry, entries_of
 from moetune.launches.expansion import Word
 from moetune.launches.keyed import (
+    COMMAND,
     DEEPSPEED,
     REPLICATED,
     TITAN,
@@ -54,13 +57,23 @@ _TITAN_KEYS = {
 _BRIDGE_KEYS = {
     f"{name}_model_parallel_size" for name in ("tensor", "pipeline", "expert")
 }  # fmt: skip
+_DATA = (".json", ".yaml", ".yml")
+"""Endings of files without code, which a command or a program takes."""
 _MODE, _POLICY = "activation_checkpoint.mode", "activation_checkpoint"
 """What torchtitan checkpoints: a word of a TOML, and in programs a class that they import."""
 _POLICIES = "torchtitan.distributed.activation_checkpoint"
 _IMPORTS = re.compile(r"(?m)^from torchtitan\b")
+_STAGE = "zero_optimization.stage"
 _DISTRIBUTED = "use_distributed_optimizer"
 _VIRTUAL = "virtual_pipeline_model_parallel_size"
 _OF_ARGUMENTS = "num_virtual_stages_per_pipeline_rank"
+
+
+class Copy(NamedTuple):
+    """A file with changes, and arguments that its command needs with it."""
+
+    text: str
+    words: tuple[str, ...] = ()
 
 
 class LaunchFile(Protocol):
@@ -87,12 +100,12 @@ class LaunchFile(Protocol):
         """Return the runtime's key of an attribute of the layout, as it is written."""
         ...
 
-    def written(self, changes: Mapping[str, Value]) -> str:
+    def written(self, changes: Mapping[str, Value]) -> Copy:
         """Return the file with changes."""
         ...
 
-    def read_again(self, text: str) -> "LaunchFile":
-        """Return another text as the same question asks for it."""
+    def read_again(self, copy: Copy) -> "LaunchFile":
+        """Return a copy as the same question asks for it."""
         ...
 
 
@@ -154,13 +167,17 @@ def _engine(entries: tuple[Entry, ...], starter: str = "") -> Dialect:
         starter: what starts the ranks; "" where the keys are not of a command.
     """
     paths = {entry.path for entry in entries}
-    has_engine = any(entry.path == "deepspeed" and entry.value for entry in entries)
-    has_stage = any(path.endswith(("zero_optimization.stage", "zero_stage")) for path in paths)
-    if has_engine or has_stage:
+    values = {path.rpartition(".")[2]: value for path, value, *_ in entries}
+    kind = values.get(KIND)
+    has_file = values.get("deepspeed_config_file") and kind in (None, "DEEPSPEED")
+    if has_file or values.get("deepspeed") or any(path.endswith(_STAGE) for path in paths):
         return DEEPSPEED
-    kind = next((entry.value for entry in entries if entry.path == "distributed_type"), starter)
-    has_shards = any("fsdp" in path and path != "fsdp_config" for path in paths) or kind == "FSDP"
-    return TRANSFORMERS if has_shards or not kind else REPLICATED
+    if kind is not None:
+        return dialect_of(str(kind))
+    if "zero_stage" in values:
+        return DEEPSPEED
+    has_shards = any("fsdp" in path and path != "fsdp_config" for path in paths)
+    return TRANSFORMERS if has_shards or not starter else REPLICATED
 
 
 def _configured(name: str, text: str, asked: Asked) -> LaunchFile:
@@ -267,20 +284,34 @@ class KeyedFile:
         settings = SETTINGS if self.dialect is None else self.dialect.settings
         return next(iter(keys_of(settings, name)), "")
 
-    def written(self, changes: Mapping[str, Value]) -> str:
+    def written(self, changes: Mapping[str, Value]) -> Copy:
         """Return the file with other values, and with keys that it lacks."""
         groups = BRIDGE_GROUPS if self.dialect is None else self.dialect.keys_by_table
-        text = keyed_text(self.name, self.text, self.reading.given, groups, changes)
-        classes = (str(value).partition(".")[0] for value in changes.values()
+        given = self.reading.given
+        arguments = [key for key, value in changes.items()
+                     if value is not None and self._is_argument(key, groups)]  # fmt: skip
+        inside = {key: value for key, value in changes.items() if key not in arguments}
+        text = keyed_text(self.name, self.text, given, groups, inside)
+        classes = (str(value).partition(".")[0] for value in inside.values()
                    if isinstance(value, Code))  # fmt: skip
         for name in classes:
             if not re.search(rf"\bimport\b.*\b{name}\b", text):
                 text = _IMPORTS.sub(f"from {_POLICIES} import {name}\n\\g<0>", text, count=1)
-        return text
+        flags = (f"--{given[key].written if key in given else key}" for key in arguments)
+        values = (_short(changes[key]) for key in arguments)
+        return Copy(text, tuple(chain.from_iterable(zip(flags, values, strict=True))))
 
-    def read_again(self, text: str) -> LaunchFile:
-        """Return another text."""
-        return open_launch(self.name, text, self.asked)
+    def _is_argument(self, key: str, groups: Mapping[str, tuple[str, ...]]) -> bool:
+        """Return whether a key is of the command that takes the file, and not of the file."""
+        place = self.reading.given.get(key)
+        if place is None:
+            return self.name.endswith(_DATA) and key in groups.get(COMMAND, ())
+        return self.name.endswith(_DATA) and not place.line and not place.file
+
+    def read_again(self, copy: Copy) -> LaunchFile:
+        """Return a copy."""
+        asked = replace(self.asked, extra=(*self.asked.extra, *copy.words))
+        return open_launch(self.name, copy.text, asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,20 +351,20 @@ class MegatronFile:
         keys = keys_of(SETTINGS, name)
         return flag_of_key(keys[0]) if keys else ""
 
-    def written(self, changes: Mapping[str, Value]) -> str:
+    def written(self, changes: Mapping[str, Value]) -> Copy:
         """Return the script with changes."""
         if self.name.endswith((".yaml", ".yml")):
             given = {place.written: place for place in self.reading.given.values()}
             wanted = {key if key in given else flag_of_key(key): value or None
                       for key, value in changes.items()}  # fmt: skip
             flags = dict.fromkeys((*map(flag_of_key, names_of(SETTINGS)), *wanted))
-            return keyed_text(self.name, self.text, given, {"": tuple(flags)}, wanted)
+            return Copy(keyed_text(self.name, self.text, given, {"": tuple(flags)}, wanted))
         texts = {
             key: "" if value in (None, False) else argument_text(key, value)
             for key, value in changes.items()
         }
-        return edited(self.text, self.reading.given, texts)
+        return Copy(edited(self.text, self.reading.given, texts))
 
-    def read_again(self, text: str) -> LaunchFile:
+    def read_again(self, copy: Copy) -> LaunchFile:
         """Return another script."""
-        return open_launch(self.name, text, self.asked)
+        return open_launch(self.name, copy.text, self.asked)

@@ -39,24 +39,50 @@ _FILLED_IN = {"dp": None, "tp": None}
 _MICRO_TOKENS = "num_tokens_per_microbatch_per_dp_rank"
 _USUAL_CONTEXT = 2048
 _POLICIES = {"full": ("full",), "selective": ("selective",), "none": ()}
+COMMAND = "command"
+"""The group of keys that a configuration leaves to its command."""
+CHECKPOINTING = "fsdp_activation_checkpointing"
 _ALIASES = {
     "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
     "max_seq_length": "seq_len", "max_length": "seq_len", "model_max_length": "seq_len",
     "cutoff_len": "seq_len", "max_seq_len": "seq_len",
     "model_name_or_path": "model_name", "zero_stage": "zero_optimization.stage",
     "MODEL": "model_name", "parallelism_config_tp_size": "tp_size",
+    "deepspeed_config_file": "deepspeed", "activation_checkpointing": CHECKPOINTING,
 }  # fmt: skip
-_HUGGING_FACE = (
+TRAINER = (
     size("length", "seq_len", None),
     Setting(
         name="recompute", read=lambda *are_on: ("full",) if any(are_on) else (),
-        keys={"gradient_checkpointing": False, "fsdp_activation_checkpointing": False,
+        keys={"gradient_checkpointing": False, CHECKPOINTING: False,
               "gradient_checkpointing_enable": False},
         write=lambda planned: ("full" in planned.layout.recompute, None, None),
     ),
     Setting(name="total", keys={"train_batch_size": None}, read=lambda total: total,
             write=lambda _: (None,)),
 )  # fmt: skip
+
+
+_AS_ELSE: tuple[tuple[str, tuple[Value, ...], str], ...] = (
+    (r"offload_(optimizer|param)[._]device|fsdp_offload_params", (None, False, "none"),
+     "states in host memory are not priced"),
+    (r"fsdp_(sharding_strategy|reshard_after_forward)", (None, True, "FULL_SHARD"),
+     "priced as if all ranks shared all states"),
+    ("data_parallel_replicate_degree|parallelism_config_dp_replicate_size", (None, 1),
+     "replicas that do not share shards are priced as if all shared them"),
+    (r"mixed_precision|fp16(\.enabled)?", (None, False, "auto", "bf16"), "priced as bfloat16"),
+)  # fmt: skip
+"""Ends of keys, with the values that are priced as they are, and how others are priced."""
+
+
+def priced_as_else(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
+    """Yield keys whose values are priced as others."""
+    del ranks
+    for place in {place.written: place for place in given.values()}.values():
+        for ends, priced, what in _AS_ELSE:
+            if re.search(rf"(^|[._])({ends})$", place.written) and place.value not in priced:
+                yield Problem(severity="note", line=None if place.file else place.line,
+                              what=f"{place.written} {place.value}: {what}")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +93,14 @@ class Dialect:
         groups: settings whose keys stand together, by the name of their table.
         unknown: how grave a key is that it does not have.
         arrange: completes what its keys say to a layout's and a job's values, for so many ranks.
-        remarks: what surprises whatever its keys say.
+        problems: yields what of its keys stops or surprises, with so many ranks.
     """
 
     target: str
     groups: Mapping[str, tuple[Setting, ...]]
     arrange: Callable[[Found, Mapping[str, Any], int], None]
     unknown: Severity = "stops"
-    remarks: tuple[Problem, ...] = ()
+    problems: Callable[[Mapping[str, Given], int], Iterator[Problem]] = priced_as_else
 
     @property
     def settings(self) -> tuple[Setting, ...]:
@@ -136,7 +162,12 @@ def _titan(found: Found, values: Mapping[str, Any], ranks: int) -> None:
         found["dtype"] = "mxfp8"
 
 
-def _hugging_face(found: Found, _: Mapping[str, Any], ranks: int) -> None:
+def hugging_face(found: Found, _: Mapping[str, Any], ranks: int) -> None:
+    """Complete the values of Trainer's keys.
+
+    Raises:
+        InputError: nothing says the batch.
+    """
     found["tp"] = found["tp"] or 1
     found["dp"] = max(1, ranks // found["tp"])
     steps, total = found.pop("accumulated"), found.pop("total")
@@ -151,22 +182,39 @@ def _hugging_face(found: Found, _: Mapping[str, Any], ranks: int) -> None:
     found.setdefault("zero", 3)
 
 
+def engine_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
+    """Yield what of DeepSpeed's configuration is not read, or priced as something else."""
+    yield from priced_as_else(given, ranks)
+    engine = given.get("deepspeed")
+    if engine is not None and isinstance(engine.value, str):
+        yield Problem(
+            severity="note", line=engine.line, what=f"{engine.value} is not read with this file",
+            why="its ZeRO stage is taken as 3", fix="check it, with this file's keys behind --",
+        )  # fmt: skip
+
+
+def replica_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
+    """Yield that all states are of all ranks, and what is priced as something else."""
+    yield from priced_as_else(given, ranks)
+    yield Problem(
+        severity="note", line=None, what="no engine shards states: every rank has all of them",
+        why="DistributedDataParallel, priced as stage 0 of ZeRO",
+        fix="DeepSpeed's stage 3, or FSDP",
+    )  # fmt: skip
+
+
 TITAN = Dialect(
     target="torchtitan", arrange=_titan,
     groups={"parallelism": (*PARALLELISM, _MODULES), "training": TRAINING, "": (BACKEND, _POLICY)},
 )  # fmt: skip
 DEEPSPEED = Dialect(
-    target="deepspeed", groups={"": CONFIG, "arguments": _HUGGING_FACE}, arrange=_hugging_face,
-    unknown="note",  # it ignores them
+    target="deepspeed", groups={"": CONFIG, COMMAND: TRAINER}, arrange=hugging_face,
+    unknown="note", problems=engine_problems,  # it ignores them
 )  # fmt: skip
-REPLICATED = replace(DEEPSPEED, remarks=(Problem(
-    severity="note", line=None, what="no engine shards states: every rank has all of them",
-    why="DistributedDataParallel, priced as stage 0 of ZeRO",
-    fix="DeepSpeed's stage 3, or FSDP",
-),))  # fmt: skip
+REPLICATED = replace(DEEPSPEED, problems=replica_problems)
 TRANSFORMERS = Dialect(
-    target="transformers", arrange=_hugging_face,
-    groups={"distributed": DISTRIBUTED, "": (*CONFIG[:2], *_HUGGING_FACE)},
+    target="transformers", arrange=hugging_face,
+    groups={"distributed": DISTRIBUTED, "": (*CONFIG[:2], *TRAINER)},
 )  # fmt: skip
 
 
@@ -220,7 +268,7 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
         problems=(
             *misspelt(entries, [key for setting in dialect.settings for key in setting.keys],
                       dialect.unknown, f"{target.label}: {target.source}"),
-            *_problems(values, given), *remarks, *dialect.remarks,
+            *dialect.problems(given, ranks), *remarks,
         ),
     )  # fmt: skip
 
@@ -322,25 +370,6 @@ def misspelt(
             yield Problem(severity=severity, line=None if entry.file else entry.line,
                           what=f"{entry.path}{where} is unknown", why=why,
                           fix=near[0])  # fmt: skip
-
-
-def _problems(values: Mapping[str, Any], given: Mapping[str, Given]) -> Iterator[Problem]:
-    copies = values.get("data_parallel_replicate_degree", 1)
-    if isinstance(copies, int) and copies > 1:
-        yield Problem(
-            severity="note", line=given["data_parallel_replicate_degree"].line,
-            what="replicas that do not share shards are priced as if all shared them",
-        )  # fmt: skip
-    engine = given.get("deepspeed")
-    if engine is not None and isinstance(engine.value, str):
-        yield Problem(
-            severity="note", line=engine.line, what=f"{engine.value} is not read with this file",
-            why="its ZeRO stage is taken as 3", fix="check it, with this file's keys behind --",
-        )  # fmt: skip
-    for path, place in given.items():
-        if re.search(r"offload_(optimizer|param)\.device$", path) and place.value == "cpu":
-            what = f"{path}: states in host memory are not priced for DeepSpeed"
-            yield Problem(severity="note", line=place.line, what=what)
 
 
 def keyed_changes(dialect: Dialect, reading: Reading, layout: FoldedLayout) -> dict[str, Value]:

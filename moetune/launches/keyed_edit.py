@@ -12,6 +12,7 @@ from moetune.launches.places import (
     no_place,
     places_of,
     with_item,
+    with_mapping,
     with_table,
     with_value,
     words_of,
@@ -119,6 +120,8 @@ class KeyedText:
         table = next((name for name, keys in self._groups.items() if key in keys), "")
         if table and self._is_toml:
             return with_table(self.text, table, key, value)
+        if self._is_yaml and table.endswith("_config"):  # as accelerate names its tables
+            return with_mapping(self.text, table, key, value, places.values())
         for item in self._items.values():
             place = places[item]
             root = place.parents.rstrip(".").rpartition(".")[0]

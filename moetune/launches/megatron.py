@@ -35,7 +35,7 @@ STAGES = (
 )  # fmt: skip
 _OTHERS = (
     "tp_comm_overlap", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl",
-    "moe_enable_deepep", "moe_shared_expert_overlap", "moe_permute_fusion", "ckpt_format", "fp16",
+    "moe_enable_deepep", "moe_shared_expert_overlap", "moe_permute_fusion", "ckpt_format",
     "use_torch_fsdp2", "fp8_param_gather", "recompute_activations", "use_custom_fsdp",
 )  # fmt: skip
 KEYS = frozenset(
@@ -56,7 +56,7 @@ _LISTS = frozenset({"recompute_modules", "cuda_graph_modules", "cuda_graph_scope
 _SWITCHES = frozenset(
     {key for setting in SETTINGS for key, default in setting.keys.items() if default is False}
     | {"swiglu", "group_query_attention", "untie_embeddings_and_output_weights", "qk_layernorm",
-       "multi_latent_attention", "add_qkv_bias", "squared_relu", "fp16", "moe_permute_fusion",
+       "multi_latent_attention", "add_qkv_bias", "squared_relu", "moe_permute_fusion",
        "tp_comm_overlap", "cross_entropy_loss_fusion"}
 )  # fmt: skip
 """Keys without a value."""
@@ -64,6 +64,8 @@ _VALUED = KEYS - _SWITCHES - TOKENIZER
 """Keys that need a value."""
 _FIELDS = MappingProxyType({flag.removeprefix("--"): field for field, flag in FLAGS.items()})
 _FALSE = MappingProxyType({flag.removeprefix("--"): field for field, flag in NEGATIVES.items()})
+_HALF: Mapping[str, Any] = MappingProxyType({"dispatchers": ("all_to_all", "all_gather")})
+"""What of Megatron runs in float16 (`domain/megatron_rules.py`), in whatever type it is priced."""
 _SHARDING_CORE: MegatronCore = (0, 18)
 """First core whose FSDP shards all where no strategy is given."""
 _SWIFT_KEYS = MappingProxyType({"max_length": "seq_length"})
@@ -166,7 +168,7 @@ def reading_of(
     job = TrainingJob(
         decoder=decoder, world_size=ranks, length=found["length"],
         global_batch=found["global_batch"] or layout.micro_batch * layout.dp,
-        dtype=found["narrow"] or "bfloat16",
+        dtype=found["narrow"] or found["half"] or "bfloat16",
         optimizer=found["optimizer"], leaves_room=decoder.num_moe_layers > 0,
         tuning=given_tuning(arguments.adapters, arguments.frozen, decoder),
     )  # fmt: skip
@@ -266,6 +268,8 @@ def resolved(values: dict[str, Value]) -> dict[str, Value]:
         values["moe_flex_dispatcher_backend"] = "deepep"
     if values.get("optimizer") == "dist_muon":
         values["use_distributed_optimizer"] = True
+    if values.get("fp16") and not values.get("accumulate_allreduce_grads_in_fp32"):
+        values["grad_reduce_in_bf16"] = True  # gradients have the parameters' type
     if values.get("use_custom_fsdp"):
         values["use_megatron_fsdp"] = True
     return values
@@ -373,6 +377,7 @@ def _facts(found: Mapping[str, Any], values: Mapping[str, Any], target: Target) 
         "logit_bytes": 2 if is_fused else target.logit_bytes,
         "caches_narrow_weights": target.caches_narrow_weights
         and not values.get("fp8_param_gather"),
+        **(_HALF if found["half"] else {}),
     }
 
 

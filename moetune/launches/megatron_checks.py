@@ -227,8 +227,8 @@ _CHECKS = (
           "1", _ARGUMENTS, "",
           lambda context: "sequence_parallel" in context.reading.given
           and context.reading.layout.tp == 1),
-    Check("note", "fp16", "float16 is priced as bfloat16, which has as many bytes", _ARGUMENTS, "",
-          lambda context: context.has("fp16")),
+    Check("note", "", "float32, without --bf16 or --fp16, is priced as bfloat16", _ARGUMENTS,
+          "--bf16", lambda context: not context.has("bf16") and not context.has("fp16")),
     Check("note", "recompute_method", "--recompute-method block recomputes the first "
           "--recompute-num-layers of a stage alone; times and memory here are of all", _CONFIG, "",
           lambda context: context.values.get("recompute_method") == "block"),

@@ -7,7 +7,7 @@ import ast
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from moetune.domain.errors import InputError
@@ -125,6 +125,18 @@ def with_item(text: str, place: Place, leaf: str, value: object) -> str:
 def with_table(text: str, table: str, leaf: str, value: object) -> str:
     """Return a TOML text with a new table at its end, which has one item."""
     return f"{text.rstrip()}\n\n[{table}]\n{leaf} = {json.dumps(_plain(value))}\n"
+
+
+def with_mapping(text: str, table: str, leaf: str, value: object, places: Collection[Place]) -> str:
+    """Return a YAML text with an item more in a mapping, which is new where there is none."""
+    inside = [place for place in places if place.parents == f"{table}."]
+    if inside:
+        return with_item(text, inside[-1], leaf, value)
+    mapping = f"{table}:\n  {leaf}: {json.dumps(_plain(value))}"
+    empty = next((place for place in places if (place.parents, place.leaf) == ("", table)), None)
+    if empty is not None:
+        return text[: empty.start] + mapping + text[empty.end :]
+    return f"{text.rstrip()}\n{mapping}\n"
 
 
 def _plain(value: object) -> object:

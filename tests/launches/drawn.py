@@ -8,7 +8,7 @@ from typing import Any
 from moetune.domain.rules import broken_rules
 from moetune.domain.target_rules import model_rules, target_rules
 from moetune.domain.targets import Target, find_target
-from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.training import FoldedLayout, TrainingDtype, TrainingJob
 from moetune.domain.tuning import TRAINS_ALL, Tuning, read_tuning
 from moetune.export import export_layout
 from moetune.export.planned import Planned
@@ -22,6 +22,8 @@ SIZES: dict[str, tuple[int, ...]] = {
 }  # fmt: skip
 named_model = functools.cache(read_model)
 """Reading a model anew is half of a draw; for Bridge 200 are refused for each that is not."""
+NUM_FROZEN = 4
+"""Types of Megatron but float16, of which no layout is frozen."""
 MODULES = (("moe_act", "norm"), ("core_attn", "mlp"))
 
 
@@ -58,15 +60,20 @@ def tunings(target: Target) -> tuple[Tuning, ...]:
     return (TRAINS_ALL, frozen, *able) if target.name == "bridge" else (TRAINS_ALL,)
 
 
-def drawn(target_name: str, count: int, seed: int = 7) -> Iterator[tuple[Planned, str]]:
+def drawn(
+    target_name: str, count: int, seed: int = 7, dtypes: tuple[TrainingDtype, ...] = ()
+) -> Iterator[tuple[Planned, str]]:
     """Yield plans that the runtime runs, each with its export."""
-    for planned in plans(target_name, count, seed):
+    for planned in plans(target_name, count, seed, dtypes):
         yield planned, export_layout(planned).text
 
 
-def plans(target_name: str, count: int, seed: int) -> Iterator[Planned]:
-    """Yield plans that the runtime runs."""
+def plans(
+    target_name: str, count: int, seed: int, dtypes: tuple[TrainingDtype, ...] = ()
+) -> Iterator[Planned]:
+    """Yield plans that the runtime runs, in some types or those that the frozen ones are in."""
     draw, target = random.Random(seed), find_target(target_name)
+    dtypes = dtypes or target.dtypes[:NUM_FROZEN]
     able = choices(target)
     while count:
         model = named_model(draw.choice(models()))
@@ -79,7 +86,7 @@ def plans(target_name: str, count: int, seed: int) -> Iterator[Planned]:
         layout = layout.changed(offload_activations=share)
         job = TrainingJob(
             decoder=model.decoder, world_size=layout.world_size, global_batch=192, length=4096,
-            optimizer=draw.choice(target.optimizers), dtype=draw.choice(target.dtypes),
+            optimizer=draw.choice(target.optimizers), dtype=draw.choice(dtypes),
             tuning=draw.choice(tunings(target)),
         )  # fmt: skip
         rules = (*broken_rules(layout, job), *model_rules(model.decoder, target),

@@ -149,6 +149,14 @@ mixed_precision: bf16
 num_machines: 2
 num_processes: 16
 """
+SIZES = """\
+fsdp_config:
+  fsdp_version: {version}
+parallelism_config:
+  parallelism_config_dp_replicate_size: {copies}
+  parallelism_config_dp_shard_size: {shards}
+  parallelism_config_tp_size: {tp}
+"""
 TRAINER = """\
 {"model_name_or_path": "Qwen/Qwen3-8B", "per_device_train_batch_size": 2,
  "gradient_accumulation_steps": 4,
@@ -237,7 +245,7 @@ def test_a_written_change_touches_its_line_alone(
     name: str, text: str, asked: dict[str, Any], key: str, value: int, line: int
 ) -> None:
     launch = open_launch(name, text, Asked(**asked))
-    new = launch.written({key: value}).splitlines()
+    new = launch.written({key: value}).text.splitlines()
     old = text.splitlines()
     assert [number for number, pair in enumerate(zip(old, new, strict=True), start=1)
             if pair[0] != pair[1]] == [line]  # fmt: skip
@@ -351,7 +359,66 @@ def test_a_script_of_the_trainer_is_read_with_the_files_that_it_names(
     assert any("no engine shards states" in what for what in remarks) is (zero == 0)
     assert any("none.json is not read" in what for what in remarks) is ("none.json" in engine)
     changed = launch.written({"train_micro_batch_size_per_gpu": 1})
-    assert changed == text.replace("batch_size 2", "batch_size 1")
+    assert changed.text == text.replace("batch_size 2", "batch_size 1")
+
+
+@pytest.mark.parametrize(
+    ("text", "severity", "what"),
+    [
+        ("distributed_type: FSDP\n" + SIZES.format(version=2, copies=2, shards=8, tp=1), "note",
+         "replicas that do not share shards"),
+        ("distributed_type: FSDP\n" + SIZES.format(version=2, copies=1, shards=4, tp=2), "stops",
+         "make 8 ranks, and 16 are started"),
+        ("distributed_type: FSDP\n" + SIZES.format(version=1, copies=1, shards=8, tp=2), "stops",
+         "parallelism_config needs FSDP2"),
+        ("distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: SHARD_GRAD_OP\n", "note",
+         "SHARD_GRAD_OP: priced as if all ranks shared all states"),
+        ("distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: true\n", "note",
+         "states in host memory are not priced"),
+        ("distributed_type: FSDP\nmixed_precision: fp16\n", "note", "priced as bfloat16"),
+        ("distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: none.json\n",
+         "note", "none.json is not read"),
+        ("distributed_type: MULTI_GPU\n", "note", "no engine shards states"),
+    ],
+)  # fmt: skip
+def test_what_accelerate_refuses_and_what_is_priced_as_something_else_is_said(
+    text: str, severity: str, what: str
+) -> None:
+    asked = Asked(model="olmoe", world_size=16, extra=BATCH)
+    (problem,) = open_launch("a.yaml", text, asked).problems(None)
+    assert problem.severity == severity
+    assert what in problem.what
+
+
+@pytest.mark.parametrize(
+    ("text", "zero", "recompute"),
+    [
+        ("distributed_type: DEEPSPEED\n", 2, ()),  # accelerate's usual stage
+        ("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 1\n", 1, ()),
+        ("distributed_type: 'NO'\nfsdp_config:\n  fsdp_version: 2\n", 0, ()),
+        (("fsdp: full_shard\nper_device_train_batch_size: 1\nfsdp_config:\n"
+          "  activation_checkpointing: true\n"), 3, ("full",)),
+    ],
+)  # fmt: skip
+def test_an_engine_is_read_by_the_type_that_accelerate_starts(
+    text: str, zero: int, recompute: tuple[str, ...]
+) -> None:
+    asked = Asked(model="olmoe", world_size=16, extra=BATCH)
+    layout = open_launch("a.yaml", text, asked).reading.layout
+    assert (layout.zero, layout.recompute) == (zero, recompute)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("distributed_type: FSDP\nparallelism_config:\n  parallelism_config_cp_size: 8\n",
+         "not priced for accelerate"),
+        ("distributed_type: MEGATRON_LM\n", "accelerate's keys of Megatron are not read"),
+    ],
+)  # fmt: skip
+def test_what_is_not_read_of_accelerate_is_refused_by_name(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        open_launch("a.yaml", text, Asked(model="olmoe", world_size=16, extra=BATCH))
 
 
 def test_adapters_and_lengths_of_a_recipe_are_its_defaults() -> None:

@@ -2,14 +2,20 @@
 
 import pytest
 
+from moetune.domain.training import TrainingDtype
 from moetune.launches.files import open_launch
 from moetune.launches.reading import Asked
 from tests.launches.drawn import changed, drawn
 
 
-@pytest.mark.parametrize("target", ["megatron@0.16", "megatron@0.19"])
-def test_a_drawn_layout_is_read_back_as_it_was_written(target: str) -> None:
-    for planned, text in drawn(target, 40):
+@pytest.mark.parametrize(
+    ("target", "dtypes"),
+    [("megatron@0.16", ()), ("megatron@0.19", ()), ("megatron@0.19", ("float16",))],
+)
+def test_a_drawn_layout_is_read_back_as_it_was_written(
+    target: str, dtypes: tuple[TrainingDtype, ...]
+) -> None:
+    for planned, text in drawn(target, 40, dtypes=dtypes):
         job = planned.job
         asked = Asked(target=target, world_size=job.world_size)
         launch = open_launch("layout.sh", text, asked)

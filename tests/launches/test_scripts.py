@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from moetune.app.check import checked_on
+from moetune.app.profiles import named_profile
 from moetune.domain.errors import InputError
 from moetune.launches.files import open_launch
 from moetune.launches.reading import Asked, Reading
@@ -312,6 +314,62 @@ def test_a_plain_gpt_is_a_decoder_of_its_sizes(layers: int) -> None:
     assert found.model_words == "a decoder of the script's sizes, with GPT-2's vocabulary"
     ends = (50257 + 2048 + 2) * 2048  # embeddings of tokens and positions, the last norm
     assert found.decoder.parameters.total == layers * each + ends
+
+
+HALF = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 2048 "
+    "--num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
+    "--micro-batch-size 1 --global-batch-size 64 "
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "dtype", "gradient_bytes"),
+    [
+        ("--bf16", "bfloat16", 4), ("--bf16 --grad-reduce-in-bf16", "bfloat16", 2),
+        ("--fp16", "float16", 2),
+        ("--fp16 --accumulate-allreduce-grads-in-fp32", "float16", 4),
+    ],
+)  # fmt: skip
+def test_gradients_of_float16_have_the_type_of_their_parameters(
+    words: str, dtype: str, gradient_bytes: int
+) -> None:
+    found = read(HALF + words)
+    assert found.job.dtype == dtype
+    model = MemoryModel(job=found.job, stages=DecoderStages(found.decoder), target=found.target)
+    parts = model.peak(found.layout).parts
+    assert parts["gradients"] == gradient_bytes / 2 * parts["parameters"]
+    assert parts["optimizer"] == 6 * parts["parameters"]  # a copy and two moments in float32
+    assert bool(parts["optimizer step"]) is (gradient_bytes == 2)  # copied to float32
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ("--optimizer muon", "the optimizer muon with the dtype float16"),
+        ("--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep",
+         "the dispatcher deepep with the dtype float16"),
+        ("--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep",
+         "the dispatcher hybrid_ep with the dtype float16"),
+    ],
+)  # fmt: skip
+def test_what_megatron_refuses_with_float16_is_named_and_never_proposed(
+    words: str, what: str
+) -> None:
+    text = (
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --seq-length 2048 --micro-batch-size 1 "
+        "--global-batch-size 16 --expert-model-parallel-size 8 --use-distributed-optimizer "
+        f"--moe-token-dispatcher-type alltoall --fp16 {words}"
+    )
+    machine = named_profile("h100-x8", store=None).profile
+    checked = checked_on(Path("run.sh"), text, Asked(model="olmoe"), machine)
+    stops = [problem.what for problem in checked.problems if problem.severity == "stops"]
+    assert any(what in stop for stop in stops)
+    proposed = [better.answer.layout.dispatcher for better in checked.better]
+    assert not {"deepep", "hybrid_ep"} & {*proposed}
+    assert checked.reading.job.dtype == "float16"
+    notes = [problem.what for problem in checked.problems if problem.severity == "note"]
+    assert any("priced as in bfloat16" in note for note in notes)  # which the profile has
 
 
 @pytest.mark.parametrize(("extra", "tensor"), [((), 2), (("4",), 4)])

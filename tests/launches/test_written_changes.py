@@ -1,6 +1,7 @@
 """Changes written into files of users: keys that are lacking are added, and all else stays."""
 
 import difflib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,11 +44,23 @@ MODEL_ARGS:
   --micro-batch-size: 1
   --global-batch-size: 64
 """
-ACCELERATE = """\
-distributed_type: FSDP
-parallelism_config:
-  parallelism_config_tp_size: 1
+SHARDED = """\
+distributed_type: FSDP  # of accelerate
+fsdp_config:
+  fsdp_activation_checkpointing: false
+  fsdp_version: 2
+  fsdp_transformer_layer_cls_to_wrap:
+    - OlmoeDecoderLayer
+num_processes: 16
 """
+SIZES = """\
+parallelism_config:
+  parallelism_config_tp_size: 1  # of a node
+  parallelism_config_dp_replicate_size: 2
+  parallelism_config_dp_shard_size: 8
+"""
+REPLICAS = "deepspeed_config: {}\ndistributed_type: 'MULTI_GPU'\nnum_processes: 16\n"
+ENGINE = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\nnum_processes: 16\n"
 BRIDGE = """\
 torchrun --nproc-per-node 8 run.py --recipe olmoe_7b_pretrain_config \\
     model.tensor_model_parallel_size=2 train.micro_batch_size=1 \\
@@ -96,26 +109,43 @@ def recipe(cfg):
          "+torchrun -m torchtitan.train --parallelism.tensor_parallel_degree 2 "
          "--activation_checkpoint.mode full \\")),
         ("f.py", PROGRAM, {"zero": 1}, "+    cfg.ddp.use_distributed_optimizer = True"),
+        ("g.yaml", SHARDED, {"recompute": ("full",)},
+         ("-  fsdp_activation_checkpointing: false\n+  fsdp_activation_checkpointing: true")),
+        ("g.yaml", SHARDED, {"tp": 2, "dp": 8},
+         ("+parallelism_config:\n+  parallelism_config_tp_size: 2\n"
+          "+  parallelism_config_dp_shard_size: 8")),
+        ("g.yaml", SHARDED + SIZES, {"tp": 2, "dp": 8},
+         ("-  parallelism_config_tp_size: 1  # of a node\n"
+          "-  parallelism_config_dp_replicate_size: 2\n"
+          "+  parallelism_config_tp_size: 2  # of a node")),
+        ("g.yaml", REPLICAS, {"zero": 3},
+         ("-deepspeed_config: {}\n-distributed_type: 'MULTI_GPU'\n"
+          '+deepspeed_config:\n+  zero_stage: 3\n+distributed_type: "DEEPSPEED"')),
+        ("g.yaml", ENGINE, {"zero": 1}, "-  zero_stage: 3\n+  zero_stage: 1"),
+        ("g.yaml", ENGINE, {"zero": 0},
+         ('-distributed_type: DEEPSPEED\n+distributed_type: "MULTI_GPU"\n-  zero_stage: 3')),
     ],
 )  # fmt: skip
 def test_a_key_is_added_where_it_belongs_and_nothing_else_is_touched(
     name: str, text: str, change: dict[str, Any], added: str
 ) -> None:
-    launch = open_launch(name, text, Asked(model="olmoe", world_size=16, extra=()
-                         if name != "b.json" else SIZED))  # fmt: skip
+    extra = SIZED if name in ("b.json", "g.yaml") else ()
+    launch = open_launch(name, text, Asked(model="olmoe", world_size=16, extra=extra))
     wanted = launch.reading.layout.changed(**change)
     copy = launch.written(launch.changes(wanted, ()))
-    decoder = launch.reading.decoder
-    assert launch.read_again(copy).reading.layout.explicit(decoder) == wanted.explicit(decoder)
-    lines = difflib.unified_diff(text.splitlines(), copy.splitlines(), n=0, lineterm="")
+    decoder, again = launch.reading.decoder, launch.read_again(copy).reading
+    assert again.layout.explicit(decoder) == wanted.explicit(decoder)
+    assert again.job == launch.reading.job
+    lines = difflib.unified_diff(text.splitlines(), copy.text.splitlines(), n=0, lineterm="")
     assert "\n".join(line for line in lines if line[:2] not in ("--", "++", "@@")) == added
+    assert copy.words == (("--gradient_accumulation_steps", "2") if change.get("tp") else ())
 
 
 @pytest.mark.parametrize(
     ("name", "text", "change"),
     [
-        ("g.yaml", ACCELERATE, {"tp": 2, "dp": 8}),  # accelerate has other names of its keys
-        ("b.json", JSON, {"recompute": ("full",)}),  # DeepSpeed would ignore it
+        ("g.yaml", SHARDED, {"ep": 4}),  # of the program's DistributedConfig
+        ("g.yaml", ENGINE, {"ep": 4}),  # of DeepSpeed's own file
     ],
 )
 def test_a_key_that_has_no_place_is_written_by_hand(
@@ -123,4 +153,43 @@ def test_a_key_that_has_no_place_is_written_by_hand(
 ) -> None:
     launch = open_launch(name, text, Asked(model="olmoe", world_size=16, extra=SIZED))
     with pytest.raises(InputError, match=r"write .*by hand"):
-        _ = launch.written(launch.changes(launch.reading.layout.changed(**change), ())).strip()
+        launch.written(launch.changes(launch.reading.layout.changed(**change), ()))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "change", "words"),
+    [
+        ("b.json", JSON, {"recompute": ("full",)}, ("--gradient_checkpointing", "true")),
+        ("g.yaml", ENGINE, {"recompute": ("full",)}, ("--gradient_checkpointing", "true")),
+        ("g.yaml", SHARDED, {"micro_batch": 2},
+         ("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "4")),
+    ],
+)  # fmt: skip
+def test_what_the_command_of_a_file_says_is_left_to_the_command(
+    name: str, text: str, change: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    steps = () if name == "b.json" else ("--gradient_accumulation_steps", "8")
+    asked = Asked(model="olmoe", world_size=16, extra=(*SIZED, *steps))
+    launch = open_launch(name, text, asked)
+    wanted = launch.reading.layout.changed(**change)
+    copy = launch.written(launch.changes(wanted, ()))
+    assert copy == (text, words)
+    assert launch.read_again(copy).reading.layout.explicit(
+        launch.reading.decoder
+    ) == wanted.explicit(launch.reading.decoder)
+
+
+def test_accelerate_loads_a_copy_with_the_change_and_all_that_was_there(tmp_path: Path) -> None:
+    config_args = pytest.importorskip("accelerate.commands.config.config_args")
+    launch = open_launch("g.yaml", SHARDED, Asked(model="olmoe", extra=SIZED))
+    wanted = launch.reading.layout.changed(tp=2, dp=8, recompute=("full",))
+    file = tmp_path / "copy.yaml"
+    file.write_text(launch.written(launch.changes(wanted, ())).text)
+    loaded = config_args.load_config_from_file(str(file))
+    sizes = {"parallelism_config_tp_size": 2, "parallelism_config_dp_shard_size": 8}
+    assert loaded.parallelism_config == sizes
+    assert loaded.fsdp_config == {
+        "fsdp_activation_checkpointing": True, "fsdp_version": 2,
+        "fsdp_transformer_layer_cls_to_wrap": ["OlmoeDecoderLayer"],
+    }  # fmt: skip
+    assert (loaded.num_processes, loaded.distributed_type.value) == (16, "FSDP")
