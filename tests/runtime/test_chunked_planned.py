@@ -44,12 +44,13 @@ def model_of(plan: TrainingDocument, **changes: Any) -> nn.Module:
     assert whole is not None
     shape = replace(whole, moe=whole.moe, **changes)
     moe = shape.moe
-    return LanguageModel(
+    model = LanguageModel(
         shape,
         lambda: moetune.MoELayer(
             moe.d_model, moe.d_hidden, moe.num_experts, moe.top_k, communicator=OneRank()
         ),
     )
+    return model.to(torch.bfloat16)  # as planned
 
 
 def shard(model: nn.Module, **options: Any) -> None:

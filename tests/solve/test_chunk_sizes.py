@@ -1,4 +1,4 @@
-"""Sizes of chunks and of their cache, against the real model and all sizes; states on the host."""
+"""Sizes of chunks and of their cache, against modules of the real model; states on the host."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,14 +7,15 @@ import pytest
 
 import moetune
 from examples.language_model import LanguageModel
-from moetune.domain.chunks import FEWEST_PLACES, pack
+from moetune.domain.chunks import FEWEST_PLACES
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import WHOLE_MODELS, Transformer, paper_decoder
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_document import TrainingDocument
 from moetune.huggingface.registry import named_model
 from moetune.runtime.moe.layer import MoELayer
-from moetune.solve.model.model_chunks import cache_places, chunks_of, modules_of
+from moetune.runtime.sharded.units import find_units
+from moetune.solve.model.model_chunks import chunks_of, modules_of
 
 WITH_EXPERTS = Transformer(
     moe=LayerShape(d_model=16, d_hidden=32, num_experts=4), num_layers=3, num_heads=2, length=8,
@@ -36,7 +37,7 @@ def job_of(model: str, dp: int = 8) -> TrainingJob:
 
 
 @pytest.mark.parametrize("shape", [WITH_EXPERTS, DENSE, GATED], ids=["experts", "dense", "swiglu"])
-def test_no_parameter_of_the_real_model_is_larger_than_the_largest(shape: Transformer) -> None:
+def test_modules_are_as_large_as_what_the_runtime_gathers_at_once(shape: Transformer) -> None:
     layer = shape.moe
     real = LanguageModel(
         shape,
@@ -45,70 +46,52 @@ def test_no_parameter_of_the_real_model_is_larger_than_the_largest(shape: Transf
             pipeline=False,
         ),
     )  # fmt: skip
-    modules = modules_of(paper_decoder("real", shape), FoldedLayout(), dtype="float32")
-    sizes = [one.num_elements for module in modules for one in module.parameters]
-    assert max(one.numel() for one in real.parameters()) <= max(sizes)
+    layers = [module for module in real.modules() if isinstance(module, MoELayer)]
+    experts = [[*each.experts.parameters()] for each in layers]
+    units = find_units(real, {one for several in experts for one in several})
+    gathered = [[*unit.parameters.values()] for unit in units] + experts
+    largest = max(sum(one.numel() for one in several) for several in gathered)
+    sizes = [
+        module.num_parameters for module in modules_of(paper_decoder("real", shape), FoldedLayout())
+    ]
     biases = sum(
         one.numel()
         for name, one in real.named_parameters()
         if name.rpartition(".")[2].startswith("b")
     )
+    assert max(sizes) == pytest.approx(largest, abs=biases)
     assert sum(sizes) == pytest.approx(sum(one.numel() for one in real.parameters()), abs=biases)
 
 
 @pytest.mark.parametrize("model", ["gpt-2.7b", "ppmoe-6.7b", "mixtral-8x7b", "deepseek-v2-lite"])
-def test_all_parameters_of_a_model_are_packed(model: str) -> None:
+def test_a_chunk_holds_the_largest_module_and_the_cache_two_blocks(model: str) -> None:
     job = job_of(model)
-    modules = modules_of(job.decoder, SHARDED, dtype="bfloat16")
-    sizes = sum(one.num_elements for module in modules for one in module.parameters)
-    assert sizes == pytest.approx(job.decoder.parameters.total, rel=0.01)
-    chunks = chunks_of(job, SHARDED)
+    modules, chunks = [*modules_of(job.decoder, SHARDED)], chunks_of(job, SHARDED)
+    total = job.decoder.parameters.total
+    assert sum(module.num_parameters for module in modules) == pytest.approx(total, rel=0.01)
     assert chunks is not None
-    assert chunks.num_parameters == job.decoder.parameters.total
-
-
-@pytest.mark.parametrize("model", ["gpt-2.7b", "ppmoe-6.7b"])
-def test_chunks_waste_the_least_of_all_sizes_up_to_twice_the_smallest(model: str) -> None:
-    job = job_of(model)
-    chunks = chunks_of(job, SHARDED)
-    assert chunks is not None
-    modules = modules_of(job.decoder, SHARDED, dtype="bfloat16")
-    every = [one for module in modules for one in module.parameters]
-    low = max(2**25, 2 * max(one.num_elements for one in every))
-
-    def wasted(size: int) -> int:
-        packed = [one for one in pack(every, chunk_bytes=size) if not one.is_fused]
-        used = sum(2 * slot.num_elements for one in packed for slot in one.slots)
-        return len(packed) * size - used
-
-    assert low <= chunks.chunk_bytes <= 2 * low + 2**10
-    other = [wasted(low + low * step // 7) for step in range(8)]
-    assert wasted(chunks.chunk_bytes) <= min(other) * 1.02 + 2**20
-
-
-def test_the_cache_has_two_blocks_and_all_of_any_module() -> None:
-    job = job_of("gpt-2.7b")
-    chunks = chunks_of(job, SHARDED)
-    assert chunks is not None
-    places = chunks.cache_bytes // chunks.chunk_bytes
+    assert chunks.num_parameters == total
+    largest = max(2**25, *(2 * module.num_parameters for module in modules))
+    assert largest <= chunks.chunk_bytes <= 1.02 * largest
+    places, rest = divmod(chunks.cache_bytes, chunks.chunk_bytes)
+    assert rest == 0
     assert places >= FEWEST_PLACES
-    block = 2 * job.decoder.blocks[0].parameters.total
+    block = 2 * max(block.parameters.total for block in job.decoder.blocks)
+    assert chunks.cache_bytes >= 0.99 * 2 * block  # biases are in no module
     assert (places - 1) * chunks.chunk_bytes < max(2 * block, 2 * chunks.chunk_bytes)
-    assert places * chunks.chunk_bytes >= 2 * block
-    modules = modules_of(paper_decoder("x", WITH_EXPERTS), SHARDED, dtype="bfloat16")
-    apart = pack([one for module in modules for one in module.parameters], chunk_bytes=4096)
-    sizes = {slot.name: number for number, one in enumerate(apart) for slot in one.slots}
-    at_once = max(len({sizes[one.name] for one in module.parameters}) for module in modules)
-    assert cache_places(modules, apart, chunk_bytes=2**30) == max(FEWEST_PLACES, at_once)
 
 
-def test_experts_are_shared_by_their_replicas_alone() -> None:
-    modules = modules_of(
-        paper_decoder("x", WITH_EXPERTS), FoldedLayout(dp=8, ep=4, zero=3), dtype="float32"
+def test_a_rank_has_its_experts_alone_in_a_module() -> None:
+    decoder = paper_decoder("x", WITH_EXPERTS)
+    whole, shared = (
+        sum(module.num_parameters for module in modules_of(decoder, FoldedLayout(dp=8, ep=ep)))
+        for ep in (1, 4)
     )
-    ranks = {one.name: one.group.ranks for module in modules for one in module.parameters}
-    assert ranks["1.experts.0"] == 2
-    assert ranks["1.experts.router.0"] == ranks["0.0.0"] == 8
+    experts = sum(
+        block.routed.num_experts * block.routed.expert_parameters
+        for block in decoder.blocks if block.routed is not None
+    )  # fmt: skip
+    assert whole - shared == pytest.approx(0.75 * experts)
 
 
 @pytest.mark.parametrize("changes", [{"zero": 1}, {"tp": 2}, {"pp": 2}, {"cp": 2}])

@@ -281,7 +281,8 @@ def _capacity(chunks: Sequence[GatheredChunk], options: ShardOptions) -> int:
         raise InputError(
             f"cache_bytes {options.cache_bytes} is less than two chunks, of which the largest has "
             f"{largest} bytes",
-            f"use a cache_bytes of at least {FEWEST_PLACES * largest}",
+            f"use a cache_bytes of at least {FEWEST_PLACES * largest}, or parameters of the dtype "
+            "that a plan is for",
         )
     return options.cache_bytes // largest
 
