@@ -24,7 +24,7 @@ from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.keep import KeepBackward, KeepForward
-from moetune.runtime.moe.offload import DeviceCopies, HostPool, Offload
+from moetune.runtime.moe.offload import DeviceCopies, Offload
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.reuse import ReuseBackward, ReuseForward
 from moetune.runtime.moe.tensor import TensorBackward, TensorForward
@@ -39,9 +39,10 @@ class AllToAll:
 
     Args:
         placement: of the experts over the communicator's ranks.
-        host_tracker: of buffers for activations that leave the device.
+        host_tracker: of activations that leave the device.
 
     Attributes:
+        copies: of these activations.
         has_met: the ranks have compared their layers, whose shape is the size of an exchange.
     """
 
@@ -52,7 +53,7 @@ class AllToAll:
         self._num_local = placement.num_local
         self._num_numbers = self._num_local + (self._num_local > 1)  # as of `TokenPermutation`
         self.has_met = False
-        self.host_pool = HostPool(host_tracker, DeviceCopies())
+        self.copies, self._host_tracker = DeviceCopies(), host_tracker
 
     def meet(self) -> None:
         """Take note that the ranks have compared their layers."""
@@ -130,8 +131,9 @@ class AllToAll:
                 backward=partial(KeepBackward, order),
             )  # fmt: skip
         offload = Offload(
-            decision.strategy, self.host_pool, num_rows=dispatch.num_received, layer=layer,
-            like=x_TD, is_needed=torch.is_grad_enabled(), is_fused=context.form is not None,
+            decision.strategy, self.copies, self._host_tracker, num_rows=dispatch.num_received,
+            layer=layer, like=x_TD, is_needed=torch.is_grad_enabled(),
+            is_fused=context.form is not None,
         )  # fmt: skip
         return MemoryPolicy(
             context=context, dispatch=dispatch, forward=partial(ReuseForward, offload),
