@@ -1,7 +1,5 @@
 """Transfers that were issued and are waited for: collectives, with their errors."""
 
-import contextlib
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -99,7 +97,6 @@ class GroupTransfer:
         self._collective = collective
         self._name = name
         self._group_rank = group_rank
-        self._watched: torch.futures.Future[object] | None = None
 
     def wait(self) -> None:
         """Order the current stream (on a CPU: the caller) behind the end of all works.
@@ -108,11 +105,8 @@ class GroupTransfer:
             CollectiveError: one failed.
         """
         try:
-            if self._watched is None:
-                for work in self._works:
-                    work.wait()
-            else:
-                self._watched.wait()
+            for work in self._works:
+                work.wait()
         except RuntimeError as error:
             raise self._group_rank.error(
                 self._collective, self._name, self._tensors, error
@@ -120,28 +114,10 @@ class GroupTransfer:
         self._works, self._tensors = (), ()
 
     def future(self) -> torch.futures.Future[object]:
-        """Return the work's own future, or one that a thread completes.
-
-        gloo's reduce-scatter, sends and receives have none of their own.
-        """
-        if self._watched is not None:
-            return self._watched
-        if len(self._works) == 1:
-            with contextlib.suppress(RuntimeError):
-                return self._works[0].get_future()
-        self._watched = torch.futures.Future()
-        threading.Thread(target=_watch, args=(self._works, self._watched)).start()
-        return self._watched
-
-
-def _watch(works: Sequence[dist.Work], watched: "torch.futures.Future[object]") -> None:
-    try:
-        for work in works:
-            work.wait()
-    except RuntimeError as error:
-        watched.set_exception(error)
-    else:
-        watched.set_result(None)
+        """Return the future of the only work, which layers' exchanges and sums have."""
+        (work,) = self._works
+        future: torch.futures.Future[object] = work.get_future()
+        return future
 
 
 def _spelled(members: Sequence[int]) -> str:

@@ -1,14 +1,12 @@
 """Layers and models that reach NCCL: by collectives alone, in the same order on every rank."""
 
 import datetime as dt
-import threading
 from collections.abc import Mapping
 
 import pytest
 import torch
 
 from moetune.comm.gloo import communicator_of, new_communicator
-from moetune.comm.transfer import GroupRank, GroupTransfer
 from moetune.domain.constraints import Strategy
 from moetune.domain.errors import CollectiveError
 from moetune.domain.training import FoldedLayout
@@ -139,25 +137,3 @@ def test_layers_without_a_group_share_one_of_high_priority() -> None:
     with FakeCuda() as cuda, MirrorWorld(cuda, backends=gloo) as world:
         MoELayer(8, 16, 4)
         assert len(world.groups) == 1
-
-
-class SlowWork:
-    """A work of gloo, which has no future, and which ends when it is told to."""
-
-    def __init__(self) -> None:
-        self.end = threading.Event()
-
-    def wait(self) -> None:
-        assert self.end.wait(10)
-
-
-def test_a_transfer_that_a_thread_watches_is_waited_for() -> None:
-    works = [SlowWork(), SlowWork()]
-    transfer = GroupTransfer(works, (), "send_receive", "it", GroupRank(0, (0, 1)))  # type: ignore[arg-type] # works alike
-    future = transfer.future()
-    timers = [threading.Timer(0.05, one.end.set) for one in works]
-    for timer in timers:
-        timer.start()
-    transfer.wait()
-    assert future.done()
-    assert all(one.end.is_set() for one in works)
