@@ -81,7 +81,7 @@ def test_a_profiler_shows_every_collective_under_its_name() -> None:
         for chunk in (1, 2)
     ]
     others = {
-        "the agreement on tokens", "the exchange of token counts", "forward combine weights",
+        "the agreement on tokens and their counts", "forward combine weights",
         "backward combine weights",
     }  # fmt: skip
     assert set(names) == {*phases, *(f"moetune {name}" for name in others)}

@@ -43,7 +43,6 @@ class AllToAll:
 
     Attributes:
         copies: of these activations.
-        has_met: the ranks have compared their layers, whose shape is the size of an exchange.
     """
 
     def __init__(
@@ -52,12 +51,7 @@ class AllToAll:
         self._communicator, self._placement = communicator, placement
         self._num_local = placement.num_local
         self._num_numbers = self._num_local + (self._num_local > 1)  # as of `TokenPermutation`
-        self.has_met = False
         self.copies, self._host_tracker = DeviceCopies(), host_tracker
-
-    def meet(self) -> None:
-        """Take note that the ranks have compared their layers."""
-        self.has_met = self._communicator.num_ranks > 1
 
     def permute(self, routing: Routing, degree: int) -> TokenPermutation:
         """Return this rank's rows, before the host knows their numbers."""
@@ -87,6 +81,7 @@ class AllToAll:
     ) -> tuple[list[list[int]], RowCounts | None]:
         """Exchange openings and numbers of rows at once, and read both.
 
+        All ranks have the same layer: its shape is the size of the exchange.
         The numbers are of chunks that a rank expects, before the ranks' agreement says which they
         are: they are of use if all ranks, and then the agreement, have the same.
 
@@ -94,11 +89,14 @@ class AllToAll:
             permutation: None where the rank's input has a problem.
 
         Returns:
-            Every rank's opening, and the numbers; None where the ranks' chunks differ.
+            Every rank's opening, where there are several, and the numbers; None where the ranks'
+            chunks differ.
 
         Raises:
             CollectiveError: the exchange failed.
         """
+        if self._communicator.num_ranks == 1:
+            return [], None if permutation is None else self.count(permutation)
         shape = 0, self._communicator.num_ranks, self._num_numbers
         numbers_CPX = torch.empty(shape, dtype=torch.int64, device=device)
         if permutation is not None and len(permutation.counts_CPL) <= _MAX_CHUNKS:
@@ -164,15 +162,8 @@ class AllToAll:
 class AllGather(AllToAll):
     """Every rank has all tokens, and its experts' results are summed over the ranks (PPMoE).
 
-    Numbers of rows are the rank's own: the openings alone are exchanged, whose size does not follow
-    from the layer's shape.
+    Numbers of rows are the rank's own: the openings alone are exchanged.
     """
-
-    def __init__(
-        self, communicator: Communicator, placement: ExpertPlacement, host_tracker: MemoryTracker
-    ) -> None:
-        super().__init__(communicator, placement, host_tracker)
-        self.meet()
 
     def permute(self, routing: Routing, degree: int) -> TokenPermutation:
         """Return the rows of this rank's experts."""
