@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from moetune.comm.transfer import Wait
+from moetune.comm.group import Wait
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import Activation
 from moetune.domain.plan import Decision

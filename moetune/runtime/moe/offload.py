@@ -6,7 +6,7 @@ has streams of its own. Without, both are the same memory, and the caller copies
 
 import torch
 
-from moetune.comm.transfer import Wait
+from moetune.comm.group import Wait
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape
