@@ -15,8 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from moetune.adapters.families import titan_family_of
-from moetune.adapters.layers import shape_of, wrapped_layer
+from moetune.adapters.layers import shape_of, titan_family_of, wrapped_layer
 from moetune.comm.gloo import communicator_of
 from moetune.comm.group import OneRank
 from moetune.domain.errors import InputError

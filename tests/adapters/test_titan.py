@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import moetune
-from moetune.adapters.families import titan_family_of
+from moetune.adapters.layers import titan_family_of
 from moetune.runtime.moe.routed_layer import RoutedLayer
 from tests.adapters import titan_interface, titan_workers
 from tests.ranks import run_ranks
