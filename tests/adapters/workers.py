@@ -455,9 +455,7 @@ def refuses() -> None:
         "has no experts": lambda: moetune.adapt(torch.nn.Linear(2, 2) if rank else model()),
         "num_experts=8": lambda: moetune.adapt(model(num_local_experts=8 if rank else 4)),
         "plan": lambda: moetune.adapt(model(), plan_of(degree=3 + rank)),
-        "rank 1: error: plan": lambda: moetune.adapt(
-            model(), plan_of(layer=other) if rank else plan_of()
-        ),
+        "rank 1: plan": lambda: moetune.adapt(model(), plan_of(layer=other) if rank else plan_of()),
     }
     for text, work in one_sided.items():
         error = same_on_all(raised(work))

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from moetune.comm.agree import Opening, few_values
+from moetune.comm.agree import agree, few_values
 from moetune.comm.group import Communicator
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.document import digest
@@ -104,19 +104,11 @@ class LayerDecisions:
                 own; on all.
             CollectiveError: the exchange failed.
         """
-        if communicator.num_ranks == 1:
-            self.check()
-            self.has_met = True
-            return seed
-        problem = "" if self._problem is None else self._problem.what
-        opening = Opening(num_tokens=seed, signature=self._described, problem=problem)
-        mine = few_values(opening.values, communicator.device)
-        rows = communicator.all_gather_values(mine, "the exchange of the experts' seed").tolist()
-        if all(row[2] for row in rows):
-            self.check()
-        seeds = opening.agree(rows, communicator)
+        agree(communicator, self.check, lambda _: (self._described,), "the layer and its plans")
         self.has_met = True
-        return seeds[0]
+        mine = few_values((seed,), communicator.device)
+        seeds = communicator.all_gather_values(mine, "the exchange of the experts' seed")
+        return int(seeds[0])
 
     @property
     def _described(self) -> str:
