@@ -2,8 +2,7 @@
 
 import torch
 
-from moetune.comm.group import OneRank
-from moetune.comm.transfer import Transfer
+from moetune.comm.group import OneRank, Transfer
 
 
 class _StagedTransfer:

@@ -7,7 +7,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from moetune.adapters.layers import register_expert_parallel
     from moetune.adapters.model import adapt
     from moetune.app.launch_view import check
     from moetune.app.notebook import load_plan, memory, plan
@@ -86,7 +85,6 @@ __all__ = [
     "plan",
     "prepare_ddp",
     "prepare_fsdp",
-    "register_expert_parallel",
     "routing_record",
     "shard",
 ]
@@ -110,7 +108,6 @@ _HOMES = {
     "plan": "moetune.app.notebook",
     "prepare_ddp": "moetune.runtime.replicas",
     "prepare_fsdp": "moetune.runtime.parallel.fsdp",
-    "register_expert_parallel": "moetune.adapters.layers",
     "routing_record": "moetune.runtime.parallel.parallel_model",
     "shard": "moetune.runtime.sharded.shard",
 }

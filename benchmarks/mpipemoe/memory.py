@@ -19,7 +19,7 @@ class Measured:
     Args:
         account_bytes: by the layer's account, with the states and the caller's tensors.
         live_bytes: by the allocator, with all temporaries.
-        host_bytes: what the layer keeps of host memory.
+        host_bytes: what a step takes of host memory.
     """
 
     account_bytes: int

@@ -1,26 +1,28 @@
-"""The expert layer of one module of experts: its shape, its plan, and the layer itself.
+"""The modules of transformers and torchtitan that hold experts, and the layer of each.
 
-Also as an implementation of transformers' own expert parallelism: 5.23 and newer cut experts over
-the ranks themselves, and let what is registered bring them their tokens, by
-`DistributedConfig(ep_implementation="moetune", …)` in `from_pretrained`.
+Parameters, form and router of a class of experts are a row of a table. The names are those of
+transformers 5.20 and newer, where experts are one module with fused parameters, and a block calls
+them with the choices and weights of its router. Nothing of torchtitan is imported: the parameters'
+names and layouts say which experts they are.
 """
 
 import os
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from moetune.adapters.families import ExpertsFamily, family_of
-from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, check_divisible
 from moetune.domain.plan import Plan
+from moetune.runtime.moe.activations import ClampedGate, FusedForm, GateFunction
 from moetune.runtime.moe.decisions import dtype_name
-from moetune.runtime.moe.expert_module import BorrowedExperts
+from moetune.runtime.moe.expert_module import BorrowedExperts, ExpertNames
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.routed_layer import RoutedLayer
 from moetune.runtime.plans.book import PlanBook, plans_of
@@ -29,6 +31,120 @@ AnyPlan: TypeAlias = Plan | PlanBook | str | os.PathLike[str] | None
 """A plan, a book of plans, the path of a plan file, or None for one chunk without reuse."""
 _AUTOCAST = "bfloat16", "float16"
 """Dtypes of steps with float32 parameters."""
+_FUNCTIONS: MappingProxyType[str, GateFunction] = MappingProxyType({
+    "SiLU": "silu", "SiLUActivation": "silu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh",
+    "ReLU": "relu",
+})  # fmt: skip
+"""By the class of a module's activation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsFamily:
+    """One class of experts.
+
+    Args:
+        names: of the experts' parameters; with a `factor` they are swiglu.
+        router: name of the router in the block of the experts.
+        is_transposed: parameters are (E, out, in).
+        clamp: gives the clamped gate of gpt-oss, interleaved; None of others.
+        weighs_inputs: the router's weights multiply the experts' inputs, not their results.
+    """
+
+    names: ExpertNames = field(default_factory=ExpertNames)
+    router: str = "gate"
+    is_transposed: bool = True
+    clamp: Callable[[Any], ClampedGate] | None = None
+    weighs_inputs: bool = False
+
+    def form(self, experts: Any) -> FusedForm | None:  # noqa: ANN401 - a module of either library
+        """Return the experts' form; None of three matrices.
+
+        Raises:
+            InputError: the runtime has not their activation.
+        """
+        if self.names.factor:
+            return None
+        if self.clamp is not None:
+            clamped = self.clamp(experts)
+            return FusedForm(is_interleaved=True, is_transposed=self.is_transposed, clamped=clamped)
+        name = type(experts.act_fn).__name__
+        if name not in _FUNCTIONS:
+            raise InputError(
+                f"{type(experts).__name__} activate with {name}",
+                f"moetune has {', '.join(sorted(_FUNCTIONS))}",
+            )
+        return FusedForm(function=_FUNCTIONS[name], is_transposed=self.is_transposed)
+
+
+FAMILIES: MappingProxyType[str, ExpertsFamily] = MappingProxyType({
+    "DeepseekV2Experts": ExpertsFamily(),
+    "DeepseekV3Experts": ExpertsFamily(),
+    "Glm4MoeExperts": ExpertsFamily(),
+    "GptOssExperts": ExpertsFamily(
+        names=ExpertNames(up_bias="gate_up_proj_bias", down_bias="down_proj_bias"),
+        router="router", is_transposed=False,
+        clamp=lambda experts: ClampedGate(
+            alpha=float(experts.alpha), limit=float(experts.limit)
+        ),
+    ),
+    "Llama4TextExperts": ExpertsFamily(router="router", is_transposed=False, weighs_inputs=True),
+    "MixtralExperts": ExpertsFamily(),
+    "OlmoeExperts": ExpertsFamily(),
+    "Qwen2MoeExperts": ExpertsFamily(),
+    "Qwen3MoeExperts": ExpertsFamily(),
+    "Qwen3NextExperts": ExpertsFamily(),
+})  # fmt: skip
+"""By the class of the experts."""
+_OF_TORCHTITAN = (
+    ExpertsFamily(names=ExpertNames(up="w1_EFD", down="w2_EDF", factor="w3_EFD")),
+    ExpertsFamily(
+        names=ExpertNames(
+            up="mlp1_weight_EGD", down="mlp2_weight_EDF", up_bias="mlp1_bias_EG",
+            down_bias="mlp2_bias_ED",
+        ),
+        clamp=lambda experts: ClampedGate(alpha=1.702, limit=float(experts.swiglu_limit)),
+    ),
+)  # fmt: skip
+_LIBRARY = "transformers."
+_STACK_DIMS = 3
+"""Dimensions of parameters with a matrix for each expert."""
+
+
+def family_of(experts: nn.Module) -> ExpertsFamily:
+    """Return the family of a module of experts.
+
+    Raises:
+        InputError: it is of no known class.
+    """
+    kind = type(experts)
+    if kind.__name__ in FAMILIES and kind.__module__.startswith(_LIBRARY):
+        return FAMILIES[kind.__name__]
+    raise InputError(
+        f"experts of the class {kind.__module__}.{kind.__name__} are not supported",
+        f"supported are transformers' {', '.join(sorted(FAMILIES))}",
+    )
+
+
+def titan_family_of(experts: nn.Module) -> ExpertsFamily:
+    """Return the family of torchtitan's `GroupedExperts` or `GptOssGroupedExperts`.
+
+    Raises:
+        InputError: the parameters are of no known class.
+    """
+    names = {name for name, _ in experts.named_parameters(recurse=False)}
+    for family in _OF_TORCHTITAN:
+        if names == set(family.names.all):
+            return family
+    raise InputError(
+        f"{type(experts).__name__} has parameters {', '.join(sorted(names))}",
+        "moetune runs torchtitan's GroupedExperts and GptOssGroupedExperts",
+    )
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Return whether a module looks like one of experts, of any class."""
+    is_stack = any(parameter.dim() == _STACK_DIMS for parameter in module.parameters(recurse=False))
+    return is_stack and "Expert" in type(module).__name__
 
 
 def shape_of(
@@ -126,75 +242,3 @@ def wrapped_layer(
     layer, _ = routed_layer(experts, family, shape, plan, communicator, are_wrapped=True)
     layer.agree_on_plans()
     return layer
-
-
-_NAME = "moetune"
-
-
-def register_expert_parallel(plan: AnyPlan = None) -> None:
-    """Let transformers' expert parallelism run experts through moetune's expert layer.
-
-    Models that are loaded from then on with `ep_implementation="moetune"` take the plan:
-
-        moetune.register_expert_parallel(plan)
-        parallel = DistributedConfig(fsdp_size=8, ep_size=8, ep_implementation="moetune")
-        model = AutoModelForCausalLM.from_pretrained(name, distributed_config=parallel)
-
-    The cut of experts, FSDP2, gradients and checkpoints are then transformers' own, and
-    `moetune.adapt` is not called. Loading raises what `moetune.adapt` raises, and InputError where
-    tensor-parallel ranks share their tokens.
-
-    Args:
-        plan: as in `moetune.adapt`.
-
-    Raises:
-        InputError: there is no transformers of 5.23 or newer.
-    """
-    try:
-        from transformers.distributed.expert_parallel import EPImplementationInterface
-    except ImportError as error:
-        raise InputError(
-            "ep_implementation needs transformers 5.23 or newer",
-            "pip install 'moetune[transformers]', or use moetune.adapt",
-        ) from error
-    EPImplementationInterface.register(_NAME, partial(_RoutedExperts, plan))
-
-
-class _RoutedExperts:
-    """An `EPImplementation` of transformers: runs one module's experts on this rank's tokens.
-
-    Args:
-        experts: parameters are DTensors, and this rank's part of them while the module runs.
-        ep_mesh: the ranks that share the experts.
-        tp_mesh: the ranks that share their tokens.
-    """
-
-    def __init__(
-        self,
-        plan: AnyPlan,
-        experts: Any,  # noqa: ANN401 - a module of transformers
-        ep_mesh: DeviceMesh,
-        tp_mesh: DeviceMesh,
-    ) -> None:
-        if tp_mesh.size() > 1:
-            raise InputError(
-                f'ep_implementation="{_NAME}" needs tokens of its own on every rank, and '
-                f"{tp_mesh.size()} tensor-parallel ranks share theirs",
-                "use tp_size=1, or another ep_implementation",
-            )
-        family = family_of(experts)
-        if family.weighs_inputs:
-            raise InputError(
-                f"{type(experts).__name__} get no routing from transformers' expert parallelism",
-                "use moetune.adapt",
-            )
-        shape = shape_of(experts, family, top_k=experts.config.num_experts_per_tok)
-        ranks = communicator_of(ep_mesh.get_group())
-        self._layer = wrapped_layer(experts, family, shape, plan, ranks)
-
-    def __call__(
-        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the weighted outputs of this rank's tokens."""
-        result: torch.Tensor = self._layer(hidden_states, top_k_index, top_k_weights)
-        return result

@@ -10,11 +10,13 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from moetune.adapters.families import ExpertsFamily, family_of, is_experts
 from moetune.adapters.layers import (
     AnyPlan,
+    ExpertsFamily,
     check_dtype,
     dtype_of,
+    family_of,
+    is_experts,
     routed_layer,
     shape_of,
 )

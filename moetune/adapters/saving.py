@@ -86,15 +86,23 @@ def _whole(name: str, value: torch.Tensor, layer: PlannedLayer | None) -> torch.
 
 
 def _gathered(local: torch.Tensor, layer: PlannedLayer, name: str) -> torch.Tensor | None:
-    """Return all ranks' experts on the first rank's CPU; a device has one of each rank at once."""
+    """Return all ranks' experts on the first rank's CPU.
+
+    Its device has one of each rank at once, and the devices of other ranks nothing but their own.
+    """
     num_local, communicator = len(local), layer.communicator
-    shape, is_first = (layer.shape.num_experts, *local.shape[1:]), communicator.rank == 0
+    is_first, to_first = communicator.rank == 0, [0] * communicator.num_ranks
+    to_first[0], from_all = 1, [int(is_first)] * communicator.num_ranks
+    shape = layer.shape.num_experts, *local.shape[1:]
     whole = torch.empty(shape, dtype=local.dtype, device="cpu") if is_first else None
     for place in range(num_local):
-        mine = local[place].to(communicator.device).contiguous()
-        gathered = communicator.all_gather_values(mine, f"the experts of {name}")
+        mine = local[place : place + 1].to(communicator.device).contiguous()
+        sent = mine.view(1, -1).view(torch.uint8)  # backends lack dtypes
+        arrived = sent.new_empty(sum(from_all), sent.shape[1])
+        what = f"the experts of {name}"
+        communicator.all_to_all(arrived, sent, from_all, to_first, what).wait()
         if whole is not None:
-            whole[place::num_local] = gathered.cpu()
+            whole[place::num_local] = arrived.view(local.dtype).view(-1, *local.shape[1:]).cpu()
     return whole
 
 

@@ -7,26 +7,18 @@
 token dispatcher and a module of experts. Chunks need all three at once, so that its place is taken
 and not the dispatcher's. Router, load balancing, shared experts, parameters, their names and how
 they are sharded stay torchtitan's.
-
-A model with shared experts names `moe_with_shared_experts` instead, which runs them while the
-routed experts' rows travel: the same override within one of `MoE`.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from moetune.adapters.families import titan_family_of
-from moetune.adapters.layers import shape_of, wrapped_layer
+from moetune.adapters.layers import shape_of, titan_family_of, wrapped_layer
 from moetune.comm.gloo import communicator_of
 from moetune.comm.group import OneRank
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.function import SharedWork
-from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.moe.routed_layer import RoutedLayer
 
 try:
@@ -60,7 +52,6 @@ class PlannedRoutedExperts(moe.RoutedExperts):  # type: ignore[misc] # torchtita
         super().__init__(config)
         self._plan = config.plan
         self.moetune: RoutedLayer | None = None
-        self.shared: SharedWork | None = None
 
     def parallelize(self, parallel_dims: Any) -> None:  # noqa: ANN401 - a class of torchtitan
         """Shard the experts as torchtitan does, and agree on the plan with their other ranks.
@@ -88,8 +79,6 @@ class PlannedRoutedExperts(moe.RoutedExperts):  # type: ignore[misc] # torchtita
     ) -> torch.Tensor:
         """Return the experts' outputs (B, L, D), weighted by the router's scores.
 
-        Those of `shared`, where it is set, are added.
-
         Raises:
             InputError: the model's SPMD types are checked.
             RankMismatchError, CollectiveError, AllocationError: as in `MoELayer`.
@@ -105,7 +94,7 @@ class PlannedRoutedExperts(moe.RoutedExperts):  # type: ignore[misc] # torchtita
         chosen, scores = (
             values.reshape(-1, top_k) for values in (topk_expert_ids_BLK, topk_scores_BLK)
         )
-        y_BLD: torch.Tensor = self.moetune(x_BLD, chosen, scores, self.shared)
+        y_BLD: torch.Tensor = self.moetune(x_BLD, chosen, scores)
         return y_BLD
 
     def _init_self_buffers(self, *, buffer_device: torch.device | None = None) -> None:
@@ -127,40 +116,6 @@ class PlannedRoutedExperts(moe.RoutedExperts):  # type: ignore[misc] # torchtita
         shape = shape_of(experts, family, top_k=top_k, num_experts=int(experts.num_experts))
         ranks = OneRank() if group is None else communicator_of(group)
         return wrapped_layer(experts, family, shape, self._plan, ranks)
-
-
-class MoEWithSharedExperts(moe.MoE):  # type: ignore[misc] # torchtitan is no dependency
-    """`MoE` whose shared experts run while the first rows of the routed ones travel."""
-
-    shared_experts: nn.Module | None
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(moe.MoE.Config):  # type: ignore[misc] # torchtitan is no dependency
-        """That of `MoE`."""
-
-    def forward(self, x_BLD: torch.Tensor) -> torch.Tensor:
-        """Return what `MoE` returns, by its own forward, in which its experts add the shared ones.
-
-        Compiled, it runs the shared ones behind the routed ones.
-
-        Raises:
-            InputError: tensor-parallel ranks share the tokens, which torchtitan then cuts for the
-                routed experts alone.
-        """
-        shared, routed = self.shared_experts, self.routed_experts
-        if shared is not None and is_dtensor(x_BLD):
-            raise InputError(
-                "tensor-parallel ranks have other tokens for shared experts than for routed ones",
-                "name the override moetune.adapters.torchtitan.routed_experts instead",
-            )
-        if shared is not None and not torch.compiler.is_compiling():
-            self.shared_experts, routed.shared = None, partial(shared, x_BLD)
-        try:
-            y_BLD: torch.Tensor = super().forward(x_BLD)
-        finally:
-            if not torch.compiler.is_compiling():
-                self.shared_experts, routed.shared = shared, None
-        return y_BLD
 
 
 @override(  # type: ignore[untyped-decorator] # torchtitan is no dependency
@@ -197,31 +152,4 @@ def routed_experts(
             "moetune runs GroupedExperts and GptOssGroupedExperts, which no converter has changed",
         )
     made: PlannedRoutedExperts.Config = derive(config, PlannedRoutedExperts.Config, plan=plan)
-    return made
-
-
-@override(  # type: ignore[untyped-decorator] # torchtitan is no dependency
-    target=moe.MoE.Config,
-    description="moetune: exchanges in chunks that overlap the experts and the shared experts",
-)
-def moe_with_shared_experts(
-    config: moe.MoE.Config, *, plan: str | None = None
-) -> MoEWithSharedExperts.Config:
-    """Return the configuration of the same layer, with its routed experts in moetune's.
-
-    Args:
-        plan: as of `routed_experts`.
-
-    Raises:
-        InputError: the layer is of another class, or as of `routed_experts`.
-    """
-    if type(config) is not moe.MoE.Config:
-        raise InputError(
-            f"{type(config).__qualname__} is no layer of torchtitan's own class",
-            "name the override moetune.adapters.torchtitan.routed_experts instead",
-        )
-    routed = routed_experts(config.routed_experts, plan=plan)
-    made: MoEWithSharedExperts.Config = derive(
-        config, MoEWithSharedExperts.Config, routed_experts=routed
-    )
     return made

@@ -45,12 +45,17 @@ class Opening:
         """Return every rank's number of tokens, if all ranks agree.
 
         Args:
-            rows: the values of every rank.
+            rows: the values of every rank; of a single one nothing is read.
 
         Raises:
+            InputError: the input has a problem, in a group of one rank.
             RankMismatchError: the ranks differ, or one has a problem; the same text on all.
             CollectiveError: the exchange of the texts failed.
         """
+        if communicator.num_ranks == 1:
+            if self.problem:
+                raise InputError(self.problem)
+            return (self.num_tokens,)
         if any(row[2] for row in rows) or len({row[1] for row in rows}) > 1:
             shown = f"error: {self.problem}" if self.problem else self.signature
             texts = communicator.all_gather_object(shown, "the exchange of texts")
@@ -59,25 +64,6 @@ class Opening:
                 "give every rank the same layer, plan and dtype, and tensors of the same width",
             )
         return tuple(int(row[0]) for row in rows)
-
-
-def agree_on_tokens(
-    communicator: Communicator, opening: Opening, device: torch.device
-) -> tuple[int, ...]:
-    """Return every rank's number of tokens, once all ranks agree.
-
-    Raises:
-        InputError: the input has a problem, in a group of one rank.
-        RankMismatchError: the ranks differ, or one has a problem; the same text on all.
-        CollectiveError: the exchange failed.
-    """
-    if communicator.num_ranks == 1:
-        if opening.problem:
-            raise InputError(opening.problem)
-        return (opening.num_tokens,)
-    mine = few_values(opening.values, device)
-    rows = communicator.all_gather_values(mine, "the agreement on tokens").tolist()
-    return opening.agree(rows, communicator)
 
 
 def few_values(values: Sequence[int], device: torch.device) -> torch.Tensor:

@@ -8,16 +8,43 @@ collective; `gloo.communicator_of` chooses.
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import torch
 
-from moetune.comm.transfer import Done, Transfer
-
 T = TypeVar("T")
 ReduceOp = Literal["sum", "max"]
+Wait = Callable[[], None]
+"""Makes the current stream, or the host on a CPU, wait for a transfer."""
 _MAX_SUMS = 8
 """Sums under way at once."""
+
+
+class Transfer(Protocol):
+    """A collective under way; its tensors live until it is waited for."""
+
+    def wait(self) -> None:
+        """Order the current stream (on a CPU: the caller) behind the end of the collective.
+
+        Raises:
+            CollectiveError: the collective failed; never on a GPU, where only torch's watchdog
+                learns of it.
+        """
+        ...
+
+    def future(self) -> torch.futures.Future[object] | None:
+        """Return a future that completes with the collective, None if it is complete already."""
+        ...
+
+
+class Done:
+    """A transfer that was complete when it was issued."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+    def future(self) -> None:
+        """Return None: it is complete."""
 
 
 class Communicator:

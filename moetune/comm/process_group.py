@@ -1,4 +1,6 @@
-"""The communicator of any torch.distributed group; its errors become CollectiveError here.
+"""The communicator of any torch.distributed group, and its transfers.
+
+torch's errors become CollectiveError here.
 
 Profilers show every collective under its name, in a range "moetune …".
 
@@ -13,6 +15,7 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
@@ -21,9 +24,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import GroupName, _resolve_process_group  # type: ignore[attr-defined] # not public
 
-from moetune.comm.group import Communicator, ReduceOp
-from moetune.comm.transfer import GroupRank, GroupTransfer, Transfer
-from moetune.domain.errors import InputError
+from moetune.comm.group import Communicator, ReduceOp, Transfer
+from moetune.domain.errors import CollectiveError, InputError
 
 T = TypeVar("T")
 
@@ -36,6 +38,95 @@ _OPS: Mapping[ReduceOp, dist.ReduceOp.RedOpType] = MappingProxyType(
 _GLOO_THREAD = "pt_gloo_runloop"
 _THREADS = Path("/proc/self/task")
 _PAUSE_SECONDS, _PATIENCE_SECONDS, _FIXED_SECONDS = 0.01, 10.0, 0.2
+_MANY_RANKS = 16
+_ADVICE = "a rank died, left early or was too slow: look at the other ranks' output"
+_ADVICE_ON_GPU = (
+    "with TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000 every rank leaves a list "
+    "of its collectives, which torchfrtrace compares"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRank:
+    """A rank of a group, as errors name it.
+
+    Args:
+        members: the group's ranks in the world, in order.
+    """
+
+    rank: int
+    members: tuple[int, ...]
+
+    def error(
+        self, collective: str, name: str, tensors: Sequence[torch.Tensor], cause: Exception
+    ) -> CollectiveError:
+        """Return the error with the names of collective, sizes, group and rank.
+
+        Args:
+            collective: torch's name of it.
+            name: the caller's name of it.
+            tensors: its arguments.
+        """
+        sizes = ", ".join(
+            f"{'x'.join(map(str, tensor.shape)) or 1} {str(tensor.dtype).removeprefix('torch.')}"
+            for tensor in tensors
+        )
+        of_sizes = f" of {sizes}" if sizes else ""
+        reason = str(cause).splitlines()[0] if str(cause) else repr(cause)
+        on_gpu = any(tensor.is_cuda for tensor in tensors)
+        return CollectiveError(
+            f"{name} failed on rank {self.rank} of {len(self.members)}: {reason} "
+            f"({collective}{of_sizes} among {_spelled(self.members)})",
+            f"{_ADVICE}; {_ADVICE_ON_GPU}" if on_gpu else _ADVICE,
+        )
+
+
+class GroupTransfer:
+    """A transfer of a process group: one or several of torch's works."""
+
+    def __init__(
+        self,
+        works: Sequence[dist.Work],
+        tensors: tuple[torch.Tensor, ...],
+        collective: str,
+        name: str,
+        group_rank: GroupRank,
+    ) -> None:
+        self._works = works
+        self._tensors = tensors
+        self._collective = collective
+        self._name = name
+        self._group_rank = group_rank
+
+    def wait(self) -> None:
+        """Order the current stream (on a CPU: the caller) behind the end of all works.
+
+        Raises:
+            CollectiveError: one failed.
+        """
+        try:
+            for work in self._works:
+                work.wait()
+        except RuntimeError as error:
+            raise self._group_rank.error(
+                self._collective, self._name, self._tensors, error
+            ) from error
+        self._works, self._tensors = (), ()
+
+    def future(self) -> torch.futures.Future[object]:
+        """Return the future of the only work, which layers' exchanges and sums have."""
+        (work,) = self._works
+        future: torch.futures.Future[object] = work.get_future()
+        return future
+
+
+def _spelled(members: Sequence[int]) -> str:
+    """Return the ranks in words: consecutive ones by the first and last, others one by one."""
+    first, last = members[0], members[-1]
+    if len(members) > 1 and list(members) == list(range(first, last + 1)):
+        return f"ranks {first} to {last} of the world"
+    shown = ", ".join(map(str, members[:_MANY_RANKS]))
+    return f"ranks {shown}{', …' if len(members) > _MANY_RANKS else ''} of the world"
 
 
 class GroupCommunicator(Communicator):

@@ -19,7 +19,6 @@ from moetune.domain.samples import (
 from moetune.domain.units import dtype_bytes
 from moetune.measure.device import Device
 from moetune.measure.grid import IN_FLIGHT, Preset, collective
-from moetune.measure.kernels import gemm
 from moetune.measure.operations import Bench, Representatives
 from moetune.measure.sizes import memory_bytes
 from moetune.measure.timing import (
@@ -47,8 +46,6 @@ _START_SECONDS: Mapping[DeviceKind, float] = MappingProxyType({"cpu": 0.0, "cuda
 _SMALL_BYTES, _LARGE_BYTES = 2**12, 2**20
 _QUEUED_BYTES = 2**18
 _UNKNOWN_SECONDS = 1.0
-_FAST = 0.8
-_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,19 +191,8 @@ def _wire(group: Group, seconds: Callable[[Point], float]) -> LinearCost:
 
 
 def default_dtypes(kind: DeviceKind, preset: Preset) -> tuple[str, ...]:
-    """Return the element types to measure where none is given.
-
-    On a CPU the quick preset takes float32 alone, the full one also bfloat16 where it is faster.
-    """
-    if kind == "cuda":
-        half = ("float16",) if preset == "full" else ()
-        return ("float32", "bfloat16", *half)
-    if preset == "quick" or _gemm_seconds("bfloat16") > _FAST * _gemm_seconds("float32"):
+    """Return the element types to measure where none is given; on a CPU float32 alone."""
+    if kind == "cpu":
         return ("float32",)
-    return ("float32", "bfloat16")
-
-
-def _gemm_seconds(dtype: str) -> float:
-    device = Device()
-    run = gemm(GemmPoint(dtype=dtype, rows=256, d_in=512, d_out=512), device)
-    return min(device.seconds(run) for _ in range(_TRIES))
+    half = ("float16",) if preset == "full" else ()
+    return ("float32", "bfloat16", *half)

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from moetune.comm.group import Communicator, OneRank
-from moetune.comm.transfer import Transfer
+from moetune.comm.group import Communicator, OneRank, Transfer
 from moetune.domain.errors import InputError
 from moetune.domain.plan import SAFE_DECISION
 from moetune.domain.samples import (

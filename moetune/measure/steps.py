@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.distributed as dist
 
+from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator
 from moetune.domain.layer import Workload
 from moetune.domain.plan import SAFE_DECISION, Decision
@@ -199,6 +199,7 @@ def measure_steps(
     Raises:
         CollectiveError: an exchange failed.
     """
+    world = communicator_of(None)
     deviations = [_deviation(steps, decision) for decision in decisions]
     for _ in range(_WARM_UP_ROUNDS):
         for decision in decisions:
@@ -207,10 +208,12 @@ def measure_steps(
     for number in range(num_rounds):
         for place in range(len(decisions)):
             index = (number + place) % len(decisions)
-            _barrier()
+            world.barrier("a round of steps")
             seconds[number, index] = torch.tensor(steps.run(decisions[index]), device="cpu")
-    seconds = _maximum(seconds)
-    deviation = _maximum(torch.tensor(deviations, device="cpu"))
+    seconds = world.all_reduce_values(seconds, "times of steps", op="max")
+    deviation = world.all_reduce_values(
+        torch.tensor(deviations, device="cpu"), "deviations of steps", op="max"
+    )
     imbalance = _imbalance(steps)
     return tuple(
         MeasuredSteps(
@@ -240,18 +243,6 @@ def _imbalance(steps: LayerSteps) -> float:
     places_TK = layer.dispatcher.places_of(layer.gate(steps.x_TD.detach()).experts_TK)
     num_places = layer.experts.local_experts * layer.communicator.num_ranks
     counts = torch.bincount(places_TK.reshape(-1), minlength=num_places).cpu()
-    if dist.is_initialized():
-        dist.all_reduce(counts)
+    counts = communicator_of(None).all_reduce_values(counts, "the rows of all experts")
     rows_P = counts.view(layer.communicator.num_ranks, -1).sum(dim=1).double()
     return float(rows_P.max() / rows_P.mean())
-
-
-def _maximum(values: torch.Tensor) -> torch.Tensor:
-    if dist.is_initialized():
-        dist.all_reduce(values, dist.ReduceOp.MAX)
-    return values
-
-
-def _barrier() -> None:
-    if dist.is_initialized():
-        dist.barrier()

@@ -13,7 +13,7 @@ from typing import Literal, Protocol, Self
 
 import torch
 
-from moetune.comm.transfer import Transfer
+from moetune.comm.group import Transfer
 from moetune.domain.layer import Phase
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import moetune
 from benchmarks import layer_passes
 from tests.adapters import workers
 from tests.adapters.tiny_models import FAMILIES
@@ -57,14 +56,6 @@ def test_four_ranks_equal_the_model_and_reshard_with_and_without_replicas(tmp_pa
 def test_transformers_is_loaded_by_the_user_alone() -> None:
     code = "import moetune, sys; moetune.adapt; sys.exit('transformers' in sys.modules)"
     subprocess.run((sys.executable, "-c", code), check=True)
-
-
-def test_an_older_transformers_has_no_expert_parallelism_to_register_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "transformers.distributed.expert_parallel", None)
-    with pytest.raises(moetune.InputError, match=r"5\.23 or newer"):
-        moetune.register_expert_parallel()
 
 
 @pytest.mark.thorough

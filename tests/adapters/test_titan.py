@@ -15,11 +15,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import moetune
-from moetune.adapters.families import titan_family_of
+from moetune.adapters.layers import titan_family_of
 from moetune.runtime.moe.routed_layer import RoutedLayer
-from tests.adapters import titan_interface, titan_workers, workers
+from tests.adapters import titan_interface, titan_workers
 from tests.ranks import run_ranks
-from tests.runtime.workers import Events, Recorder
 
 titan_interface.provide()  # stand-ins where torchtitan is not installed
 
@@ -36,41 +35,6 @@ def test_one_rank_equals_the_dense_experts(experts: Any, tmp_path: Path) -> None
 
 def test_two_ranks_equal_the_dense_experts_and_refuse_different_plans(tmp_path: Path) -> None:
     assert run_ranks(titan_workers.two_ranks, 2, str(tmp_path)) == [""] * 2
-
-
-def test_shared_experts_beside_the_exchanges_have_the_same_numbers() -> None:
-    titan_workers.shared_experts_beside()
-
-
-def test_shared_experts_run_while_rows_travel() -> None:
-    _, layer = titan_workers.layers_with_shared_experts()
-    events: Events = []
-    x = titan_workers.inputs(0)[0]
-    layer(x)
-    layer.shared_experts.register_forward_hook(lambda *_: events.append(("forward", "shared")))
-    inner = layer.routed_experts.moetune
-    inner.recorder, inner.communicator = Recorder(events), workers.Wire()
-    layer(x)
-    names = [name for _, name in events if "weights" not in name]
-    assert names[:3] == ["issues dispatch 0", "shared", "has dispatch 0"]
-    layer.shared_experts = None
-    events.clear()
-    layer(x)
-    others = [name for _, name in events if "weights" not in name]
-    assert others == [name for name in names if name != "shared"]
-
-
-def test_other_layers_and_tensor_parallel_tokens_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with pytest.raises(moetune.InputError, match="is no layer of torchtitan's own class"):
-        adapter.moe_with_shared_experts(
-            adapter.moe_with_shared_experts(titan_workers.layer_config())
-        )
-    _, layer = titan_workers.layers_with_shared_experts()
-    monkeypatch.setattr(adapter, "is_dtensor", lambda _: True)
-    with pytest.raises(moetune.InputError, match="tensor-parallel ranks"):
-        layer(titan_workers.inputs(0)[0])
 
 
 def test_parameters_keep_their_names() -> None:
@@ -134,15 +98,6 @@ def test_one_graph_has_the_numbers_of_the_eager_layer(experts: Any) -> None:
         grads.append([x.grad, scores.grad, *(each.grad for each in module.parameters())])
     for one, other in zip(*grads, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-
-
-def test_a_compiled_layer_runs_its_shared_experts_behind_the_others() -> None:
-    torch._dynamo.reset()
-    _, layer = titan_workers.layers_with_shared_experts()
-    x = titan_workers.inputs(0)[0]
-    layer.routed_experts._init_self_buffers()
-    whole: Any = torch.compile(layer, fullgraph=True, backend="eager")
-    torch.testing.assert_close(whole(x), layer(x), rtol=1e-12, atol=1e-12)
 
 
 def test_checked_types_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from torch.utils.checkpoint import checkpoint
 
 import moetune
 from moetune.domain.document import canonical_json
@@ -20,10 +19,7 @@ from tests.adapters import titan_interface
 
 titan_interface.provide()  # stand-ins where torchtitan is not installed
 
-from torchtitan.config.override import derive  # noqa: E402 - behind `provide`
 from torchtitan.models.common import moe, token_dispatcher  # noqa: E402 - behind `provide`
-from torchtitan.models.common.feed_forward import FeedForward  # noqa: E402 - behind `provide`
-from torchtitan.models.common.linear import Linear  # noqa: E402 - behind `provide`
 from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts  # noqa: E402 - behind `provide`
 
 from moetune.adapters import torchtitan as adapter  # noqa: E402 - behind `provide`
@@ -51,61 +47,6 @@ def build(experts: Any = moe.GroupedExperts, plan: str | None = None) -> Any:
         for parameter in module.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
     return module
-
-
-def layer_config(*, has_shared: bool = True) -> Any:
-    """Return the configuration of a whole layer, with its router."""
-
-    def linear(size: int, out: int) -> Any:
-        return Linear.Config(in_features=size, out_features=out)
-
-    shared = FeedForward.Config(w1=linear(6, 7), w2=linear(7, 6), w3=linear(6, 7))
-    return moe.MoE.Config(
-        num_experts=4, routed_experts=config_of(), load_balance_coeff=None,
-        router=moe.TokenChoiceTopKRouter.Config(num_experts=4, gate=linear(6, 4), top_k=2),
-        shared_experts=shared if has_shared else None,
-    )  # fmt: skip
-
-
-def layers_with_shared_experts() -> tuple[Any, Any]:
-    """Return a layer by each override, with the same values on every rank."""
-    after = derive(
-        layer_config(), moe.MoE.Config, routed_experts=adapter.routed_experts(config_of())
-    )
-    made = [
-        each.build().double() for each in (after, adapter.moe_with_shared_experts(layer_config()))
-    ]
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter, other in zip(*(each.parameters() for each in made), strict=True):
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
-            other.copy_(parameter)
-    return made[0], made[1]
-
-
-def shared_experts_beside() -> None:
-    """Both orders of a layer have the same numbers, under checkpointing as well."""
-    rank, num_ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    after, beside = layers_with_shared_experts()
-    assert [*after.state_dict()] == [*beside.state_dict()]
-    if num_ranks > 1:
-        for layer in (after, beside):
-            spread(layer.routed_experts)
-    x, _, _, _, dy = inputs(rank)
-    found = []
-    again = partial(checkpoint, beside, use_reentrant=False)
-    for layer, run in ((after, after), (beside, beside), (beside, again)):
-        layer.zero_grad()
-        given = x.clone().requires_grad_()
-        y = run(given)
-        y.backward(dy)
-        grads = [each.grad for each in layer.parameters()]
-        local = [each.to_local() if isinstance(each, DTensor) else each for each in grads]
-        found.append([y.detach(), given.grad, *local])
-    for other in found[1:]:
-        for one, two in zip(found[0], other, strict=True):
-            torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
-    assert beside.shared_experts is not None
 
 
 def inputs(rank: int) -> tuple[torch.Tensor, ...]:
@@ -181,7 +122,6 @@ def two_ranks(folder: str) -> None:
     """Equal the dense experts, with plans and without, and refuse what ranks cannot run."""
     for experts in (moe.GroupedExperts, GptOssGroupedExperts):
         equal_dense(experts)
-    shared_experts_beside()
     plan = plan_of(folder, 2)
     equal_dense(moe.GroupedExperts, plan)
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("ep",))

@@ -7,7 +7,7 @@ import torch
 
 from moetune.comm.gloo import communicator_of, new_communicator
 from moetune.comm.group import OneRank
-from moetune.comm.transfer import GroupRank
+from moetune.comm.process_group import GroupRank
 from moetune.domain.errors import CollectiveError
 from tests.comm.workers import (
     a_member_does_not_come,

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from moetune.comm.agree import (
     Opening,
     agree,
-    agree_on_tokens,
     decide_on_first,
+    few_values,
     first_text,
     largest,
     vote,
@@ -150,9 +150,9 @@ def a_future_completes_with_its_transfer(group: Communicator) -> None:
     future.wait()
     transfer.wait()
     assert output.flatten().tolist() == [*range(group.num_ranks)]
-    total = torch.zeros(1)
-    transfer = group.reduce_scatter(total, torch.ones(group.num_ranks), "a sum")
-    future = transfer.future()  # gloo has none of its own, and recorded timelines need one
+    total = torch.ones(1)
+    transfer = group.all_reduce(total, "a sum")
+    future = transfer.future()
     assert future is not None
     future.wait()
     transfer.wait()
@@ -188,9 +188,14 @@ def a_wrong_size_is_told_before_it_travels(group: Communicator) -> None:
     group.barrier("the ranks after it")
 
 
+def agreed_tokens(group: Communicator, opening: Opening) -> tuple[int, ...]:
+    rows = group.all_gather_values(few_values(opening.values, CPU), "openings")
+    return opening.agree(rows.tolist(), group)
+
+
 def equal_signatures_agree(group: Communicator) -> None:
     opening = Opening(num_tokens=3 + group.rank, signature="same", problem="")
-    found = agree_on_tokens(group, opening, CPU)
+    found = agreed_tokens(group, opening)
     assert found == tuple(3 + rank for rank in range(group.num_ranks))
     assert agree(group, lambda: group.rank, lambda _: ["abc"], "the plans") == group.rank
 
@@ -199,7 +204,7 @@ def unequal_signatures_raise_on_all(group: Communicator) -> None:
     last = group.num_ranks - 1
     signature = "degree 3" if group.rank == last else "degree 2"
     with pytest.raises(RankMismatchError) as failure:
-        agree_on_tokens(group, Opening(num_tokens=1, signature=signature, problem=""), CPU)
+        agreed_tokens(group, Opening(num_tokens=1, signature=signature, problem=""))
     assert "rank 0: degree 2" in str(failure.value)
     assert f"rank {last}: degree 3" in str(failure.value)
     with pytest.raises(RankMismatchError, match="the ranks disagree on the plans\n  rank 0: of 0"):
@@ -209,7 +214,7 @@ def unequal_signatures_raise_on_all(group: Communicator) -> None:
 def one_ranks_problem_raises_on_all(group: Communicator) -> None:
     problem = "x has 7 columns" if group.rank == 1 else ""
     with pytest.raises(RankMismatchError, match="rank 1: error: x has 7 columns"):
-        agree_on_tokens(group, Opening(num_tokens=1, signature="same", problem=problem), CPU)
+        agreed_tokens(group, Opening(num_tokens=1, signature="same", problem=problem))
 
 
 def the_first_decides(group: Communicator) -> None:

@@ -8,9 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 import torch.distributed as dist
 
-from moetune.comm.group import OneRank
+from moetune.comm.group import OneRank, Transfer
 from moetune.comm.process_group import GroupCommunicator
-from moetune.comm.transfer import Transfer
 
 
 class _SlowTransfer:

@@ -15,8 +15,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from moetune.comm.group import OneRank
-from moetune.comm.transfer import Done, Transfer
+from moetune.comm.group import Done, OneRank, Transfer
 from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.layer import MoELayer

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from moetune.comm.group import OneRank, ReduceOp
-from moetune.comm.transfer import Transfer
+from moetune.comm.group import OneRank, ReduceOp, Transfer
 from moetune.domain.constraints import Strategy
 from moetune.domain.layer import LayerShape
 from moetune.runtime.moe.activations import ClampedGate, FusedForm

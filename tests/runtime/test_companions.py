@@ -24,11 +24,8 @@ import moetune
 from moetune.comm.gloo import communicator_of
 from moetune.comm.group import OneRank
 from moetune.domain.errors import InputError
-from moetune.domain.layer import LayerShape
-from moetune.domain.training import FoldedLayout
 from moetune.runtime.moe.layer import MoELayer, TensorExpertLayer
 from moetune.runtime.moe.weight_grads import GradientSum
-from moetune.runtime.parallel.groups import join
 from tests.ranks import run_ranks
 from tests.runtime.companion_nets import (
     HIDDEN,
@@ -419,23 +416,6 @@ def tensor_parallel_experts_are_shards_of_their_replicas() -> None:
     check_equal(whole_state(net), wanted.state_dict())
 
 
-def a_layout_takes_the_groups_of_a_mesh() -> None:
-    mesh = init_device_mesh(CPU, (1, 4, 1), mesh_dim_names=("pp", "dp", "tp"))
-    layout = FoldedLayout(dp=4, ep=4)
-    ranks = join(layout, mesh=mesh)
-    assert ranks.mesh is mesh
-    assert ranks.experts is mesh.get_group("dp")
-    shape = LayerShape(d_model=WIDTH, d_hidden=HIDDEN, num_experts=4, top_k=1)
-    assert ranks.expert_layer(shape).communicator.num_ranks == 4
-    pairs = join(FoldedLayout(dp=4, ep=2), mesh=mesh)
-    assert dist.get_process_group_ranks(pairs.experts) == [
-        dist.get_rank() // 2 * 2 + i for i in (0, 1)
-    ]
-    assert dist.get_process_group_ranks(pairs.replicas) == [dist.get_rank() % 2 + i for i in (0, 2)]
-    with pytest.raises(InputError, match="init_device_mesh"):
-        join(layout, mesh=_world())
-
-
 FOUR_RANKS: tuple[Callable[[], None], ...] = (
     replicas_of_experts_stay_equal_under_ddp,
     replicas_are_averaged_behind_the_last_micro_batch,
@@ -444,7 +424,6 @@ FOUR_RANKS: tuple[Callable[[], None], ...] = (
     groups_outside_of_the_wrapper_are_refused,
     experts_that_do_not_divide_over_replicas_are_refused,
     tensor_parallel_experts_are_shards_of_their_replicas,
-    a_layout_takes_the_groups_of_a_mesh,
 )
 
 

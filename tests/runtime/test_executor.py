@@ -5,8 +5,7 @@ import contextlib
 import pytest
 import torch
 
-from moetune.comm.group import OneRank
-from moetune.comm.transfer import Transfer
+from moetune.comm.group import OneRank, Transfer
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.layer import Phase
 from moetune.domain.plan import Decision

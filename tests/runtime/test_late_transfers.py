@@ -7,8 +7,7 @@ two exchanges at once, nothing but the wait keeps them apart.
 import pytest
 import torch
 
-from moetune.comm.group import Communicator, OneRank
-from moetune.comm.transfer import Done, Transfer
+from moetune.comm.group import Communicator, Done, OneRank, Transfer
 from moetune.domain.constraints import Strategy
 from tests.runtime.gpu_runs import STRATEGIES, decision, moe_layer
 from tests.runtime.workers import results_of

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from moetune.comm.transfer import Wait
+from moetune.comm.group import Wait
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import Activation
 from moetune.domain.plan import Decision
@@ -58,7 +58,7 @@ def test_copies_are_waited_for_before_their_buffers_are_used(
             8, 16, num_experts, pipeline=5, memory_reuse=memory_reuse, dtype=torch.float64
         )
         layer.poison_buffers()
-        layer.dispatcher.host_pool.copies = LateCopies()
+        layer.dispatcher.copies = LateCopies()
         results.append(results_of(layer, torch.randn(37, 8, dtype=torch.float64)))
     for found, wanted in zip(*results, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
@@ -89,7 +89,7 @@ def test_the_next_pre_activations_are_loaded_behind_the_last_two_gemms(
 
     monkeypatch.setattr(GradientSum, "add_gemm", add_gemm)
     layer = MoELayer(8, d_hidden, 1, activation=activation, pipeline=degree, memory_reuse="S2")
-    layer.dispatcher.host_pool.copies = RecordedCopies(events)
+    layer.dispatcher.copies = RecordedCopies(events)
     layer(torch.randn(24, 8, requires_grad=True)).sum().backward()
     gated = activation == "swiglu"
     loads = ["load"] * (1 + gated)

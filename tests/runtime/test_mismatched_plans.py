@@ -31,9 +31,9 @@ SECOND = {
     "other question": (
         canonical_json(OTHER_QUESTION), f"plan {OTHER_QUESTION.id[:6]} with 4 chunks (digest "
     ),
-    "none": (None, "error: plan "),
-    "cut short": (canonical_json(PLAN)[:-200], "error: "),
-    "other layer": (canonical_json(small_plan(layer=SHAPE, world_size=4)), "error: "),
+    "none": (None, "plan "),
+    "cut short": (canonical_json(PLAN)[:-200], ""),
+    "other layer": (canonical_json(small_plan(layer=SHAPE, world_size=4)), "plan "),
     "spaces": (canonical_json(PLAN).replace(",", ", "), None),
 }  # fmt: skip
 """Plan file of the second rank, and what the error says of it; None without a file or an error."""
@@ -50,7 +50,9 @@ def _layers_compare_their_plans(folder: Path) -> None:
         with pytest.raises(RankMismatchError) as caught:
             MoELayer(*SIZES, plan=path)
         text = same_text(caught.value)
-        assert f"rank 0: plan {PLAN.id[:6]} with 4 chunks (digest " in text
+        has_plan = name not in {"none", "cut short", "other layer"}
+        first = f"plan {PLAN.id[:6]} with 4 chunks (digest " if has_plan else "fine"
+        assert f"rank 0: {first}" in text
         assert f"rank 1: {says}" in text
     with pytest.raises(InputError, match=r"nowhere\.json cannot be read"):
         MoELayer(*SIZES, plan=folder / "nowhere.json")  # which is each rank's own error

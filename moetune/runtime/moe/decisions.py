@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from moetune.comm.agree import Opening, few_values
+from moetune.comm.agree import agree, few_values
 from moetune.comm.group import Communicator
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.document import digest
@@ -38,11 +38,14 @@ class LayerDecisions:
 
     Attributes:
         placement: expert of each place; empty for the natural order.
+        has_met: the ranks have compared their plans and their layers, whose shape is the size of
+            an exchange.
 
     Raises:
         InputError: an argument is out of range.
     """
 
+    has_met = False
     _problem: InputError | None = None
     """The reason that this rank cannot use its plan, until the ranks meet in `agree`."""
 
@@ -93,30 +96,27 @@ class LayerDecisions:
             raise self._problem
 
     def agree(self, communicator: Communicator, seed: int) -> int:
-        """Return the first rank's seed, once all ranks have the same plans.
+        """Return the first rank's seed, once all ranks have the same layer and plans.
 
         Raises:
             InputError: no rank can use its plan.
-            RankMismatchError: the ranks have different plans, or one cannot use its own; on all.
+            RankMismatchError: the ranks have different layers or plans, or one cannot use its
+                own; on all.
             CollectiveError: the exchange failed.
         """
-        if communicator.num_ranks == 1:
-            self.check()
-            return seed
-        problem = "" if self._problem is None else self._problem.what
-        opening = Opening(num_tokens=seed, signature=self._described, problem=problem)
-        mine = few_values(opening.values, communicator.device)
-        rows = communicator.all_gather_values(mine, "the exchange of the experts' seed").tolist()
-        if all(row[2] for row in rows):
-            self.check()
-        return opening.agree(rows, communicator)[0]
+        agree(communicator, self.check, lambda _: (self._described,), "the layer and its plans")
+        self.has_met = True
+        mine = few_values((seed,), communicator.device)
+        seeds = communicator.all_gather_values(mine, "the exchange of the experts' seed")
+        return int(seeds[0])
 
     @property
     def _described(self) -> str:
-        """The book, and the experts' places, in a few words."""
+        """The book, the layer and the experts' places, in a few words."""
+        described = f"{self._book.described} for {self._key.layer}"
         if not self.placement:
-            return self._book.described
-        return f"{self._book.described}, experts in the order {_shortened(self.placement)}"
+            return described
+        return f"{described}, experts in the order {_shortened(self.placement)}"
 
     def pin(self, decision: Decision | None) -> None:
         """Return `decision` from now on; None goes back to the plan.
@@ -138,6 +138,15 @@ class LayerDecisions:
         if self._kernel is not None:
             decision = replace(decision, kernel=self._kernel)
         return decision
+
+    def expected_degree(self, num_tokens: int, dtype: torch.dtype) -> int:
+        """Return the degree for this rank's tokens; 1 where plans were never looked up.
+
+        Nothing fails here: the ranks have not agreed yet, and others would wait.
+        """
+        if self._pinned is None and dtype not in self._plans:
+            return 1
+        return self.decide(num_tokens, dtype).forward_degree
 
     def kernel_problem(self, dtype: torch.dtype, device: torch.device) -> str:
         """Return why this rank lacks a kernel of its steps in that dtype; "" if it has all."""

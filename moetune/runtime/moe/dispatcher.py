@@ -24,7 +24,7 @@ from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.keep import KeepBackward, KeepForward
-from moetune.runtime.moe.offload import DeviceCopies, HostPool, Offload
+from moetune.runtime.moe.offload import DeviceCopies, Offload
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.reuse import ReuseBackward, ReuseForward
 from moetune.runtime.moe.tensor import TensorBackward, TensorForward
@@ -39,10 +39,10 @@ class AllToAll:
 
     Args:
         placement: of the experts over the communicator's ranks.
-        host_tracker: of buffers for activations that leave the device.
+        host_tracker: of activations that leave the device.
 
     Attributes:
-        has_met: the ranks have compared their layers, whose shape is the size of an exchange.
+        copies: of these activations.
     """
 
     def __init__(
@@ -51,12 +51,7 @@ class AllToAll:
         self._communicator, self._placement = communicator, placement
         self._num_local = placement.num_local
         self._num_numbers = self._num_local + (self._num_local > 1)  # as of `TokenPermutation`
-        self.has_met = False
-        self.host_pool = HostPool(host_tracker, DeviceCopies())
-
-    def meet(self) -> None:
-        """Take note that the ranks have compared their layers."""
-        self.has_met = self._communicator.num_ranks > 1
+        self.copies, self._host_tracker = DeviceCopies(), host_tracker
 
     def permute(self, routing: Routing, degree: int) -> TokenPermutation:
         """Return this rank's rows, before the host knows their numbers."""
@@ -86,6 +81,7 @@ class AllToAll:
     ) -> tuple[list[list[int]], RowCounts | None]:
         """Exchange openings and numbers of rows at once, and read both.
 
+        All ranks have the same layer: its shape is the size of the exchange.
         The numbers are of chunks that a rank expects, before the ranks' agreement says which they
         are: they are of use if all ranks, and then the agreement, have the same.
 
@@ -93,11 +89,14 @@ class AllToAll:
             permutation: None where the rank's input has a problem.
 
         Returns:
-            Every rank's opening, and the numbers; None where the ranks' chunks differ.
+            Every rank's opening, where there are several, and the numbers; None where the ranks'
+            chunks differ.
 
         Raises:
             CollectiveError: the exchange failed.
         """
+        if self._communicator.num_ranks == 1:
+            return [], None if permutation is None else self.count(permutation)
         shape = 0, self._communicator.num_ranks, self._num_numbers
         numbers_CPX = torch.empty(shape, dtype=torch.int64, device=device)
         if permutation is not None and len(permutation.counts_CPL) <= _MAX_CHUNKS:
@@ -130,8 +129,9 @@ class AllToAll:
                 backward=partial(KeepBackward, order),
             )  # fmt: skip
         offload = Offload(
-            decision.strategy, self.host_pool, num_rows=dispatch.num_received, layer=layer,
-            like=x_TD, is_needed=torch.is_grad_enabled(), is_fused=context.form is not None,
+            decision.strategy, self.copies, self._host_tracker, num_rows=dispatch.num_received,
+            layer=layer, like=x_TD, is_needed=torch.is_grad_enabled(),
+            is_fused=context.form is not None,
         )  # fmt: skip
         return MemoryPolicy(
             context=context, dispatch=dispatch, forward=partial(ReuseForward, offload),
@@ -162,15 +162,8 @@ class AllToAll:
 class AllGather(AllToAll):
     """Every rank has all tokens, and its experts' results are summed over the ranks (PPMoE).
 
-    Numbers of rows are the rank's own: the openings alone are exchanged, whose size does not follow
-    from the layer's shape.
+    Numbers of rows are the rank's own: the openings alone are exchanged.
     """
-
-    def __init__(
-        self, communicator: Communicator, placement: ExpertPlacement, host_tracker: MemoryTracker
-    ) -> None:
-        super().__init__(communicator, placement, host_tracker)
-        self.meet()
 
     def permute(self, routing: Routing, degree: int) -> TokenPermutation:
         """Return the rows of this rank's experts."""

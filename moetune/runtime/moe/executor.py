@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from moetune.comm.group import Communicator, OneRank
-from moetune.comm.transfer import Transfer
+from moetune.comm.group import Communicator, OneRank, Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Activation, Phase
 from moetune.runtime.moe.activations import FusedForm

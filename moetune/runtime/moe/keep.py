@@ -12,7 +12,7 @@ from abc import abstractmethod
 
 import torch
 
-from moetune.comm.transfer import Transfer
+from moetune.comm.group import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Phase
 from moetune.runtime.moe.executor import DispatchedPhase, PhaseInputs, pipelined_schedule

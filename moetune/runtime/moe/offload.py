@@ -4,13 +4,9 @@ The memory policy `reuse` starts these copies for the strategies S1 to S3. With 
 has streams of its own. Without, both are the same memory, and the caller copies at once.
 """
 
-import warnings
-import weakref
-from collections.abc import Callable
-
 import torch
 
-from moetune.comm.transfer import Wait
+from moetune.comm.group import Wait
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape
@@ -74,78 +70,36 @@ def _nothing() -> None:
     """Wait for nothing."""
 
 
-class HostPool:
-    """Host buffers that steps borrow and give back: pinned ones where there is a GPU.
+def host_memory(num_bytes: int, tracker: MemoryTracker, *, pinned: bool) -> torch.Tensor:
+    """Return bytes of the host, page-locked for a GPU.
 
-    Free buffers are reused and grow to the largest step, so that later steps allocate nothing.
-    Pinned ones have all that torch's allocator takes for them, up to twice the size.
+    torch's allocator of page-locked memory keeps what steps free, and takes up to twice the size.
 
-    Attributes:
-        copies: to and from the buffers.
-        is_pageable: pinned memory was not available.
+    Raises:
+        AllocationError: there is no host memory for it.
     """
-
-    def __init__(self, tracker: MemoryTracker, copies: DeviceCopies) -> None:
-        self._tracker, self.copies = tracker, copies
-        self._free: list[torch.Tensor] = []
-        self.is_pageable = False
-
-    def __getstate__(self) -> dict[str, object]:
-        """Omit the buffers: a copy allocates its own."""
-        return self.__dict__ | {"_free": []}
-
-    def borrow(self, size: int, *, pinned: bool) -> torch.Tensor:
-        """Return a buffer of that many bytes or more.
-
-        Raises:
-            AllocationError: there is no host memory for it.
-        """
-        buffer = self._best(size) if size else None
-        return self._allocate(size, pinned=pinned) if buffer is None else buffer
-
-    def give_back(self, buffer: torch.Tensor) -> None:
-        """Take a buffer back."""
-        self._free.append(buffer)
-
-    def _best(self, size: int) -> torch.Tensor | None:
-        """Take the smallest free buffer that is large enough; if none is, drop one."""
-        fitting = [one for one in self._free if one.numel() >= size]
-        if fitting:
-            best = min(fitting, key=torch.Tensor.numel)
-            self._free = [one for one in self._free if one is not best]
-            return best
-        if self._free:
-            self._free.pop()
-        return None
-
-    def _allocate(self, size: int, *, pinned: bool) -> torch.Tensor:
-        if pinned and not self.is_pageable:
-            try:
-                buffer = torch.empty(
-                    pinned_bytes(size), dtype=torch.uint8, device="cpu", pin_memory=True
-                )
-            except RuntimeError as error:
-                self.is_pageable = True
-                warnings.warn(
-                    f"no pinned memory for {size} bytes ({str(error).splitlines()[0]}): "
-                    "activations are offloaded to pageable memory, which is slower",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-            else:
-                self._tracker.add(buffer)
-                return buffer
+    what = "activations that leave the device"
+    if not pinned:
         on_host = torch.empty(0, dtype=torch.uint8, device="cpu")
-        return self._tracker.empty("activations that leave the device", (size,), on_host)
+        return tracker.empty(what, (num_bytes,), on_host)
+    size = pinned_bytes(num_bytes)
+    try:
+        made = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise tracker.short_of(f"{what}: {size} page-locked bytes ({reason})") from error
+    tracker.add(made)
+    return made
 
 
 class Offload:
     """One step's copies to the host in the forward pass, and back in the backward pass.
 
-    Host tensors hold the rows of all chunks. Their buffer goes back to the pool at `end`, or when
-    this is garbage: the backward pass may never come.
+    Host tensors hold the rows of all chunks until `end`, or until this is garbage: the backward
+    pass may never come.
 
     Args:
+        tracker: counts the host's memory.
         num_rows: rows that this rank receives in the step.
         like: a tensor of the activations' dtype and device.
         is_needed: False without gradients: no backward pass can follow.
@@ -159,7 +113,8 @@ class Offload:
     def __init__(
         self,
         strategy: Strategy,
-        pool: HostPool,
+        copies: DeviceCopies,
+        tracker: MemoryTracker,
         *,
         num_rows: int,
         layer: LayerShape,
@@ -169,7 +124,7 @@ class Offload:
     ) -> None:
         self.offloads_input = strategy in OFFLOADS_INPUT
         self.offloads_middle = strategy in OFFLOADS_MIDDLE
-        self._copies = pool.copies
+        self._copies = copies
         widths = {"input": layer.d_model} if self.offloads_input else {}
         if self.offloads_middle:
             if is_fused:
@@ -178,12 +133,9 @@ class Offload:
                 names = ("pre", "gate") if layer.activation == "swiglu" else ("pre",)
                 widths |= dict.fromkeys(names, layer.d_hidden)
         self._host: dict[str, torch.Tensor] = {}
-        self._give_back: Callable[[], object] = dict
         if is_needed and widths:
             size = num_rows * sum(widths.values()) * like.element_size()
-            buffer = pool.borrow(size, pinned=like.is_cuda)
-            self._give_back = weakref.finalize(self, pool.give_back, buffer)
-            self._give_back.atexit = False
+            buffer = host_memory(size, tracker, pinned=like.is_cuda)
             values = buffer[:size].view(like.dtype).split([num_rows * n for n in widths.values()])
             self._host = {
                 name: part.view(num_rows, width)
@@ -231,4 +183,3 @@ class Offload:
         """Give the host memory back. After a failure, copies from and to it may be under way."""
         self._copies.drain()
         self._host = {}
-        self._give_back()

@@ -17,6 +17,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from moetune.comm.agree import largest
 from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
@@ -220,9 +221,8 @@ def _agree_on_flags(communicator: Communicator, flags: dict[torch.device, torch.
         flags: 0 or 1 by device; empty on a rank without gradients.
     """
     mine = max((float(flag) for flag in flags.values()), default=0.0)
-    values = torch.tensor([mine], dtype=torch.float32, device="cpu")
-    agreed = communicator.all_reduce_values(values, "the agreement on overflow", op="max")
+    (agreed,) = largest(communicator, (mine,), "the agreement on overflow")
     for flag in flags.values():
-        flag.fill_(float(agreed))
+        flag.fill_(agreed)
     if not flags:
-        flags[communicator.device] = agreed.to(communicator.device)
+        flags[communicator.device] = torch.tensor([agreed], device=communicator.device)

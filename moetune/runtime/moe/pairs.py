@@ -13,8 +13,7 @@ from types import MappingProxyType
 
 import torch
 
-from moetune.comm.group import Communicator
-from moetune.comm.transfer import Done, Transfer
+from moetune.comm.group import Communicator, Done, Transfer
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.token_rows import ReceivedTokens
 

@@ -6,6 +6,7 @@ routing, and hands the tokens to `function` with the dispatcher's memory policy.
 
 from collections.abc import Callable
 from functools import partial
+from operator import index
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
-from moetune.comm.agree import Opening, agree_on_tokens
+from moetune.comm.agree import Opening
 from moetune.comm.group import Communicator
 from moetune.domain.layer import ExpertParallel, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision
@@ -37,17 +38,15 @@ from moetune.runtime.moe.function import (
     checked_output,
 )
 from moetune.runtime.moe.gate import Routing, no_routing
-from moetune.runtime.moe.inputs import dtype_of_step, gradients_of, problem_of, shaped_as
 from moetune.runtime.moe.loads import LoadRecorder
 from moetune.runtime.moe.operator import handle_of, run_as_operator
+from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.moe.products import GroupedKernel
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.timers import CallWatch
 from moetune.runtime.trace import SpanRecorder
 
-_MOST_EXPECTED = 4096
-"""Numbers of tokens whose degree a layer remembers."""
 Route = Callable[[], Routing]
 """Gives a step's routing, when it is time for it."""
 
@@ -87,7 +86,6 @@ class PlannedLayer(nn.Module):
         self.recorder = SpanRecorder()
         self.decision = SAFE_DECISION
         self._num_dropped = 0
-        self._expected: dict[int, int] = {}
         self._kernels: dict[tuple[object, ...], GroupedKernel | None] = {}
         self._decisions = decisions
         self._workspace = Workspace(tracker)
@@ -200,7 +198,7 @@ class PlannedLayer(nn.Module):
         return StartedStep(x_TD, routing.weights_TK, policy, watch)
 
     def agree_on_plans(self) -> None:
-        """Compare the ranks' plans; all ranks call this.
+        """Compare the ranks' layers and plans; all ranks call this.
 
         Raises:
             InputError: no rank can use its plan.
@@ -275,9 +273,8 @@ class PlannedLayer(nn.Module):
     ) -> tuple[int, Routing, TokenPermutation, RowCounts]:
         """Agree with the other ranks, decide, route the tokens and count them.
 
-        Once the ranks have met the host stops once: numbers of rows travel with the opening, for
-        the chunks that this number of tokens had before. Only where the ranks agree on other chunks
-        are they counted again.
+        The host stops once: numbers of rows travel with the opening, for the chunks of this rank's
+        number of tokens. Only where the most tokens of any rank have others are they counted again.
 
         Returns:
             The tokens to look plans up by, the routing, its rows, and their numbers.
@@ -287,28 +284,19 @@ class PlannedLayer(nn.Module):
             RankMismatchError: the ranks differ; the same on every rank.
             CollectiveError: an exchange failed.
         """
-        dispatcher, permutation, counts = self.dispatcher, None, None
-        if dispatcher.has_met:
-            degree = self._expected.get(opening.num_tokens, self.decision.degree)  # a guess
-            routing = None if opening.problem else route()
-            if routing is not None:
-                permutation = dispatcher.permute(routing, degree)
-            rows, counts = dispatcher.open(opening, permutation, x.device)
-            num_tokens = opening.agree(rows, self.communicator)
-            planned = self._decide(num_tokens, dtype)
-            assert routing is not None  # noqa: S101 - a problem on any rank has raised on all
-            if degree != self.decision.degree:
-                counts = None
-            if len(self._expected) >= _MOST_EXPECTED:
-                self._expected.clear()
-            self._expected[opening.num_tokens] = self.decision.degree
-        else:
-            num_tokens = agree_on_tokens(self.communicator, opening, x.device)
-            dispatcher.meet()
-            planned = self._decide(num_tokens, dtype)
+        if not self._decisions.has_met:  # a layer that was made on the meta device
+            self.agree_on_plans()
+        dispatcher, routing, permutation = self.dispatcher, None, None
+        degree = self._decisions.expected_degree(opening.num_tokens, dtype)
+        if not opening.problem:
             routing = route()
-        if permutation is None or counts is None:
-            permutation = dispatcher.permute(routing, self.decision.degree)
+            permutation = dispatcher.permute(routing, degree)
+        rows, counts = dispatcher.open(opening, permutation, x.device)
+        planned = max(opening.agree(rows, self.communicator))
+        assert routing is not None  # noqa: S101 - a problem on any rank has raised on all
+        self.decision = self._decisions.decide(planned, dtype)
+        if permutation is None or counts is None or degree != self.decision.forward_degree:
+            permutation = dispatcher.permute(routing, self.decision.forward_degree)
             counts = dispatcher.count(permutation)
         if self.training:
             self._loads.add_pass(counts.rows_CL)
@@ -335,16 +323,6 @@ class PlannedLayer(nn.Module):
         self._tracker.add(*dispatch.tensors)
         return self.dispatcher.policy(dispatch, context, x_TD, self.decision, self.shape)
 
-    def _decide(self, num_tokens: tuple[int, ...], dtype: torch.dtype) -> int:
-        """Set this step's decision, once the ranks agree; return the tokens that it is for.
-
-        Args:
-            num_tokens: of every rank.
-        """
-        tokens = max(num_tokens)
-        self.decision = self._decisions.decide(tokens, dtype)
-        return tokens
-
     @property
     def _context(self) -> PipelineContext:
         return PipelineContext(
@@ -358,3 +336,49 @@ class PlannedLayer(nn.Module):
             f"{self.shape}, {dtype}, "
             f"{self._decisions.version}, {gradients}{self.dispatcher.signature(x)}"
         )
+
+
+# Compilers trace the following functions.
+
+
+def gradients_of(x: torch.Tensor) -> str:
+    """Return which gradients a step of the input has, which is equal on all ranks."""
+    return f"gradients {torch.is_grad_enabled()}, of the input {x.requires_grad}"
+
+
+def shaped_as(x: torch.Tensor, y_TD: torch.Tensor) -> torch.Tensor:
+    """Return a step's outputs as those of the input `x`."""
+    # Not a view: an in-place operation on one would drop the hooks that FSDP2 sets on it.
+    y: torch.Tensor = torch.ops.aten._unsafe_view(y_TD.to(x.dtype), x.shape)  # noqa: SLF001
+    return y
+
+
+def sizes_of(values: torch.Tensor) -> tuple[int, ...]:
+    """Return the shape for a text, which is a constant of a compiled graph."""
+    return tuple(map(index, values.shape))
+
+
+def problem_of(
+    x: torch.Tensor, dtype: torch.dtype, shape: LayerShape, experts: LocalExperts
+) -> str:
+    """Return why the experts cannot take a step's tokens; "" if they can.
+
+    Args:
+        dtype: that the step computes in.
+    """
+    if not x.dim() or x.shape[-1] != shape.d_model:
+        return f"x has shape {sizes_of(x)}, its last size must be {shape.d_model}"
+    weight = experts.up
+    # FSDP2 moves what it gathers from the host.
+    if x.device.type != weight.device.type and not is_dtensor(weight):
+        return f"x is on {x.device}, the experts are on {weight.device}"
+    is_cast = experts.compute_dtype or torch.is_autocast_enabled(x.device.type)
+    if dtype != weight.dtype and not is_cast:
+        return f"x is {x.dtype}, the experts are {weight.dtype}"
+    return ""
+
+
+def dtype_of_step(x: torch.Tensor) -> torch.dtype:
+    """Return the dtype that experts compute a step's tokens in, that of autocast where it is on."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

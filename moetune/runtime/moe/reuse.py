@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from moetune.comm.transfer import Transfer, Wait
+from moetune.comm.group import Transfer, Wait
 from moetune.domain.layer import Phase
 from moetune.runtime.moe.executor import (
     DispatchedPhase,

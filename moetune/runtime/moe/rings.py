@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from moetune.comm.transfer import Transfer
+from moetune.comm.group import Transfer
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import DispatchedPhase
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace

@@ -17,8 +17,7 @@ from moetune.runtime.moe.decisions import LayerDecisions, dtype_name
 from moetune.runtime.moe.expert_module import LocalExperts
 from moetune.runtime.moe.function import SharedWork
 from moetune.runtime.moe.gate import Routing
-from moetune.runtime.moe.inputs import sizes_of
-from moetune.runtime.moe.planned_layer import PlannedLayer
+from moetune.runtime.moe.planned_layer import PlannedLayer, sizes_of
 from moetune.runtime.moe.workspace import MemoryTracker
 from moetune.runtime.plans.book import PlanBook
 

@@ -10,7 +10,7 @@ T tokens, which every rank has, K choices, R pairs of this rank's experts, D mod
 
 import torch
 
-from moetune.comm.transfer import Transfer
+from moetune.comm.group import Transfer
 from moetune.domain.layer import Phase
 from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, local_schedule
 from moetune.runtime.moe.experts import SavedActivations

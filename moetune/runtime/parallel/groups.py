@@ -36,11 +36,11 @@ class GroupsByRows:
         self.named: dict[str, dist.ProcessGroup] = {}
         self._by_rows: dict[str, dist.ProcessGroup] = {}
 
-    def add(self, name: str, rows: torch.Tensor, known: dist.ProcessGroup | None = None) -> None:
+    def add(self, name: str, rows: torch.Tensor) -> None:
         """Make this rank's group of the rows, each of which is a group."""
         listed = rows.tolist()
         key = str(sorted(listed))
-        found = known or self._by_rows.get(key)
+        found = self._by_rows.get(key)
         if found is None:
             found, _ = dist.new_subgroups_by_enumeration(
                 listed, timeout=self._timeout, group_desc=f"moetune: {name}"
@@ -154,40 +154,35 @@ def join(
     *,
     device_type: str = "cpu",
     timeout: dt.timedelta | None = None,
-    mesh: DeviceMesh | None = None,
 ) -> ParallelGroups:
     """Make the groups of a layout; all ranks of the world call this together.
 
     Args:
         timeout: of every wait for the other ranks; default, torch's.
-        mesh: has the groups already, in dimensions "pp", "dp" and "tp"; then only groups that
-            cross these are made. Its device type replaces the argument.
 
     Raises:
         InputError: the layout has another number of ranks than the world, with sizes that fit in
-            the text, or than the mesh; or this runtime cannot run it.
+            the text; or this runtime cannot run it.
     """
     sizes = layout.pp, layout.dp, layout.tp
     _check(layout, dist.get_world_size())
     ranks = torch.arange(dist.get_world_size(), device="cpu").view(sizes)
-    if mesh is not None:
-        ranks = _ranks_of(mesh, sizes)
     made = GroupsByRows(timeout)
     for dim, name in enumerate(_DIMS):
         rows = ranks.movedim(dim, -1).flatten(0, -2)
-        made.add(name, rows, None if mesh is None else mesh.get_group(name))
+        made.add(name, rows)
     experts, replicas = expert_rows(layout, ranks)
     made.add("experts", experts)
     gradients = GroupsByRows(timeout)
     gradients.add("replicas of experts", replicas)
     gradients.add("ranks of a stage", ranks.movedim(1, -1).flatten(0, 1))
     for groups in (made, gradients):
-        groups.connect(device_type if mesh is None else mesh.device_type)
+        groups.connect(device_type)
     return ParallelGroups(
         layout=layout, experts=made.named["experts"],
         replicas=gradients.named["replicas of experts"],
         whole=gradients.named["ranks of a stage"],
-        mesh=mesh or DeviceMesh.from_group(
+        mesh=DeviceMesh.from_group(
             [made.named[name] for name in _DIMS], device_type, mesh=ranks, mesh_dim_names=_DIMS
         ),
     )  # fmt: skip
@@ -207,14 +202,3 @@ def _check(layout: FoldedLayout, world_size: int) -> None:
         )
     for broken in layout_rules(layout, find_target("moetune")):
         raise InputError(broken.what, broken.hint)
-
-
-def _ranks_of(mesh: DeviceMesh, sizes: tuple[int, ...]) -> torch.Tensor:
-    """Return the mesh's ranks, one dimension for each of the layout's."""
-    if mesh.mesh_dim_names != _DIMS or tuple(mesh.mesh.shape) != sizes:
-        raise InputError(
-            f"the mesh has dimensions {mesh.mesh_dim_names} of sizes {tuple(mesh.mesh.shape)}, the "
-            f"layout {_DIMS} of {sizes}",
-            f'use init_device_mesh("{mesh.device_type}", {sizes}, mesh_dim_names={_DIMS})',
-        )
-    return mesh.mesh

@@ -23,7 +23,7 @@ from torch.distributed.pipelining import (
 
 from moetune.comm.agree import raise_on_all
 from moetune.comm.gloo import communicator_of
-from moetune.comm.transfer import GroupRank
+from moetune.comm.process_group import GroupRank
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.rules import micro_batch_rules
 from moetune.domain.training import FoldedLayout

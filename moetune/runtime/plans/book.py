@@ -21,8 +21,7 @@ from moetune.domain.layer import LayerKey
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Settled
 from moetune.domain.units import format_chunks
-from moetune.runtime.plans.alarm import WatchedPlans
-from moetune.runtime.plans.layer_plans import LayerPlans
+from moetune.runtime.plans.layer_plans import LayerPlans, WatchedPlans
 from moetune.runtime.plans.online import OnlineSearch
 from moetune.runtime.plans.timers import Clock, device_clock
 from moetune.runtime.plans.tuner import BUDGET_SECONDS, Tuner

@@ -80,7 +80,12 @@ class LayerSearch(LayerPlans):
         return CallWatch(search.clock, device, tokens_per_rank=tokens, note=note)
 
     def settle(self, plan: Plan, tokens: int, decision: Decision) -> None:
-        """Settle one size."""
+        """Settle one size.
+
+        Raises:
+            InputError: an earlier search settled on other chunks backward than forward.
+        """
+        _ = decision.degree
         self.ranges[plan.id] = self.ranges[plan.id].settle(tokens, decision)
         self.decisions.clear()
 

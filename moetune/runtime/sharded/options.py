@@ -36,7 +36,6 @@ class ShardOptions:
     chunk_bytes: int = CHUNK_BYTES
     cache_bytes: int | None = None
     offload: bool = False
-    pin: bool = True
     plan: str = ""
 
     def __post_init__(self) -> None:
@@ -99,7 +98,7 @@ def planned_options(
     Args:
         plan: of a training, as `moetune.plan` returns it, or the path of a plan file.
         num_ranks: of the data-parallel group.
-        given: what the caller gave with the plan, of which only `pin` may differ from the default.
+        given: what the caller gave with the plan: the defaults.
 
     Raises:
         InputError: there is no plan, the plan has no chunks or is for another model or number of
@@ -107,7 +106,7 @@ def planned_options(
     """
     chosen = _plan_of(plan)
     name = f"plan {chosen.id[:6]}"
-    if given != ShardOptions(pin=given.pin):
+    if given != ShardOptions():
         raise InputError(
             f"{name} and other options of chunks are given",
             "omit chunk_bytes, cache_bytes and offload, or the plan",
@@ -126,7 +125,7 @@ def planned_options(
     _check_size(chosen.chunks, model, name)
     return ShardOptions(
         chunk_bytes=chosen.chunks.chunk_bytes, cache_bytes=chosen.chunks.cache_bytes,
-        offload=chosen.chunks.offload, pin=given.pin, plan=chosen.id,
+        offload=chosen.chunks.offload, plan=chosen.id,
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import (
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from moetune.comm.agree import agree
-from moetune.comm.gloo import check_joined, communicator_of
+from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator
 from moetune.domain.chunks import FEWEST_PLACES
 from moetune.domain.errors import InputError
@@ -51,7 +51,6 @@ def shard(
     chunk_bytes: int | None = None,
     cache_bytes: int | None = None,
     offload: bool = False,
-    pin: bool = True,
     group: dist.ProcessGroup | None = None,
     device: torch.device | str | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
@@ -67,8 +66,8 @@ def shard(
         optimizer: a fresh Adam, AdamW or SGD over parameters of the model.
         chunk_bytes: modules in a row travel together up to so many bytes; default 32 MiB.
         cache_bytes: of the gathered chunks on the device, at least two; default all chunks.
-        offload: shards, gradients and optimizer states are in host memory.
-        pin: the shards' memory is page-locked, if the device is a GPU.
+        offload: shards, gradients and optimizer states are in host memory; shards of a GPU in
+            page-locked memory.
         group: data-parallel group, default the world. It contains the expert-parallel groups, and
             no two ranks of a tensor-parallel group.
         device: of the computation, the process's current GPU or "cpu"; default, that of the
@@ -84,14 +83,13 @@ def shard(
             an InputError; on all ranks.
         AllocationError: the host lacks memory for the offloaded states.
     """
-    check_joined("the sharded model")
     _check_torch()
     replicas, parameters = communicator_of(group), dict(model.named_parameters())
 
     def usable_options() -> ShardOptions:
         given = ShardOptions(
             chunk_bytes=CHUNK_BYTES if chunk_bytes is None else chunk_bytes,
-            cache_bytes=cache_bytes, offload=offload, pin=pin,
+            cache_bytes=cache_bytes, offload=offload,
         )  # fmt: skip
         _check_plain(model)
         _check_optimizer(optimizer, parameters)
@@ -130,7 +128,7 @@ def _offload_policy(
     """
     if not options.offload:
         return OffloadPolicy()
-    pins = options.pin and device.type != "cpu"
+    pins = device.type != "cpu"
     check_host_memory(model, replicas, num_states=_num_states(optimizer), pins=pins)
     return CPUOffloadPolicy(pin_memory=pins)
 
