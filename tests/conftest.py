@@ -46,9 +46,9 @@ THOROUGH = (
 )  # fmt: skip
 """Files and folders that only `make test-thorough` runs, by what they take."""
 THOROUGH_PAGES = frozenset({
-    "check", "days-and-cost", "describe-a-machine", "fine-tuning", "fit-into-memory", "measure",
-    "model-config", "notebook", "plan-lookup", "serve", "speed-up-a-layer", "store", "train",
-    "train-adapt", "train-checkpoints", "train-layouts", "train-wrap", "what-if",
+    "SKILL", "check", "days-and-cost", "describe-a-machine", "fine-tuning", "fit-into-memory",
+    "measure", "model-config", "notebook", "plan-lookup", "serve", "speed-up-a-layer", "store",
+    "train", "train-adapt", "train-checkpoints", "train-layouts", "train-wrap", "what-if",
     "when-wrong", "why-not",
 })  # fmt: skip
 """Pages of the guide whose blocks measure, train, serve, or plan many whole models."""

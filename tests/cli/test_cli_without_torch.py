@@ -14,7 +14,7 @@ from moetune.domain.errors import EXTRAS, MissingPackageError, needed_by
 ROOT = Path(__file__).resolve().parents[2]
 ABSENT = "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
 JOINT = (
-    "plan", "--model", "qwen3-30b-a3b", "--world-size", "16", "--profile", "h100-x8",
+    "plan", "--model", "olmoe", "--world-size", "16", "--profile", "h100-x8",
     "--global-batch", "128", "--seq", "4k", "--target", "megatron", "--output", "joint.json",
 )  # fmt: skip
 LAYER = ("plan", "--model", "bert-l", "--profile", "a100-x4", "--output", "layer.json")
@@ -35,7 +35,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_plans_are_made_explained_exported_and_drawn(tmp_path: Path) -> None:
     commands = (JOINT, ("explain", "joint.json"), ("export", "joint.json", "--to", "megatron"),
                 ("report", "--plan", "joint.json", "--output", "report.html"),
-                ("memory", "qwen3-30b-a3b"), ("plans", "list"))  # fmt: skip
+                ("memory", "olmoe"), ("plans", "list"))  # fmt: skip
     for command in commands:
         done = run(tmp_path, *command)
         assert done.returncode == 0, (command, done.stderr)

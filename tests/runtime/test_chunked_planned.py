@@ -80,7 +80,7 @@ def test_a_plan_and_its_file_give_chunks_cache_and_offload() -> None:
         chunks = moetune.model_chunks(model)
         largest = max(chunk.num_bytes for chunk in chunks.chunks)
         assert chunks.capacity == chosen.cache_bytes // largest >= 2
-        model(torch.arange(32).view(1, 32)).square().mean().backward()
+        model(torch.arange(2).view(1, 2)).square().mean().backward()
         assert chunks.num_gathers >= len(chunks.chunks)
 
 

@@ -197,7 +197,7 @@ def replicas_have_the_same_places() -> None:
     ("worker", "ranks"),
     [
         (numbers_are_those_of_the_natural_order, 2),
-        (numbers_are_those_of_the_natural_order, 4),
+        pytest.param(numbers_are_those_of_the_natural_order, 4, marks=pytest.mark.thorough),
         (states_keep_their_rules, 2),
         (a_record_has_the_experts_own_numbers, 2),
         (plans_place_experts, 2),
