@@ -10,6 +10,7 @@ from moetune.app.plan import LONGEST_NAME, profile_name, sound_numbers
 from moetune.app.planner import Planner, ServicePlanner
 from moetune.app.requests import check_served
 from moetune.app.sources import calibration_for
+from moetune.domain.any_plan import is_plan_text
 from moetune.domain.ask import LARGEST_RANKS
 from moetune.domain.budget import Budget
 from moetune.domain.errors import InputError
@@ -18,7 +19,6 @@ from moetune.domain.question import BUDGET_FIELDS, read_question
 from moetune.domain.records import ObservedRun
 from moetune.domain.site import site_of
 from moetune.domain.spelling import AS_ARGUMENTS, about, spelled
-from moetune.domain.training_document import SCHEMA
 from moetune.launches.files import Copy, LaunchFile, open_launch
 from moetune.launches.reading import Asked
 from moetune.report.section import plural
@@ -38,7 +38,7 @@ def check_file(
         InputError: it is a plan or of an unknown kind, or something of it is missing.
         ProfileError: there is no such profile, or it lacks an operation.
     """
-    if SCHEMA in text:
+    if is_plan_text(text):
         raise InputError(
             f"{file} is a plan, and no launch",
             "`moetune explain` and `moetune observe` take plans; check what starts the run",

@@ -9,12 +9,13 @@ from moetune.app.launch_check import Checked
 from moetune.app.planner import Planner
 from moetune.app.subjects.values import is_same_step
 from moetune.app.training_plan import planned_job
+from moetune.domain.any_plan import is_plan_text
 from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.records import Calibration, ObservedRun, factor_of
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout
-from moetune.domain.training_document import SCHEMA, TrainingAnswer, TrainingDocument
+from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.launches.files import launch_text
 from moetune.launches.reading import LARGEST_BYTES, Asked
 from moetune.solve.model.uncertainty import confidence_of
@@ -165,4 +166,4 @@ def _is_launch(path: Path) -> bool:
     """Return whether a path is of a file that is no plan."""
     if not path.is_file() or path.suffix != ".json":
         return path.is_file()
-    return path.stat().st_size <= LARGEST_BYTES and SCHEMA not in launch_text(path)
+    return path.stat().st_size <= LARGEST_BYTES and not is_plan_text(launch_text(path))

@@ -13,6 +13,12 @@ AnyPlan: TypeAlias = Plan | TrainingDocument
 """Both have what lists, comparisons and stores need; `as_layer` and `as_model` refuse the other."""
 
 
+def is_plan_text(text: str) -> bool:
+    """Return whether a file's text has the keys of a plan, whole or not."""
+    of_layer = ('"schema"', '"pipeline"', '"forward_degree"')
+    return SCHEMA in text or all(key in text for key in of_layer)
+
+
 def plan_from_document(document: object, where: str = "") -> AnyPlan:
     """Return the plan in the plain values of a plan file, which errors call `where`.
 

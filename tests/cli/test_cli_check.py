@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import Cli
+from tests.cli.running import XL, Cli
 
 SCRIPT = """\
 export CUDA_DEVICE_MAX_CONNECTIONS=1
@@ -154,3 +154,6 @@ def test_a_plan_is_no_launch_whatever_the_profile(cli: Cli) -> None:
     refused = cli("check", "plan.json")
     assert refused.code == 2
     assert "plan.json is a plan, and no launch" in refused.err
+    cli("plan", *XL, "--output", "layer.json")
+    assert "layer.json is a plan, and no launch" in cli("check", "layer.json").err
+    assert "is the plan of a layer" in cli("observe", "layer.json", "--step", "3s").err
