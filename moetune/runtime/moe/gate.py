@@ -8,6 +8,7 @@ T tokens of this rank, E experts, K choices a token, D model width.
 
 import math
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,6 +20,10 @@ from moetune.domain.layer import LayerShape
 from moetune.runtime.moe.placement import cut, local_part
 from moetune.runtime.moe.products import widened_mm
 from moetune.runtime.moe.workspace import MemoryTracker
+
+_WIDENED_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**24})
+"""Values of two-byte tokens that the gate widens at once: few enough for a CPU's cache, and many
+enough to keep a GPU's kernel launches few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,13 +213,25 @@ def _logits(x_TD: torch.Tensor, weight_ED: torch.Tensor, dtype: torch.dtype) -> 
     """Return x weightᵀ, of unrounded products."""
     if _has_wide_products(x_TD, weight_ED):
         return widened_mm(x_TD, weight_ED.T, dtype)
-    return torch.mm(x_TD.to(dtype), weight_ED.to(dtype).T)
+    logits_TE = x_TD.new_empty((len(x_TD), len(weight_ED)), dtype=dtype)
+    transposed_DE = weight_ED.to(dtype).T
+    for some in _blocks(x_TD, dtype):
+        torch.mm(x_TD[some].to(dtype), transposed_DE, out=logits_TE[some])
+    return logits_TE
 
 
 def counts_of(experts_N: torch.Tensor, num_experts: int) -> torch.Tensor:
     """Return how often each expert occurs; `bincount` would look for the largest one first."""
     counts_E = experts_N.new_zeros(num_experts)
     return counts_E.scatter_add_(0, experts_N, torch.ones_like(experts_N))
+
+
+def _blocks(x_TD: torch.Tensor, dtype: torch.dtype) -> list[slice]:
+    """Return all tokens as one block, or several where the gate widens their values."""
+    num_tokens, width = x_TD.shape
+    values = _WIDENED_VALUES.get(x_TD.device.type, _WIDENED_VALUES["cuda"])
+    step = max(1, num_tokens if x_TD.dtype == dtype else values // width)
+    return [slice(low, low + step) for low in range(0, num_tokens, step)]
 
 
 def _halves(grad_TE: torch.Tensor) -> torch.Tensor:
@@ -229,7 +246,10 @@ def _grad_of_weight(
     if halves_T2E is not None:
         both_2ED = widened_mm(halves_T2E.T, x_TD, grad_TE.dtype)
         return both_2ED.view(2, -1, x_TD.shape[1]).sum(0)
-    return torch.mm(grad_TE.T, x_TD.to(grad_TE.dtype))
+    grad_ED = grad_TE.new_zeros((grad_TE.shape[1], x_TD.shape[1]))
+    for some in _blocks(x_TD, grad_TE.dtype):
+        grad_ED.addmm_(grad_TE[some].T, x_TD[some].to(grad_TE.dtype))
+    return grad_ED
 
 
 def _add_to(
@@ -245,5 +265,6 @@ def _add_to(
     weight_ED = weight_ED.to(grad_TE.dtype)
     if grad_x_TD.dtype == grad_TE.dtype:
         grad_x_TD.addmm_(grad_TE, weight_ED)
-    else:
-        grad_x_TD += grad_TE @ weight_ED
+        return
+    for some in _blocks(grad_x_TD, grad_TE.dtype):
+        grad_x_TD[some] += grad_TE[some] @ weight_ED
