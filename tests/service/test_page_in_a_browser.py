@@ -122,7 +122,7 @@ def test_an_empty_store_tells_a_newcomer_what_to_run(browser: Browser, empty_sit
         assert "moetune profile --nproc 2" in page.locator("pre").first.inner_text()
         page.get_by_role("link", name="machines page").click()
         page.get_by_role("link", name="rtx2080ti-x64").click()
-        assert page.locator("[data-table=operations] tbody tr").count() > 2
+        page.locator("[data-table=operations] tbody tr").nth(2).wait_for()
 
 
 def test_tables_sort_and_filter(page: Page) -> None:
