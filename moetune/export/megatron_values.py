@@ -116,7 +116,9 @@ def _read_graphs(
 
 def _write_optimizer(planned: Planned) -> tuple[Value, ...]:
     optimizer = optimizer_of(planned.job.optimizer)
-    reduced = None if optimizer.gradient_bytes == _FP32_BYTES else True  # of float16 as well
+    reduced = (
+        None if optimizer.gradient_bytes == _FP32_BYTES else True
+    )  # in two bytes, of float16 as well
     if not optimizer.is_precision_aware:
         is_aware = True if planned.layout.offload_optimizer else None
         muon = ("muon", "blockwise") if optimizer.is_muon else (None, None)

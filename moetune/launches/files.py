@@ -276,8 +276,11 @@ class KeyedFile:
         return {**changes, **dict.fromkeys(keys, True)}
 
     def words(self, changes: Mapping[str, Value]) -> str:
-        """Return changes as assignments."""
-        return ", ".join(f"{key} = {_short(value)}" for key, value in changes.items())
+        """Return changes as assignments, and as arguments what the file's command takes."""
+        flags = self._flags(changes)
+        inside = (f"{key} = {_short(value)}" for key, value in changes.items() if key not in flags)
+        arguments = (f"{flag} {_short(changes[key])}" for key, flag in flags.items())
+        return ", ".join((*inside, *arguments))
 
     def key_of(self, name: str) -> str:
         """Return the key of an attribute of the layout."""
@@ -288,8 +291,7 @@ class KeyedFile:
         """Return the file with other values, and with keys that it lacks."""
         groups = BRIDGE_GROUPS if self.dialect is None else self.dialect.keys_by_table
         given = self.reading.given
-        arguments = [key for key, value in changes.items()
-                     if value is not None and self._is_argument(key, groups)]  # fmt: skip
+        arguments = self._flags(changes)
         inside = {key: value for key, value in changes.items() if key not in arguments}
         text = keyed_text(self.name, self.text, given, groups, inside)
         classes = (str(value).partition(".")[0] for value in inside.values()
@@ -297,16 +299,24 @@ class KeyedFile:
         for name in classes:
             if not re.search(rf"\bimport\b.*\b{name}\b", text):
                 text = _IMPORTS.sub(f"from {_POLICIES} import {name}\n\\g<0>", text, count=1)
-        flags = (f"--{given[key].written if key in given else key}" for key in arguments)
-        values = (_short(changes[key]) for key in arguments)
-        return Copy(text, tuple(chain.from_iterable(zip(flags, values, strict=True))))
+        pairs = ((flag, _short(changes[key])) for key, flag in arguments.items())
+        return Copy(text, tuple(chain.from_iterable(pairs)))
 
-    def _is_argument(self, key: str, groups: Mapping[str, tuple[str, ...]]) -> bool:
-        """Return whether a key is of the command that takes the file, and not of the file."""
+    def _flags(self, changes: Mapping[str, Value]) -> dict[str, str]:
+        """Return flags, by key, of values that are of the file's command and not of the file."""
+        given = self.reading.given
+        return {
+            key: f"--{given[key].written if key in given else key}"
+            for key, value in changes.items() if value is not None and self._is_argument(key)
+        }  # fmt: skip
+
+    def _is_argument(self, key: str) -> bool:
         place = self.reading.given.get(key)
+        if not self.name.endswith(_DATA):
+            return False
         if place is None:
-            return self.name.endswith(_DATA) and key in groups.get(COMMAND, ())
-        return self.name.endswith(_DATA) and not place.line and not place.file
+            return self.dialect is not None and key in self.dialect.keys_by_table.get(COMMAND, ())
+        return not place.line and not place.file
 
     def read_again(self, copy: Copy) -> LaunchFile:
         """Return a copy."""

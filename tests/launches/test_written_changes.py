@@ -132,7 +132,9 @@ def test_a_key_is_added_where_it_belongs_and_nothing_else_is_touched(
     extra = SIZED if name in ("b.json", "g.yaml") else ()
     launch = open_launch(name, text, Asked(model="olmoe", world_size=16, extra=extra))
     wanted = launch.reading.layout.changed(**change)
-    copy = launch.written(launch.changes(wanted, ()))
+    changes = launch.changes(wanted, ())
+    copy = launch.written(changes)
+    assert " ".join(copy.words) in launch.words(changes)
     decoder, again = launch.reading.decoder, launch.read_again(copy).reading
     assert again.layout.explicit(decoder) == wanted.explicit(decoder)
     assert again.job == launch.reading.job

@@ -134,7 +134,9 @@ def _problem(problem: Problem) -> str:
 
 def _better(checked: Checked) -> Table:
     rows = [(str(number), better) for number, better in enumerate(checked.better, start=1)]
-    rows += [("best", checked.best)] if checked.best else []
+    note = "Each is the only change, and all else stays as it is."
+    if checked.best is not None:
+        rows, note = [*rows, ("best", checked.best)], f"{note} best: all that it names."
     return Table.of(
         "better",
         rows,
@@ -146,7 +148,7 @@ def _better(checked: Checked) -> Table:
             "change": lambda row: row[1].change,
         },
         prose=("change",),
-        notes=("Each is the only change, and all else stays as it is. best: all that it names.",),
+        notes=(note,),
     )  # fmt: skip
 
 
