@@ -41,7 +41,7 @@ def check_file(
     if is_plan_text(text):
         raise InputError(
             f"{file} is a plan, and no launch",
-            "`moetune explain` and `moetune observe` take plans; check what starts the run",
+            "`moetune explain` takes plans; check what starts the run",
         )
     with about("profile"):
         machine = planner.sources.profile(profile, for_models=True).profile

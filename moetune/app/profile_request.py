@@ -106,7 +106,7 @@ def detect_cluster(request: ProfileRequest) -> Cluster:
 
     launch = request.launch
     return detect(
-        num_ranks=request.num_ranks,
+        num_ranks=launch.world_size if launch else request.num_ranks,
         ranks_per_node=launch.local_world_size if launch else request.num_ranks,
         environment=request.environment,
         threads_per_rank=torch.get_num_threads() if launch else None,

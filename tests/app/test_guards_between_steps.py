@@ -16,6 +16,7 @@ from moetune.app.planner import Planner
 from moetune.app.profile_request import ProfileRequest, detect_cluster
 from moetune.app.recording import Progress, RecordedRun, resume_state
 from moetune.app.sources import Sources
+from moetune.config import Launch
 from moetune.domain.cluster import HOST_MEMORY, Cluster, Fingerprint, Machine
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerShape
@@ -81,6 +82,14 @@ REQUEST = ProfileRequest(
     name="lab", dtypes=("float32",), max_tokens=64,
     layers=(LayerShape(d_model=16, d_hidden=32, num_experts=2),), environment=dict(os.environ),
 )  # fmt: skip
+
+
+def test_a_launch_says_the_ranks_of_its_cluster() -> None:
+    launch = Launch(
+        rank=0, world_size=4, local_rank=0, local_world_size=2, master_addr="x", master_port=1
+    )
+    machine = detect_cluster(replace(REQUEST, launch=launch)).machine
+    assert (machine.num_devices, machine.devices_per_node) == (4, 2)
 
 
 def points_left(store: SqlStore) -> set[Point]:

@@ -40,14 +40,14 @@ class GroupsByRows:
         """Make this rank's group of the rows, each of which is a group."""
         listed = rows.tolist()
         key = str(sorted(listed))
-        found = self._by_rows.get(key)
-        if found is None:
-            found, _ = dist.new_subgroups_by_enumeration(
+        group = self._by_rows.get(key)
+        if group is None:
+            group, _ = dist.new_subgroups_by_enumeration(
                 listed, timeout=self._timeout, group_desc=f"moetune: {name}"
             )
-        assert found is not None  # noqa: S101 - the rows have all ranks
-        self._by_rows.setdefault(key, found)
-        self.named[name] = found
+        assert group is not None  # noqa: S101 - the rows have all ranks
+        self._by_rows.setdefault(key, group)
+        self.named[name] = group
 
     def connect(self, device_type: str) -> None:
         """Let the ranks of each group meet, in one order on all of them.
