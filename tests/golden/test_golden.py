@@ -1,4 +1,4 @@
-"""The answers of before: plans, explanations, what-ifs, traces, pages and screens hold."""
+"""The answers of before: plans, explanations, what-ifs, traces, pages and sessions hold."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,7 @@ from tests.golden.cases import CASES, DOCUMENTS
 from tests.golden.facts import FILE, facts
 from tests.golden.pages import PAGES, frozen_page, page
 from tests.golden.screens import PLANS, SCREENS, frozen_screen, screen
+from tests.golden.sessions import SESSIONS, frozen_session, session
 
 
 @pytest.mark.parametrize("name", [*CASES, *DOCUMENTS])
@@ -30,6 +31,11 @@ def test_pages_hold(name: str) -> None:
 @pytest.mark.parametrize("name", [*PLANS, *SCREENS])
 def test_screens_hold(name: str, tmp_path: Path) -> None:
     assert screen(name, tmp_path) == frozen_screen(name)
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_sessions_hold(name: str, tmp_path: Path) -> None:
+    assert session(name, tmp_path) == frozen_session(name)
 
 
 def test_facts_hold() -> None:
