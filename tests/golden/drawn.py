@@ -23,8 +23,8 @@ from tests.launches.drawn import plans
 
 FILE = Path(__file__).with_name("drawn.json")
 LAYERS_FILE = Path(__file__).with_name("drawn_layers.json")
-MACHINES = ("h100-x8", "gb200-nvl72", "a100-x8", "h100-x8-efa", "mi300x-x8")
-COUNT, SEED = 40, 11
+MACHINES = ("h100-x8", "gb200-nvl72", "a100-x8", "h100-x8-efa", "mi300x-x8", "gh200-x4")
+COUNT, SEED = 60, 11
 """Layouts of each runtime, and where their drawing begins."""
 
 
