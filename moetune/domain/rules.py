@@ -101,8 +101,11 @@ def _model_rules(layout: FoldedLayout, decoder: Decoder) -> Iterator[BrokenRule]
 
 
 def _recompute_rules(layout: FoldedLayout, decoder: Decoder) -> Iterator[BrokenRule]:
-    if "selective" in layout.recompute and len(layout.recompute) > 1:
-        yield BrokenRule("selective recomputation goes with no other", "use --recompute selective")
+    alone = [name for name in ("selective", "full") if name in layout.recompute]
+    if alone and len(layout.recompute) > 1:
+        yield BrokenRule(
+            f"{alone[-1]} recomputation goes with no other", f"use --recompute {alone[-1]}"
+        )
     for module in layout.recompute:
         if module not in decoder.modules:
             able = [recomputed for recomputed in RECOMPUTES if recomputed in decoder.modules]
