@@ -249,10 +249,10 @@ class LaunchCheck:
 
         def key(match: re.Match[str]) -> str:
             name = match[1].replace("-", "_")
-            return (self.launch.key_of(name) or match[0]) + match[2]
+            return self.launch.key_of(name) or match[0]
 
         names = "|".join(name.replace("_", "[_-]") for name in _NAMES)
-        return re.sub(rf"(?:--)?\b({names})( (?=\d))", key, hint.removeprefix("use "))
+        return re.sub(rf"(?:--)?\b({names})(?= \d)", key, hint.removeprefix("use "))
 
     def _search(self, facts: Mapping[str, Any]) -> FoldedSearch:
         """Return the search with facts of the target, as far as it went before."""
