@@ -308,8 +308,8 @@ class Question:
         given = next((name for name in names if getattr(self, name) != default[name]), None)
         if given is None:
             return
-        what = "whole models"
-        hint = "omit it, or name such a model with --model, such as qwen3-30b-a3b"
+        what = f"whole models, and {self.model or 'what is planned'} is a layer"
+        hint = "omit it, or take a whole model, such as qwen3-30b-a3b"
         if is_of_model:
             what = f"layers, not for {self.model or 'pasted'}"
             hint = "omit it; give --global-batch and --seq, and pin --tp, --pp, --ep and the like"

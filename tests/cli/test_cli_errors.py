@@ -65,7 +65,7 @@ TOML = bundled_profiles()["rtx2080ti-x64"].read_text(encoding="utf-8")
     ((*PAPER, "--tokens", "16k"), 2, ("--tokens is for layers", "--global-batch")),
     ((*PAPER, "--target", "megatron", "--dtype", "bfloat16"), 3, ("the family gpt",)),
     ((*SIZES,), 2, ("a whole model lacks --vocab",)),
-    ((*PLAN, "--pp", "2"), 2, ("--pp is for whole models", "--model")),
+    ((*PLAN, "--pp", "2"), 2, ("--pp is for whole models",)),
     (("plan", "--model", "mixtral-8x7b", "--profile", "h100-x8", "--moe-every", "2"), 2,
      ("--moe-every is for a model by its sizes, and mixtral-8x7b has its own",)),
     ((*QWEN[:-2],), 2, ("--seq",)),
