@@ -217,13 +217,17 @@ def judge(mutant: Mutant, tree: Path, collected: Collected) -> Verdict:
 
 def _tests_of(mutant: Mutant, collected: Collected) -> list[str]:
     lines, seconds = collected["lines"].get(mutant.path, {}), collected["seconds"]
-    found = lines.get(str(mutant.line), [])
+    found, named = lines.get(str(mutant.line), []), set[str]()
     if not found:
-        # A value at module level is made at the import: whatever runs the file may see it.
+        # A value at module level is made at the import, and ranks run lines that coverage does not
+        # see: whatever runs the file may see it, and tests of its name first.
+        stem = Path(mutant.path).stem
+        named = {name for name in seconds if stem in name.partition("::")[0]}
         frozen = (name for name in seconds if name.startswith(_FROZEN))
-        found = sorted({*frozen, *(name for names in lines.values() for name in names)})
+        found = sorted({*frozen, *named, *(name for names in lines.values() for name in names)})
     chosen, total = list[str](), 0.0
-    for name in sorted(found, key=lambda name: collected["sizes"].get(name, 0)):
+    sizes = collected["sizes"]
+    for name in sorted(found, key=lambda name: (name not in named, sizes.get(name, 0))):
         total += seconds.get(name, 1.0)
         if chosen and total > MOST_SECONDS:
             break
