@@ -40,6 +40,13 @@ def test_a_verification_ends_in_a_sentence(
     assert found.document["has_lost"] is ("lost" in says)
 
 
+@pytest.mark.parametrize(("seconds", "error"), [(1.0, "-20.0 %"), (1.5, "+20.0 %")])
+def test_an_error_of_a_prediction_has_its_sign(seconds: float, error: str) -> None:
+    planned = replace(PLANNED, predicted_seconds=seconds)
+    [section] = verification_sections(PLAN, verification(ALONE, planned))
+    assert f"({error})" in " ".join(section.paragraphs)
+
+
 def test_a_verification_is_observed_with_its_machine() -> None:
     one, planned = observations_of(PLAN, verification(ALONE, PLANNED))
     assert (one.device_id, planned.device_id) == ("ab", "ab")

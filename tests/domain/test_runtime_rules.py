@@ -36,6 +36,7 @@ def test_a_recipe_is_of_sizes_and_not_of_names() -> None:
     assert found is not None
     assert (found.flavor, found.function) == ("30B-A3B", "qwen3_30b_a3b")
     assert recipe_of(replace(decoder, vocab_size=1000)) is None
+    assert recipe_of(replace(decoder, blocks=decoder.blocks[:-1])) is None
     assert len({(recipe.family, recipe.flavor) for recipe in RECIPES}) == len(RECIPES)
 
 

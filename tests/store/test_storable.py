@@ -18,6 +18,7 @@ from moetune.domain.reference import CollectiveTable, GemmTable, Network
 from moetune.domain.samples import GemmPoint, Sample, StepRecord
 from moetune.store import storable
 from tests.runtime.plans import small_plan
+from tests.store.values import observed_run
 
 MACHINE = Machine(kind="cuda", device="GPU", num_devices=2, devices_per_node=2, memory_bytes=2**30)
 PLAIN = Profile(name="one", provenance="published", machine=MACHINE)
@@ -44,6 +45,10 @@ def test_an_observation_that_no_step_takes_is_not_sound(changes: dict[str, Any])
 
 def test_times_at_the_bounds_are_sound() -> None:
     assert observation(seconds=[SHORTEST_SECONDS, LONGEST_SECONDS]).is_sound
+    for seconds in (SHORTEST_SECONDS, LONGEST_SECONDS):
+        assert observed_run(seconds=seconds).seconds == seconds
+        with pytest.raises(InputError, match="which no step takes"):
+            observed_run(seconds=seconds * (0.9 if seconds < 1 else 1.1))
 
 
 def test_settled_sizes_plans_and_samples_have_bounds() -> None:
