@@ -9,7 +9,7 @@ from moetune.app.launch_check import Checked, LaunchCheck
 from moetune.app.plan import LONGEST_NAME, profile_name, sound_numbers
 from moetune.app.planner import Planner, ServicePlanner
 from moetune.app.requests import check_served
-from moetune.app.sources import calibration_for
+from moetune.app.training_plan import calibration_for
 from moetune.domain.any_plan import is_plan_text
 from moetune.domain.ask import LARGEST_RANKS
 from moetune.domain.budget import Budget
@@ -55,9 +55,9 @@ def checked_on(
 ) -> Checked:
     """Return the check of a launch file on a profile's machine, as of `check_file`."""
     launch = _opened(file, text, asked, profile)
-    model, target = launch.reading.decoder.name, launch.reading.target
+    reading = launch.reading
     with sound_numbers(profile.name):
-        calibration = calibration_for(runs, model=model, target=target)
+        calibration = calibration_for(runs, reading.job, reading.layout, reading.target)
         return LaunchCheck(str(file), launch, profile, calibration).checked()
 
 

@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from moetune.app.predicted_runs import PredictedRun
-from moetune.app.sources import calibration_for
 from moetune.domain.errors import InputError
 from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, Calibration, ObservedRun
 from moetune.domain.targets import TargetName
@@ -15,6 +14,7 @@ from moetune.domain.training_document import TrainingMemory
 from moetune.logs.formats import LABELS, LogFormat, MemoryScope
 from moetune.logs.kineto import COLLECTIVES, TracedStep, read_trace
 from moetune.logs.reading import LoggedRun, SteadySteps, check_sizes, read_log, steady_steps
+from moetune.solve.model.calibration import calibration_of, decided
 from moetune.solve.model.memory import ROUTING
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def kept(store: "SqlStore", observed: Observed) -> Observed:
     number = store.add_observed_run(observed.run)
     run, target = observed.run, observed.prediction.target
     stored = store.observed_runs(profile_fingerprint=run.profile_fingerprint)
-    calibration = calibration_for((row.value for row in stored), model=run.model, target=target)
+    calibration = calibration_of((row.value for row in stored), of=decided(run), target=target)
     return replace(observed, number=number, calibration=calibration)
 
 

@@ -16,7 +16,7 @@ from moetune.app.profiles import FoundProfile, is_path
 from moetune.app.requests import is_of_model, layer_request, ranks_of, training_request
 from moetune.app.sensitivity import Sensitivity, sensitivity_of
 from moetune.app.solvers import SolverPool, Turns
-from moetune.app.sources import Sources, StoredSources, calibration_for
+from moetune.app.sources import Sources, StoredSources
 from moetune.app.subjects import Subject, WhyNot, subject_of
 from moetune.app.trace import Trace, predicted_trace
 from moetune.app.training import plan_training
@@ -196,9 +196,7 @@ def plan_model(
         MoetuneError: as of `plan_training`.
     """
     request = training_request(question, profile)
-    model, target = request.job.decoder.name, request.target
-    calibration = calibration_for(runs, model=model, target=target)
-    request = replace(request, calibration=calibration)
+    request = replace(request, runs=tuple(runs))
     return plan_training(request, profile, with_front=question.front, with_savings=with_savings)
 
 

@@ -98,7 +98,7 @@ def of_plan(planner: Planner, plan: TrainingDocument, *, model: str | None) -> P
         profile_fingerprint=inputs.profile_fingerprint, device=origin.device if origin else "",
         target=inputs.target, target_version=inputs.target_version, world_size=inputs.world_size,
         global_batch=inputs.global_batch, seq=inputs.seq, dtype=inputs.dtype,
-        layout=_words(plan.layout), seconds=plan.step_seconds, low_seconds=low, high_seconds=high,
+        layout=plan.layout.all_words, seconds=plan.step_seconds, low_seconds=low, high_seconds=high,
         num_steps=0, predicted_seconds=seconds,
     )  # fmt: skip
     return PredictedRun(
@@ -126,7 +126,7 @@ def of_check(checked: Checked) -> PredictedRun:
         profile_fingerprint=checked.profile.digest, device=checked.profile.machine.device,
         target=target.name, target_version=target.number, world_size=job.world_size,
         global_batch=job.global_batch, seq=job.length, dtype=job.dtype,
-        layout=_words(answer.layout), seconds=answer.predicted.step_seconds,
+        layout=answer.layout.all_words, seconds=answer.predicted.step_seconds,
         low_seconds=sure.p05_step_seconds, high_seconds=sure.p95_step_seconds, num_steps=0,
         predicted_seconds=seconds,
     )  # fmt: skip
@@ -134,15 +134,6 @@ def of_check(checked: Checked) -> PredictedRun:
         run=run, target=target, answer=answer, memory_limit_bytes=checked.limit_bytes,
         calibration=calibration, sizes=_sizes(run, reading.layout, reading.decoder),
     )  # fmt: skip
-
-
-def _words(layout: FoldedLayout) -> str:
-    """Return the layout with what else is decided of it."""
-    more = (
-        f"recompute {layout.recompute_words}", layout.dispatcher, f"overlap {layout.overlap}",
-        f"graphs {layout.cuda_graphs}", f"ZeRO-{layout.zero}",
-    )  # fmt: skip
-    return " · ".join((layout.words, *more))
 
 
 def _sizes(run: ObservedRun, layout: FoldedLayout, decoder: Decoder | None) -> dict[str, int]:

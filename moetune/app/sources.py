@@ -1,7 +1,7 @@
 """Profiles and plans for a `Planner`: from a service's store, or from a user's machine."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -14,11 +14,9 @@ from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import NotFoundError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
-from moetune.domain.records import Calibration, ObservedRun
+from moetune.domain.records import ObservedRun
 from moetune.domain.spelling import about
-from moetune.domain.targets import Target
 from moetune.report.section import plural
-from moetune.solve.model.calibration import calibration_of
 
 if TYPE_CHECKING:
     from moetune.store import SqlStore
@@ -153,11 +151,3 @@ def earlier_runs_note(store: "SqlStore | None", profile: Profile) -> str:
         f"profile {profile.name} has changed since its {observed}, so that no plan is calibrated: "
         "observe again with a new plan"
     )
-
-
-def calibration_for(
-    runs: Iterable[ObservedRun], *, model: str, target: Target
-) -> Calibration | None:
-    """Return the calibration of a model's steps under a runtime; None without runs of both."""
-    same = [run for run in runs if (run.target, run.target_version) == (target.name, target.number)]
-    return calibration_of(same, model=model, target=target.name)

@@ -130,12 +130,12 @@ def plan_training(
     with sound_numbers(profile.name):
         if with_front:
             front = memory_front(solved.search, pins, best.layout.cuda_graphs)
-            device, target, factor = profile.machine.device, request.target, request.factor
+            device, target, factor = profile.machine.device, request.target, plan.factor
             answers = (answer_of(row, request.job, device, target, factor=factor) for row in front)
             plan = replace(plan, front=tuple(answers))
         if with_savings:
             savings = Savings(search=solved.search, pins=pins, best=best)
-            free, factor = savings.free(), request.factor
+            free, factor = savings.free(), plan.factor
             plan = replace(
                 plan, savings=tuple(saving_of(saving, factor) for saving in savings.of_flags()),
                 free=None if free is None else saving_of(free, factor),
@@ -192,6 +192,7 @@ def _on_host(solved: _Solved, request: TrainingRequest, profile: Profile) -> _So
     if not on_host.plan.fits:
         return solved
     inputs = replace(on_host.plan.inputs, pins=request.pins)
+    request = request.calibrated(on_host.plan.layout)
     plan = replace(on_host.plan, id=plan_id(inputs, request), inputs=inputs)
     return replace(on_host, plan=plan)
 
@@ -252,7 +253,8 @@ def _document(
     request: TrainingRequest, profile: Profile, search: FoldedSearch, ranked: list[PricedLayout],
     stand_ins: StandIns,
 ) -> TrainingDocument:  # fmt: skip
-    """Return the plan of layouts, the chosen one first."""
+    """Return the plan of layouts, the chosen one first, by whose calibration all are timed."""
+    request = request.calibrated(ranked[0].layout)
     limit = request.memory_limit_bytes or usable_bytes(profile.machine)
     inputs, device = request.inputs(profile, limit), profile.machine.device
     facts, target = request.target, request.target.name

@@ -1,7 +1,7 @@
 """A question for training a decoder, and its answers as a plan's document has them."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ from moetune.domain.errors import InputError
 from moetune.domain.model import MODELS
 from moetune.domain.plan import MAKE_ONE
 from moetune.domain.profile import Profile
-from moetune.domain.records import Calibration, factor_of
+from moetune.domain.records import Calibration, ObservedRun, decisions_of, factor_of
 from moetune.domain.routing import ExpertLoads
 from moetune.domain.routing_record import RecordedLayers
 from moetune.domain.targets import Target, planned_target
-from moetune.domain.training import LayoutRequest, TrainingJob
+from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.training_document import (
     Saving,
     TrainingAnswer,
@@ -27,6 +27,7 @@ from moetune.domain.training_document import (
 )
 from moetune.huggingface.registry import FoundModel, find_decoder_model, is_decoder_name
 from moetune.solve.model.alternatives import FasterLayout
+from moetune.solve.model.calibration import Decided, calibration_of
 from moetune.solve.model.search import PricedLayout
 from moetune.solve.model.trained import flops_per_token
 
@@ -39,6 +40,7 @@ class TrainingRequest:
         target: the runtime that it is for.
         memory_limit_bytes: of one device; None for the machine's usable memory.
         budget: of the whole training; None where nothing is asked of it.
+        runs: that were observed with the profile, and calibrate what is chosen.
         calibration: of its steps; None for predictions as they are.
     """
 
@@ -47,7 +49,15 @@ class TrainingRequest:
     target: Target
     memory_limit_bytes: int | None = None
     budget: Budget | None = None
+    runs: tuple[ObservedRun, ...] = ()
     calibration: Calibration | None = None
+
+    def calibrated(self, layout: FoldedLayout) -> "TrainingRequest":
+        """Return the request with the calibration of a layout by its runs, if there are any."""
+        if not self.runs:
+            return self
+        calibration = calibration_for(self.runs, self.job, layout, self.target)
+        return replace(self, calibration=calibration)
 
     @property
     def factor(self) -> float:
@@ -66,6 +76,14 @@ class TrainingRequest:
             leaves_room=job.leaves_room, budget=self.budget, tuning=job.tuning,
             packing=job.packing,
         )  # fmt: skip
+
+
+def calibration_for(
+    runs: Iterable[ObservedRun], job: TrainingJob, layout: FoldedLayout, target: Target
+) -> Calibration | None:
+    """Return the calibration of a layout's steps; None without runs under its runtime."""
+    words = decisions_of(job.world_size, job.length, job.dtype, layout.all_words)
+    return calibration_of(runs, of=Decided(job.decoder.name, words), target=target)
 
 
 def find_planned_model(inputs: TrainingInputs, *, given: str | None) -> FoundModel:

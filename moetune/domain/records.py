@@ -148,6 +148,11 @@ class ObservedRun:
         return tuple((name, getattr(self, name)) for name in names)
 
     @property
+    def decisions(self) -> frozenset[str]:
+        """What was decided of it; see `decisions_of`."""
+        return decisions_of(self.world_size, self.seq, self.dtype, self.layout)
+
+    @property
     def ratio(self) -> float:
         """Measured over predicted seconds."""
         return self.seconds / self.predicted_seconds
@@ -180,6 +185,11 @@ class Calibration:
     def __post_init__(self) -> None:
         if not 0 < self.low_factor <= self.factor <= self.high_factor:
             raise InputError("a calibration's factors must be above 0 and in order")
+
+
+def decisions_of(world_size: int, length: int, dtype: str, layout: str) -> frozenset[str]:
+    """Return what is decided of a run, in words: two that share many take about as long."""
+    return frozenset({f"{world_size} ranks", f"length {length}", dtype, *layout.split(" · ")})
 
 
 def factor_of(calibration: Calibration | None) -> float:

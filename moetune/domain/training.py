@@ -169,6 +169,14 @@ class FoldedLayout:
         return ", ".join(self.recompute) or "none"
 
     @property
+    def all_words(self) -> str:
+        """The words with what else is decided: "dp 8 · … · recompute none · deepep · ZeRO-1"."""
+        return " · ".join([
+            self.words, f"recompute {self.recompute_words}", self.dispatcher,
+            f"overlap {self.overlap}", f"graphs {self.cuda_graphs}", f"ZeRO-{self.zero}",
+        ])  # fmt: skip
+
+    @property
     def world_size(self) -> int:
         """All ranks."""
         return self.dp * self.cp * self.tp * self.pp

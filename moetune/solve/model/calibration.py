@@ -1,57 +1,90 @@
 """The factor between predicted and measured steps, from the runs that were observed.
 
-    log(measured / predicted) = m + d(model) + e(run),  m, d and e normal around 0
+    log(measured / predicted) = m + d(model, decisions) + e(run),  m, d and e normal around 0
 
-m is of the machine and the runtime, d of a model on them, and e of a single run. Together they
-spread as public runs of the runtime do, in shares that are most likely in the record of these
+m is of the machine and the runtime, d of a model and what is decided of its run, and e of a single
+run. d of two runs is shared the less, the more decisions differ: exp(−n / 10). Together they spread
+as public runs of the runtime do, in shares that are most likely in the record of these
 (docs/results/calibration.md). What is expected of another run is the regression on the observed
-ones, which shrinks towards a factor of 1 where they are few:
+ones, which shrinks towards a factor of 1 where they are few or far:
 
     E = k·(K + σ²I)⁻¹·y,  V = k₀ + σ² − k·(K + σ²I)⁻¹·k
 """
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moetune.domain.records import Calibration, ObservedRun
-from moetune.domain.targets import TargetName
+from moetune.domain.targets import Target, TargetName
 from moetune.solve.model.uncertainty import public_ratios
 
-MACHINE_SHARE, MODEL_SHARE, RUN_SHARE = 0.2, 0.4, 0.4
+MACHINE_SHARE, MODEL_SHARE, RUN_SHARE = 0.15, 0.75, 0.1
 """Shares of m, d and e in the variance."""
+FAR_DECISIONS = 10.0
+"""Words in which runs of a model differ where they share 1/e of d; a changed value is two words."""
 FARTHEST = 3.0
 """Runs whose ratio is above it, or below its inverse, are not of what was predicted."""
 
 
+class Decided(NamedTuple):
+    """The model of a run, and what is decided of it, in words."""
+
+    model: str
+    decisions: frozenset[str]
+
+
 def calibration_of(
-    runs: Iterable[ObservedRun], *, model: str, target: TargetName
+    runs: Iterable[ObservedRun], *, of: Decided, target: Target
 ) -> Calibration | None:
-    """Return the calibration by the newest run of each question and layout; None without any."""
-    newest = {run.what: run for run in reversed([*runs])}
+    """Return the calibration by the newest run of each question and layout under a runtime.
+
+    None without any run of the runtime and its version.
+    """
+    version = target.name, target.number
+    same = [run for run in runs if (run.target, run.target_version) == version]
+    newest = {run.what: run for run in reversed(same)}
     near = [run for run in newest.values() if 1 / FARTHEST <= run.ratio <= FARTHEST]
     if not near:
         return None
-    models, logs = [run.model for run in near], [math.log(run.ratio) for run in near]
-    mean, spread = expected(models, logs, model=model, target=target)
+    places, logs = [decided(run) for run in near], [math.log(run.ratio) for run in near]
+    mean, spread = expected(places, logs, of=of, target=target.name)
     return Calibration(
         factor=math.exp(mean), low_factor=math.exp(mean - spread),
-        high_factor=math.exp(mean + spread), num_runs=len(near), num_of_model=models.count(model),
+        high_factor=math.exp(mean + spread), num_runs=len(near),
+        num_of_model=sum(place.model == of.model for place in places),
         num_left_out=len(newest) - len(near),
     )  # fmt: skip
 
 
+def decided(run: ObservedRun) -> Decided:
+    """Return the place of an observed run among the others."""
+    return Decided(run.model, run.decisions)
+
+
 def expected(
-    models: Sequence[str], logs: Sequence[float], *, model: str, target: TargetName
+    places: Sequence[Decided], logs: Sequence[float], *, of: Decided, target: TargetName
 ) -> tuple[float, float]:
-    """Return the expected logarithm of a run of a model, and half the range of nine in ten."""
-    names = np.array(models)
-    observed = MACHINE_SHARE + MODEL_SHARE * (names[:, None] == names)
-    shared = MACHINE_SHARE + MODEL_SHARE * (names == model)
-    weights = np.linalg.solve(observed + RUN_SHARE * np.eye(len(names)), shared)
+    """Return the expected logarithm of a run, and half the range of nine in ten."""
+    covariance = _covariance([*places, of])
+    observed, shared = covariance[:-1, :-1], covariance[-1, :-1]
+    weights = np.linalg.solve(observed + RUN_SHARE * np.eye(len(places)), shared)
     left = MACHINE_SHARE + MODEL_SHARE + RUN_SHARE - float(weights @ shared)
     return float(weights @ np.array(logs)), public_half_range(target) * math.sqrt(left)
+
+
+def _covariance(places: Sequence[Decided]) -> NDArray[np.float64]:
+    """Return the shares of the variance that runs have in common, pair by pair."""
+    models = np.array([place.model for place in places])
+    words = sorted(frozenset[str]().union(*(place.decisions for place in places)))
+    has = np.array([[word in place.decisions for word in words] for place in places], float)
+    num_only_first = has @ (1 - has).T
+    near: NDArray[np.float64] = np.exp(-(num_only_first + num_only_first.T) / FAR_DECISIONS)
+    near[models[:, None] != models] = 0.0
+    return MACHINE_SHARE + MODEL_SHARE * near
 
 
 def public_half_range(target: TargetName) -> float:
