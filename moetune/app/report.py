@@ -8,7 +8,7 @@ from moetune.app.files import find_plan, write_text
 from moetune.app.planner import Planner
 from moetune.app.profiles import FoundProfile, find_profile
 from moetune.app.sources import Sources
-from moetune.app.views.observed import MOST_SHOWN, observed_steps
+from moetune.app.views.observed import observed_sections
 from moetune.app.views.plan import plan_sections
 from moetune.app.views.profile import machine_scope, profile_sections
 from moetune.app.wiring import StoreFinder
@@ -92,13 +92,13 @@ def _plan_chapter(plan: AnyPlan, stores: StoreFinder) -> Chapter:
     planner = Planner(sources=Sources(stores=stores))
     sections = plan_sections(planner.explain(plan), is_page=True)
     with stores() as store:
-        page = store.observation_page(plan.id, limit=MOST_SHOWN) if store else ()
+        observed = observed_sections(store, plan) if store else ()
     return Chapter(
         name=f"plan-{plan.id[:12]}",
         short=f"Plan {plan.id[:6]}",
         title=f"Plan {plan.id[:6]}: {sections[0].title}",
         scope=f"{sections[0].scope} · profile {plan.inputs.profile}",
-        sections=(*sections, *observed_steps(page)),
+        sections=(*sections, *observed),
     )
 
 

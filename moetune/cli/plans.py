@@ -84,8 +84,7 @@ plans = group("Stored plans.", list_, show, diff, remove)
 )
 def list_observations(session: Session, plan: str | None, limit: int) -> None:
     """List the newest observations, newest first."""
-    from moetune.app.views.observe import runs_section, stored_documents
-    from moetune.app.views.observed import observations_section
+    from moetune.app.views.observed import observations_section, runs_section, stored_documents
 
     with session.find_store() as store:
         if store is None and plan:

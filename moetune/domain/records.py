@@ -153,6 +153,11 @@ class ObservedRun:
         return decisions_of(self.world_size, self.seq, self.dtype, self.layout)
 
     @property
+    def runtime(self) -> str:
+        """Its name and version: "megatron@0.19.0"."""
+        return "@".join(filter(None, (self.target, self.target_version)))
+
+    @property
     def ratio(self) -> float:
         """Measured over predicted seconds."""
         return self.seconds / self.predicted_seconds

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from moetune.app.files import parse_toml, profile_in_toml, profile_to_toml
 from moetune.app.plan import LONGEST_NAME
 from moetune.app.profiles import is_path, list_profiles, named_profile
-from moetune.app.views.observe import stored_documents
+from moetune.app.views.observed import stored_documents
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.service.bodies import (

@@ -12,10 +12,13 @@ import pytest
 from playwright.sync_api import Browser, Page, Response
 
 from moetune.domain.plan import Plan
+from moetune.store import open_store
 from tests.cli.test_cli_check import SCRIPT
-from tests.report.lab import fill
+from tests.report.lab import fill, lab_profile
 from tests.service.asking import Served, served
 from tests.service.test_new_plan import CONFIG, MODEL
+from tests.store.values import observed_run
+from tests.training_plans import training_plan
 
 MANY = 10_000
 TIMEOUT_MS = 120_000
@@ -76,7 +79,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plans(home: Path) -> tuple[Plan, Plan]:
-    return fill(home / "full.db", num_observations=MANY)
+    made = fill(home / "full.db", num_observations=MANY)
+    with open_store(str(home / "full.db")) as store:
+        store.save_plan(training_plan())
+        for digest in (training_plan().inputs.profile_fingerprint, lab_profile().digest):
+            store.add_observed_run(observed_run("qwen3-235b-a22b", profile_fingerprint=digest))
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +196,8 @@ def test_no_page_is_wider_than_a_phone(
 ) -> None:
     first, second = (plan.id for plan in plans)
     pages = ("/", "/machines", "/profiles/lab", f"/plans/{first}",
-             f"/plans/{second}", f"/compare?first={first}&second={second}")  # fmt: skip
+             f"/plans/{second}", f"/plans/{training_plan().id}",
+             f"/compare?first={first}&second={second}")  # fmt: skip
     size = {"width": 390, "height": 844}
     for url, paths in ((site.url, pages), (empty_site.url, ("/",))):
         with watched(browser, url, viewport=size, has_touch=True, is_mobile=True) as page:

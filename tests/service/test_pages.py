@@ -14,12 +14,14 @@ from moetune.app.files import profile_to_toml
 from moetune.app.planner import ServicePlanner, open_planner
 from moetune.config import Settings
 from moetune.domain.plan import Plan
+from moetune.domain.targets import find_target
 from moetune.domain.units import format_seconds
 from moetune.report.svg import STATIC
 from moetune.service.access import Access
 from moetune.service.app import create_app
 from tests.report.lab import fill, lab_profile
 from tests.service.asking import Client, client_of
+from tests.store.values import observed_run
 from tests.training_plans import TRAINING as TRAINING_PLAN
 from tests.training_plans import training_plan
 
@@ -203,6 +205,32 @@ def test_a_plans_page_has_its_observed_steps(full: Client, plans: tuple[Plan, Pl
     first, second = (words(full.get(f"/plans/{plan.id}")) for plan in plans)
     assert f"{NUM_OBSERVATIONS} 20" in first  # its number and year
     assert "Observed steps" not in second
+
+
+def test_observed_runs_stand_on_pages_of_their_machine_and_of_its_plans_and_calibrate_new_ones(
+    full_planner: ServicePlanner, full: Client
+) -> None:
+    new = "/new?model=olmoe&profile=h100-x8&world_size=8&global_batch=32&seq=2048&target=megatron"
+    plan, machine = f"/plans/{TRAINING}", "/profiles/h100-x8"
+    texts = [words(full.get(page)) for page in (plan, machine, new)]
+    assert not [text for text in texts if "Observed runs" in text or "Calibrated by" in text]
+    now = full_planner.sources.profile("h100-x8").profile.digest
+    of_plan, version = training_plan().inputs.profile_fingerprint, find_target("megatron").number
+    runs = [
+        observed_run("olmoe", 1.25, profile_fingerprint=of_plan),
+        observed_run("olmoe", 1.5, profile_fingerprint=of_plan, target="torchtitan"),
+        observed_run("olmoe", 1.75, profile_fingerprint=now, target_version=version),
+    ]
+    numbers = [full_planner.store.add_observed_run(run) for run in runs]
+    try:
+        texts = [words(full.get(page)) for page in (plan, machine, new)]
+    finally:
+        full_planner.store.remove_observed_runs(numbers)
+    shown = [[number for number in numbers if f" r{number} 20" in text] for text in texts]
+    assert shown == [numbers[:1], numbers[2:], []]
+    step = format_seconds(runs[0].seconds)
+    assert re.search(rf"r{numbers[0]} 20.* {format_seconds(1 / 3)} {step} 1\.25", texts[0])
+    assert "Calibrated by 1 run of yours" in texts[2]
 
 
 def test_files_are_kept_by_browsers_until_they_change(full: Client) -> None:

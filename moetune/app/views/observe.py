@@ -1,6 +1,6 @@
 """An observed run as sections: its step against the prediction, what differs, and what to try."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -8,7 +8,7 @@ from moetune.app.observe import REST, Observed
 from moetune.app.views.model_words import calibration_words
 from moetune.app.views.words import speed_words
 from moetune.domain.document import encode
-from moetune.domain.records import ObservedRun, Stored
+from moetune.domain.records import ObservedRun
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.logs.kineto import COLLECTIVES
 from moetune.report.section import (
@@ -102,7 +102,7 @@ def _answer(observed: Observed) -> Section:
     return Section(
         name="answer", title=f"{run.model}, observed against {expected.source}",
         scope=f"{plural(run.world_size, 'GPU')} · {batch} of {run.seq:,} tokens · "
-        f"{run.dtype} · {_runtime(run)} · profile {run.profile}",
+        f"{run.dtype} · {run.runtime} · profile {run.profile}",
         paragraphs=(*_step(observed), *_speed(observed), *_memory(observed), *_notes(observed)),
         highlights=(
             Highlight(
@@ -226,36 +226,5 @@ def _next(observed: Observed) -> Iterator[str]:
         )
 
 
-def runs_section(runs: Sequence[Stored[ObservedRun]]) -> Section:
-    """Return the table of observed runs, measured against predicted."""
-    table = Table.of(
-        "runs",
-        runs,
-        {
-            "id": lambda row: Cell.words(f"r{row.id}"),
-            "time, UTC": lambda row: Cell.words(row.created_at[:16].replace("T", " ")),
-            "model": lambda row: row.value.model,
-            "GPUs": lambda row: Cell.count(row.value.world_size),
-            "profile": lambda row: row.value.profile,
-            "runtime": lambda row: _runtime(row.value),
-            "source": lambda row: row.value.source,
-            "predicted": lambda row: Cell.seconds(row.value.predicted_seconds),
-            "observed": lambda row: Cell.seconds(row.value.seconds),
-            "ratio": lambda row: Cell(text=f"{row.value.ratio:.2f}", value=row.value.ratio),
-        },
-        wide=("predicted", "source", "time, UTC", "profile"),
-    )  # fmt: skip
-    return Section(name="runs", title="Runs of whole models", tables=(table,))
-
-
-def _runtime(run: ObservedRun) -> str:
-    return "@".join(filter(None, (run.target, run.target_version)))
-
-
 def _span(run: ObservedRun) -> str:
     return seconds_span(run.seconds, run.low_seconds, run.high_seconds)
-
-
-def stored_documents(rows: Iterable[Stored[Any]]) -> list[dict[str, Any]]:
-    """Return steps or runs of a store as JSON has them."""
-    return [{"id": row.id, "created_at": row.created_at, **encode(row.value)} for row in rows]

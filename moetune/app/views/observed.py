@@ -1,18 +1,25 @@
 """Measured steps of plans as sections: a verification, and the steps that are stored."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from moetune.app.verify import Verification, VerifiedStep
 from moetune.app.views.words import speed_cell, speed_words
+from moetune.domain.any_plan import AnyPlan
+from moetune.domain.document import encode
 from moetune.domain.layer import Throughput
 from moetune.domain.plan import Plan
-from moetune.domain.records import Observation, Stored
+from moetune.domain.records import Observation, ObservedRun, Stored
+from moetune.domain.targets import TargetName
 from moetune.domain.units import format_chunks, format_degree, format_seconds, format_share
 from moetune.report.section import EMPTY, Cell, Section, Table, percent
 
+if TYPE_CHECKING:
+    from moetune.store import SqlStore
+
 MOST_SHOWN = 50
-"""Newest observations of a plan on its page."""
+"""Newest observations, or runs, on a page."""
 _UNSOUND = Cell.words("no step takes its time", mark="suspect")
 
 
@@ -83,9 +90,25 @@ def verdict(plan: Plan, verification: Verification) -> str:
     )
 
 
-def observed_steps(rows: Sequence[Stored[Observation]]) -> tuple[Section, ...]:
-    """Return the steps that were observed under a plan; nothing without any."""
-    return (replace(observations_section(rows), title="Observed steps"),) if rows else ()
+def observed_sections(store: "SqlStore", plan: AnyPlan) -> tuple[Section, ...]:
+    """Return the steps of a layer's plan, or the runs of a whole model's machine and runtime.
+
+    Nothing is returned without any of them.
+    """
+    if plan.kind != "training":
+        rows = store.observation_page(plan.id, limit=MOST_SHOWN)
+        return (replace(observations_section(rows), title="Observed steps"),) if rows else ()
+    return observed_runs(store, plan.inputs.profile_fingerprint, target=plan.inputs.target)
+
+
+def observed_runs(
+    store: "SqlStore", fingerprint: str, *, target: TargetName | None = None
+) -> tuple[Section, ...]:
+    """Return the newest runs that were predicted with a profile; nothing without any."""
+    runs = store.observed_runs(profile_fingerprint=fingerprint, target=target, limit=MOST_SHOWN)
+    words = "Plans that are made now for the same machine, runtime and version follow these runs."
+    section = replace(runs_section(runs), title="Observed runs", paragraphs=(words,))
+    return (section,) if runs else ()
 
 
 def observations_section(rows: Sequence[Stored[Observation]]) -> Section:
@@ -113,6 +136,33 @@ def observations_section(rows: Sequence[Stored[Observation]]) -> Section:
         empty="Nothing was observed yet.",
     )
     return Section(name="observations", tables=(table,))
+
+
+def runs_section(runs: Sequence[Stored[ObservedRun]]) -> Section:
+    """Return the table of observed runs, measured against predicted."""
+    table = Table.of(
+        "runs",
+        runs,
+        {
+            "id": lambda row: Cell.words(f"r{row.id}"),
+            "time, UTC": lambda row: Cell.words(row.created_at[:16].replace("T", " ")),
+            "model": lambda row: row.value.model,
+            "GPUs": lambda row: Cell.count(row.value.world_size),
+            "profile": lambda row: row.value.profile,
+            "runtime": lambda row: row.value.runtime,
+            "source": lambda row: row.value.source,
+            "predicted": lambda row: Cell.seconds(row.value.predicted_seconds),
+            "observed": lambda row: Cell.seconds(row.value.seconds),
+            "ratio": lambda row: Cell(text=f"{row.value.ratio:.2f}", value=row.value.ratio),
+        },
+        wide=("predicted", "source", "time, UTC", "profile"),
+    )  # fmt: skip
+    return Section(name="runs", title="Runs of whole models", tables=(table,))
+
+
+def stored_documents(rows: Iterable[Stored[Any]]) -> list[dict[str, Any]]:
+    """Return steps or runs of a store as JSON has them."""
+    return [{"id": row.id, "created_at": row.created_at, **encode(row.value)} for row in rows]
 
 
 def _if_sound(

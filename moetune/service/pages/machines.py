@@ -4,6 +4,7 @@ from types import MappingProxyType
 
 from moetune.app.planner import ServicePlanner
 from moetune.app.profiles import list_profiles
+from moetune.app.views.observed import observed_runs
 from moetune.app.views.profile import profile_sections
 from moetune.report.section import Cell, Section, Table
 from moetune.service.pages.library import Summary, stored_profile, summary_of
@@ -54,14 +55,16 @@ def machines_page(planner: ServicePlanner) -> Page:
 
 def profile_page(planner: ServicePlanner, name: str) -> Page:
     """Return the page of one profile, or raise NotFoundError."""
-    sections = profile_sections(stored_profile(planner, name))
+    machine = stored_profile(planner, name)
+    sections = profile_sections(machine)
+    observed = observed_runs(planner.reading, machine.profile.digest)
     file = address("v1", "profiles", name)
     return Page(
         title=name,
         here="machines",
         scope=sections[0].scope,
         links=(Link(name="Profile file", href=file, file=f"{name}.json"),),
-        sections=sections,
+        sections=(*sections, *observed),
     )
 
 

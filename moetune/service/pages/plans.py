@@ -7,7 +7,7 @@ from moetune.app.library import read_plans
 from moetune.app.planner import ServicePlanner
 from moetune.app.subjects import Subject
 from moetune.app.views.comparison import comparison_sections
-from moetune.app.views.observed import MOST_SHOWN, observed_steps
+from moetune.app.views.observed import observed_sections
 from moetune.app.views.plan import plan_sections
 from moetune.app.views.stored_plans import stored_plans_table
 from moetune.app.whatif import arguments_of
@@ -61,7 +61,7 @@ def plan_page(planner: ServicePlanner, plan_id: str) -> Page:
     plan = planner.sources.plan(plan_id)
     subject = planner.explain(plan)
     sections = plan_sections(subject, is_page=True)
-    observed = observed_steps(planner.reading.observation_page(plan.id, limit=MOST_SHOWN))
+    observed = observed_sections(planner.reading, plan)
     model = model_name(plan)
     commands = {
         words: f"moetune {command} {plan.id[:12]}{more}"
@@ -108,7 +108,10 @@ def _commands(plan: AnyPlan, model: str | None) -> Mapping[str, tuple[str, str]]
         "Ask why, and why not another layout": ("explain", config),
         "See what the step depends on": ("sensitivity", config),
         change: ("whatif", f"{ranks}{config}"),
-    }
+        "Hold its run against it, which calibrates later plans": (
+            "observe", f" --log train.log{config}",
+        ),
+    }  # fmt: skip
 
 
 def _asked_anew(planner: ServicePlanner, plan: TrainingDocument, model: str) -> str:
