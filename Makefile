@@ -85,7 +85,6 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.pipemoe
 	$(BIN)/python -m benchmarks.speed
 	$(BIN)/python -m benchmarks.ppmoe.table2
-	$(BIN)/python -m benchmarks.service
 
 gpu:
 	python3 -m benchmarks.gpu

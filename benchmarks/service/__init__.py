@@ -1,1 +1,0 @@
-"""The plan service under load: its answers, its start, its page in a browser."""
