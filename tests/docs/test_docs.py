@@ -17,7 +17,8 @@ from tests.docs.parsing import check_mention, command_names
 from tests.docs.reader import ROOT, Reader
 
 DOCS = ROOT / "docs"
-PAGES = (ROOT / "README.md", ROOT / "SKILL.md", *sorted(DOCS.glob("*.md")))
+SKILLS = sorted(DOCS.glob("skills/*/SKILL.md"))
+PAGES = (ROOT / "README.md", ROOT / "SKILL.md", *sorted(DOCS.glob("*.md")), *SKILLS)
 WRITTEN = tuple(page for page in PAGES if page.stem not in {"commands", "withdrawn"})
 
 
