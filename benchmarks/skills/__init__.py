@@ -1,0 +1,1 @@
+"""Questions that coding agents answer with moetune, with its skills and without: their score."""
