@@ -212,7 +212,8 @@ def _step_words(answer: WhyNotAnswer, rival: ComparedChoice) -> Iterator[str]:
         yield f"With enough memory {rival.name} would take {step} a step, {how} the plan's {mine}."
     else:
         yield f"With {rival.name} a step takes {step}, {how} the plan's {mine}."
-    yield f"The plan has {chosen.name}."
+    if chosen.name != rival.name:  # as sizes; decisions that differ follow
+        yield f"The plan has {chosen.name}."
     yield from _way_words(chosen, rival)
     if verdict == "faster" and answer.rule:
         yield f"{_capital(answer.rule)}."
