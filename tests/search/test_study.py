@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from moetune.app.tuning import StudyTuner, TuningStudy
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.runtime.plans.tuner import TuningTask
-from moetune.solve.layer.online import PRUNE_AFTER, REPEATS, Space
+from moetune.solve.layer.online import PRUNE_AFTER, REPEATS, Space, Tried, next_decision
 from moetune.store import open_store
 from tests.runtime.plans import small_plan
 
@@ -47,6 +48,19 @@ def test_it_begins_with_the_plans_answer_and_finds_the_best(tmp_path: Path) -> N
     assert study.tried[0].decision == SPACE.seed
     assert study.planned() == study.tried[0]
     assert study.num_steps == num_steps + len(study.tried)
+
+
+def test_the_curve_over_degrees_is_of_the_fastest_strategy_alone() -> None:
+    seed = replace(SPACE.seed, strategy="S4")
+    space = replace(SPACE, seed=seed, strategies=("S4", "S1", "none"))
+    tried = [Tried(decision=seed, seconds=(10.0,))]
+    wanted = next_decision(space=space, tried=tried)
+    for strategy in ("S1", "none"):
+        rivals = [
+            Tried(decision=replace(seed, strategy=strategy).with_degree(degree), seconds=(99.0,))
+            for degree in (1, 2, 3, 5, 8, 16)
+        ]
+        assert next_decision(space=space, tried=[*tried, *rivals]) == wanted
 
 
 def test_searches_of_a_plan_with_and_without_its_strategy_are_two(tmp_path: Path) -> None:
