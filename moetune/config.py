@@ -296,13 +296,13 @@ def _check(origin: str, values: Mapping[str, object]) -> None:
 
 def _variables(environ: Mapping[str, str]) -> list[tuple[str, object]]:
     default = Settings(db="-")
-    found: list[tuple[str, object]] = []
+    settings: list[tuple[str, object]] = []
     for item in fields(Settings):
         name = PREFIX + item.name.upper()
         text = environ.get(name)
         if text:
-            found.append((item.name, _as_kind(name, text, getattr(default, item.name))))
-    return found
+            settings.append((item.name, _as_kind(name, text, getattr(default, item.name))))
+    return settings
 
 
 def _as_kind(name: str, text: str, default: object) -> object:

@@ -23,8 +23,8 @@ def nearest(directory: Path) -> tuple[str, dict[str, object]] | None:
         if _is_own(folder / FILE_NAME):
             return str(folder / FILE_NAME), read(folder / FILE_NAME)
         project = folder / "pyproject.toml"
-        if _is_own(project) and (found := _read_project(project)) is not None:
-            return f"{project} [tool.moetune]", found
+        if _is_own(project) and (settings := _read_project(project)) is not None:
+            return f"{project} [tool.moetune]", settings
     return None
 
 
@@ -32,10 +32,10 @@ def _is_own(file: Path) -> bool:
     """Return whether it is a file that no other user owns or may write; others are ignored."""
     if not file.is_file():
         return False
-    found = file.stat()
-    is_others = found.st_uid not in {os.getuid(), _ROOT}
-    may_write = found.st_mode & stat.S_IWOTH or (
-        found.st_mode & stat.S_IWGRP and found.st_gid not in {os.getgid(), _ROOT}
+    status = file.stat()
+    is_others = status.st_uid not in {os.getuid(), _ROOT}
+    may_write = status.st_mode & stat.S_IWOTH or (
+        status.st_mode & stat.S_IWGRP and status.st_gid not in {os.getgid(), _ROOT}
     )
     if is_others or may_write:
         why = "belongs to another user" if is_others else "can be written by other users"

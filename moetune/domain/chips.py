@@ -115,12 +115,12 @@ def generation_of(capability: Capability) -> Generation | None:
 
 
 def _peaks(
-    *, half: float, eight: float = 0.0, four: float = 0.0, full: float = 0.0, **others: float
+    *, half: float, eight: float = 0.0, four: float = 0.0, full: float = 0.0, **further: float
 ) -> Mapping[str, float]:
     """Return FLOP/s by number format, from TFLOP/s; 0 for none."""
     rates = {
         "float16": half, "bfloat16": half, "fp8": eight, "fp8_rowwise": eight, "mxfp8": eight,
-        "nvfp4": four, "float32": full, **others,
+        "nvfp4": four, "float32": full, **further,
     }  # fmt: skip
     return MappingProxyType({name: rate * 1e12 for name, rate in rates.items() if rate})
 

@@ -32,10 +32,10 @@ class Amounts:
     embedding: float = 0
     head: float = 0
 
-    def __add__(self, other: "Amounts") -> "Amounts":
+    def __add__(self, addend: "Amounts") -> "Amounts":
         return Amounts(
             **{
-                item.name: getattr(self, item.name) + getattr(other, item.name)
+                item.name: getattr(self, item.name) + getattr(addend, item.name)
                 for item in fields(self)
             }
         )

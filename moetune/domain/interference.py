@@ -64,10 +64,10 @@ class Interference:
 
     def speed(self, victim: ResourceClass, running: frozenset[ResourceClass]) -> float:
         """Return the victim's speed while the classes in `running` run (itself ignored)."""
-        others = running - {victim}
-        if not others:
+        rivals = running - {victim}
+        if not rivals:
             return 1.0
-        key = "all" if len(others) > 1 else next(iter(others))
+        key = "all" if len(rivals) > 1 else next(iter(rivals))
         speed: float = getattr(getattr(self, victim), key)
         return speed
 

@@ -237,24 +237,24 @@ _HYBRID = "{decoder.name}: multi-token prediction of a hybrid with Mamba"
 MEGATRON_MODELS = (
     Rule("{decoder.name}: its arguments do not describe the family {decoder.family}", _OTHER_FAMILY,
          _ARGUMENTS, lambda asked: asked.decoder.family not in _DESCRIBED),
-    Rule("{decoder.name}, whose family {decoder.family} has arguments from core {found} on",
-         "--target megatron@{found}", _ARGUMENTS, _described_later),
+    Rule("{decoder.name}, whose family {decoder.family} has arguments from core {cause} on",
+         "--target megatron@{cause}", _ARGUMENTS, _described_later),
     Rule(_HYBRID, "--target megatron@0.17", "core/models/mamba/mamba_model.py",
          lambda asked: asked.decoder.family in _DESCRIBED and not _described_later(asked)
          and _has_hybrid_predictions(asked), before=(0, 17)),
-    Rule("{decoder.name}: {found}", _OTHER_FAMILY, "gpt_builders.py",
+    Rule("{decoder.name}: {cause}", _OTHER_FAMILY, "gpt_builders.py",
          lambda asked: asked.decoder.family in _DESCRIBED and not _described_later(asked)
          and not (_has_hybrid_predictions(asked) and asked.core < (0, 17))
          and _problem(asked.decoder)),
 )  # fmt: skip
 """What of a model the arguments of Megatron-LM cannot describe."""
 BRIDGE_MODELS = (
-    Rule("{decoder.name} without its {found[0]}, which its bridge makes, too, and no plan counts",
-         "a model of text alone", f"{_BRIDGES}/{{found[1]}}", _bound_towers),
+    Rule("{decoder.name} without its {cause[0]}, which its bridge makes, too, and no plan counts",
+         "a model of text alone", f"{_BRIDGES}/{{cause[1]}}", _bound_towers),
     Rule("{decoder.name}: it has no recipe for it, and no bridge of the family {decoder.family}",
          _OTHER_FAMILY, _BRIDGES, lambda asked: _family(asked.decoder) not in _BRIDGED
          and not _bound_towers(asked)),
-    Rule("{decoder.name}: {decoder.family} has a bridge from {found} on", "--target bridge@{found}",
+    Rule("{decoder.name}: {decoder.family} has a bridge from {cause} on", "--target bridge@{cause}",
          _BRIDGES, _bridged_later),
     Rule(_HYBRID, "--target bridge@0.4", "megatron/core/models/mamba/mamba_model.py",
          lambda asked: not _bound_towers(asked) and _family(asked.decoder) in _BRIDGED

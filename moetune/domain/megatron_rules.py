@@ -117,7 +117,7 @@ def _is_gemma(asked: Asked) -> bool:
 
 
 RECOMPUTED = (
-    Rule("overlap batch with recomputation of {found}", "--recompute moe_act,norm", _CONFIG,
+    Rule("overlap batch with recomputation of {cause}", "--recompute moe_act,norm", _CONFIG,
          lambda asked: asked.layout.overlap == "batch" and _recomputed(asked, _WHOLE)),
 )  # fmt: skip
 """What of a layout's recomputation does not go with its overlap."""
@@ -133,7 +133,7 @@ BATCH_OVERLAP = (
     *RECOMPUTED,
 )  # fmt: skip
 GRAPHS = (
-    Rule("partial CUDA graphs with recomputation of {found}",
+    Rule("partial CUDA graphs with recomputation of {cause}",
          "--cuda-graphs none, or --recompute moe_act,norm", _CONFIG,
          lambda asked: asked.layout.cuda_graphs == "partial" and _recomputed(asked, _WHOLE)),
 )  # fmt: skip
@@ -144,24 +144,24 @@ HOST_OPTIMIZER = (
 )  # fmt: skip
 """A host's share is computed in float32, by Adam."""
 MEGATRON = (
-    Rule("tp {layout.tp} with {found[0]} key-value heads, of which neither divides the other",
-         "--tp {found[1]}", _CONFIG, _key_heads),
+    Rule("tp {layout.tp} with {cause[0]} key-value heads, of which neither divides the other",
+         "--tp {cause[1]}", _CONFIG, _key_heads),
     Rule("cp {layout.cp} with an indexer of keys (DSA)", "--cp 1", _CONFIG,
          lambda asked: asked.layout.cp > 1 and any(
              isinstance(mixer, LatentAttention) and mixer.indexer is not None
              for mixer in asked.decoder.mixers), before=(0, 19)),
-    Rule("cp {layout.cp} and tp {layout.tp} with windows or sinks and {found[0]} heads", "--cp 1",
+    Rule("cp {layout.cp} and tp {layout.tp} with windows or sinks and {cause[0]} heads", "--cp 1",
          "Transformer Engine, context_parallel.py",
          lambda asked: asked.layout.cp > 1 and _exchanged_heads(asked)),
     Rule("cp {layout.cp} with gated delta nets", "--cp 1", _CONFIG,
          lambda asked: asked.layout.cp > 1 and asked.decoder.delta_heads, before=(0, 18)),
-    Rule("tp·cp {found[0]} with {found[1]} heads of gated delta nets", "tp·cp {found[2]}", _CONFIG,
+    Rule("tp·cp {cause[0]} with {cause[1]} heads of gated delta nets", "tp·cp {cause[2]}", _CONFIG,
          lambda asked: (asked.layout.cp == 1 or asked.core >= (0, 18)) and _shared_heads(
              asked, (count for counts in asked.decoder.delta_heads for count in counts))),
-    Rule("tp {layout.tp} with {found[0]} Mamba groups", "--tp {found[1]}", _MAMBA,
+    Rule("tp {layout.tp} with {cause[0]} Mamba groups", "--tp {cause[1]}", _MAMBA,
          lambda asked: indivisible(asked.decoder.mamba_groups, asked.layout.tp)),
-    Rule("cp {layout.cp} with {found} Mamba groups a rank", "--cp 1", _MAMBA, _uneven_groups),
-    Rule("tp·cp {found[0]} with {found[1]} Mamba heads", "--cp 1", _MAMBA, _mamba_heads),
+    Rule("cp {layout.cp} with {cause} Mamba groups a rank", "--cp 1", _MAMBA, _uneven_groups),
+    Rule("tp·cp {cause[0]} with {cause[1]} Mamba heads", "--cp 1", _MAMBA, _mamba_heads),
     # Stages of hybrids have as many layers each, but for the first and the last.
     Rule("virtual stages of a Mamba hybrid", "--vpp 1", "ssm/mamba_block.py",
          lambda asked: asked.layout.vpp > 1 and asked.decoder.has_mamba),
@@ -170,10 +170,10 @@ MEGATRON = (
          lambda asked: asked.layout.overlap == "batch" and asked.decoder.has_mamba),
     Rule("offloaded activations of a Mamba hybrid", "--offload-activations 0", "ssm/mamba_block.py",
          lambda asked: asked.layout.offload_activations and asked.decoder.has_mamba),
-    Rule("stages of {found} layers of a Mamba hybrid",
+    Rule("stages of {cause} layers of a Mamba hybrid",
          "--stages with as many in each but the first and the last", "ssm/mamba_block.py",
          _uneven_stages),
-    Rule("overlap batch with {found} steps of multi-token prediction", "--overlap none", _CONFIG,
+    Rule("overlap batch with {cause} steps of multi-token prediction", "--overlap none", _CONFIG,
          lambda asked: asked.layout.overlap == "batch"
          and (steps := len(asked.decoder.predictions)) > 1 and steps),
     Rule("overlap batch with multi-token prediction and pp 1", "--pp above 1", _CONFIG,
@@ -200,10 +200,10 @@ MEGATRON = (
     Rule("full CUDA graphs of experts with etp {layout.etp}",
          "--etp 1, or --cuda-graphs partial or none", _EXPERTS,
          lambda asked: _is_whole(asked) and asked.layout.etp > 1, since=(0, 18)),
-    Rule("full CUDA graphs of experts with recomputation of {found}, whose results the paged stash "
+    Rule("full CUDA graphs of experts with recomputation of {cause}, whose results the paged stash "
          "keeps", "--recompute norm", "transformer/moe/paged_stash.py",
          lambda asked: _is_whole(asked) and _recomputed(asked, _STASHED), since=(0, 18)),
-    Rule("full CUDA graphs of experts with {found}", "--cuda-graphs partial or none", _EXPERTS,
+    Rule("full CUDA graphs of experts with {cause}", "--cuda-graphs partial or none", _EXPERTS,
          lambda asked: _is_whole(asked) and _unfused(asked), since=(0, 18)),
     Rule("recomputation of norms in Gemma 4's blocks with experts", "--recompute none or moe_act",
          _GEMMA, lambda asked: "norm" in asked.layout.recompute and _is_gemma(asked),

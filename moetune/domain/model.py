@@ -93,7 +93,7 @@ def read_shape(text: str) -> Transformer | None:
     match = _SHAPE.fullmatch(text)
     if match is None:
         return None
-    *sizes, every, length, vocab = (int(text) for text in match.groups() if text.isdecimal())
+    *sizes, moe_period, length, vocab = (int(text) for text in match.groups() if text.isdecimal())
     layers, heads, d_model, d_hidden, experts, top_k = sizes
     moe = LayerShape(
         d_model=d_model, d_hidden=d_hidden, num_experts=experts, top_k=top_k,
@@ -101,7 +101,7 @@ def read_shape(text: str) -> Transformer | None:
     )  # fmt: skip
     return Transformer(
         moe=moe, num_layers=layers, num_heads=heads, length=length, vocab_size=vocab,
-        moe_every=every,
+        moe_every=moe_period,
     )  # fmt: skip
 
 

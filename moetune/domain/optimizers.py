@@ -91,7 +91,7 @@ def _megatron(
 
 
 MEGATRON_ADAM = _megatron("adam", gradient=4, master=4, moment=8)
-_KNOWN: MappingProxyType[OptimizerName, Optimizer] = MappingProxyType(
+_MEGATRON_OPTIMIZERS: MappingProxyType[OptimizerName, Optimizer] = MappingProxyType(
     {
         optimizer.name: optimizer
         for optimizer in (
@@ -118,7 +118,7 @@ DEEPSPEED_ADAM = Optimizer(
 
 def optimizer_of(name: OptimizerName) -> Optimizer:
     """Return the optimizer of that name."""
-    return _KNOWN[name]
+    return _MEGATRON_OPTIMIZERS[name]
 
 
 @cache  # a plan asks for it for each peak

@@ -333,7 +333,9 @@ MEMORY_DEFAULTS = {"seq": "4k", "micro_batch": "1", "dtype": "bfloat16", "target
 
 def read_texts(texts: Mapping[str, str]) -> dict[str, object]:
     """Return the values in texts that are not empty; InputError for what is unknown or wrong."""
-    return {name: _known(name).read(text.strip()) for name, text in texts.items() if text.strip()}
+    return {
+        name: _ask_named(name).read(text.strip()) for name, text in texts.items() if text.strip()
+    }
 
 
 def read_question(values: Mapping[str, object]) -> Question:
@@ -343,14 +345,14 @@ def read_question(values: Mapping[str, object]) -> Question:
         if name == "config":
             given[name] = value
             continue
-        ask = _known(name)
+        ask = _ask_named(name)
         if value is not None:
             with about(name):
                 given[name] = decode(_HINTS[name], _plain(ask, value), flag_of(name))
     return Question(**given)
 
 
-def _known(name: str) -> Ask:
+def _ask_named(name: str) -> Ask:
     if name not in ASKS:
         hint = nearest_or(f"known: {', '.join(_HINTS)}", name, _HINTS)
         raise InputError(f"a plan has no argument {name!r}", hint, field=name)

@@ -234,10 +234,10 @@ class Rule:
     """One refusal of a runtime.
 
     Args:
-        what: refused, with places for `layout`, `job`, `decoder`, `site`, `target` and `found`.
+        what: refused, with places for `layout`, `job`, `decoder`, `site`, `target` and `cause`.
         instead: flags that the runtime runs, with the same places.
         source: the runtime's file that says so; "" where `source` of the target is meant.
-        breaks: returns what is in the way, `found` of the texts; false where nothing is.
+        breaks: returns what is in the way, `cause` of the texts; false where nothing is.
         since: first version of Megatron-Core that refuses it.
         before: first version that does not.
         target: the only one of the targets with these rows that refuses it; "" for all.
@@ -266,7 +266,7 @@ def refused(rules: tuple[Rule, ...], asked: Asked) -> Iterator[BrokenRule]:
     for rule in _rules_of(rules, asked.target.name, asked.core):
         if broken := rule.breaks(asked):
             places = {
-                "layout": asked.layout, "job": asked.job, "site": asked.site, "found": broken,
+                "layout": asked.layout, "job": asked.job, "site": asked.site, "cause": broken,
                 "target": asked.target, "decoder": asked.job and asked.job.decoder,
             }  # fmt: skip
             texts = (text.format(**places) for text in (rule.what, rule.instead, rule.source))

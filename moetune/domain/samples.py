@@ -46,9 +46,9 @@ def expert_rows(form: GemmForm, rows: int, num_experts: int) -> tuple[int, ...]:
     """
     if form == even_form(form):
         return tuple(_nearly(rows, num_experts))
-    total, others = num_experts * rows, num_experts - 1
-    mean = int(total * (1 - hottest_share(num_experts))) // others
-    return (total - others * mean, *_nearly(mean, others))
+    total, num_others = num_experts * rows, num_experts - 1
+    mean = int(total * (1 - hottest_share(num_experts))) // num_others
+    return (total - num_others * mean, *_nearly(mean, num_others))
 
 
 def _nearly(rows: int, num_experts: int) -> list[int]:

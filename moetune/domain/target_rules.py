@@ -108,12 +108,12 @@ DISPATCHERS = (
          and asked.layout.dispatcher != "hybrid_ep"),
     Rule("{layout.dispatcher} with ep 1, which exchanges nothing", f"--ep above 1, or {_INSTEAD}",
          "", lambda asked: _deduplicates(asked) and _kernel_ranks(asked) == 1),
-    Rule("deepep with ep·etp {found}", _INSTEAD, _KERNELS, _node_problem),
-    Rule("{layout.dispatcher} {found}", "--dispatcher hybrid_ep or all_to_all",
+    Rule("deepep with ep·etp {cause}", _INSTEAD, _KERNELS, _node_problem),
+    Rule("{layout.dispatcher} {cause}", "--dispatcher hybrid_ep or all_to_all",
          "flex_dispatcher_backend.py",
-         lambda asked: (found := _link_problem(asked)).startswith("on ") and found),
-    Rule("{layout.dispatcher} {found}", _INSTEAD, _README,
-         lambda asked: (found := _link_problem(asked)).startswith("without ") and found),
+         lambda asked: (cause := _link_problem(asked)).startswith("on ") and cause),
+    Rule("{layout.dispatcher} {cause}", _INSTEAD, _README,
+         lambda asked: (cause := _link_problem(asked)).startswith("without ") and cause),
 )  # fmt: skip
 """What goes wrong with a layout's dispatcher."""
 FAMILIES = (
@@ -133,7 +133,7 @@ _COMBINED = (
          and asked.layout.zero > max(asked.target.zero_with_pp, asked.target.zero[0])),
     Rule("ZeRO-{layout.zero} with tp {layout.tp}", "--zero {target.zero_with_tp}, or --tp 1", "",
          lambda asked: asked.layout.tp > 1 and asked.layout.zero > asked.target.zero_with_tp),
-    Rule("tp {layout.tp} with dispatcher {layout.dispatcher}", "{found}--tp 1", "",
+    Rule("tp {layout.tp} with dispatcher {layout.dispatcher}", "{cause}--tp 1", "",
          _cut_dispatcher),
     Rule("ep {layout.ep} with tp {layout.tp}", "an ep that tp divides", "",
          lambda asked: asked.target.tp_divides_ep and asked.layout.ep > 1
@@ -171,7 +171,7 @@ _HOST = (
     Rule("a share of {layout.offload_optimizer:g} of the states in host memory",
          "--offload-optimizer 1 or 0", "",
          lambda asked: _has_states_on_host(asked) and asked.layout.offload_optimizer != 1),
-    Rule("states in host memory with {found[0]} {found[1]}", "--{found[0]} 1", "", _shared_size),
+    Rule("states in host memory with {cause[0]} {cause[1]}", "--{cause[0]} 1", "", _shared_size),
     Rule("an offloaded optimizer", "--offload-optimizer 0", "",
          lambda asked: asked.layout.offload_optimizer
          and not asked.target.offloads_states and not asked.target.offloads_optimizer),

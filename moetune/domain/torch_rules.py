@@ -67,7 +67,7 @@ and none of delta nets (`module_inject/tp_plan_converter.py`)."""
 def key_heads(source: str) -> Rule:
     """Return the rule of numbers of key heads that tensor parallelism does not divide."""
     return Rule(
-        "tp {layout.tp} with {found[0]} key heads", "--tp {found[1]}", source,
+        "tp {layout.tp} with {cause[0]} key heads", "--tp {cause[1]}", source,
         lambda asked: indivisible(asked.decoder.kv_head_counts, asked.layout.tp),
     )  # fmt: skip
 
@@ -282,19 +282,19 @@ TORCHTITAN_MODELS = (
          "models/*/__init__.py", lambda asked: recipe_of(asked.decoder) is None),
 )  # fmt: skip
 TORCHTITAN = (
-    Rule("sequences of {job.length} tokens: {found.flavor} embeds {found.max_length}",
-         "--seq {found.max_length} or less", "models/common/decoder.py", _bound),
-    Rule("cp {layout.cp} of {found}", "--cp 1", "models/{found}/parallelize.py", _keeps_sequence),
+    Rule("sequences of {job.length} tokens: {cause.flavor} embeds {cause.max_length}",
+         "--seq {cause.max_length} or less", "models/common/decoder.py", _bound),
+    Rule("cp {layout.cp} of {cause}", "--cp 1", "models/{cause}/parallelize.py", _keeps_sequence),
     # Context parallelism cuts FlexAttention's mask by whole blocks (`distributed/context_parallel/
     # api.py`; `torch/distributed/tensor/experimental/_context_parallel/_attention.py`).
-    Rule("sequences of {job.length} tokens, which 2·cp·tp ({found}) does not divide",
+    Rule("sequences of {job.length} tokens, which 2·cp·tp ({cause}) does not divide",
          "--cp 1 or another --seq", "trainer.py",
          lambda asked: _rest(asked, 2 * asked.layout.cp * asked.layout.tp)),
-    Rule(f"sequences of {{job.length}} tokens, which {_MASK_BLOCK}·cp ({{found}}) does not divide",
+    Rule(f"sequences of {{job.length}} tokens, which {_MASK_BLOCK}·cp ({{cause}}) does not divide",
          "--cp 1 or another --seq", "torch's _create_cp_block_mask",
          lambda asked: _rest(asked, _MASK_BLOCK * asked.layout.cp)),
     key_heads("models/common/decoder.py"),
-    Rule("tp {layout.tp} with delta nets of {found[0]} key and {found[1]} value heads", "--tp 1",
+    Rule("tp {layout.tp} with delta nets of {cause[0]} key and {cause[1]} value heads", "--tp 1",
          "models/qwen3_5/model.py",
          lambda asked: next((heads for heads in asked.decoder.delta_heads
                              if heads[0] % asked.layout.tp or heads[1] % asked.layout.tp), None)),
@@ -307,7 +307,7 @@ TORCHTITAN = (
          "models/common/moe_sharding.py",
          lambda asked: asked.decoder.num_moe_layers and asked.layout.tp > 1
          and asked.layout.ep == 1),
-    Rule("experts in {found[0]} shards, which the width {found[1]} does not divide by",
+    Rule("experts in {cause[0]} shards, which the width {cause[1]} does not divide by",
          "--ep {decoder.layer.num_experts}", "distributed/fsdp.py", _odd_width),
     Rule("deepep with mxfp8, which pads rows", "--dispatcher all_to_all or hybrid_ep",
          "components/quantization/utils.py",
@@ -316,7 +316,7 @@ TORCHTITAN = (
     Rule("pp {layout.pp} with an embedding that is the head, too", "--pp 1",
          "models/common/decoder.py",
          lambda asked: asked.layout.pp > 1 and asked.decoder.is_tied),
-    Rule("{found} micro-batches in {layout.pp} stages",
+    Rule("{cause} micro-batches in {layout.pp} stages",
          "a larger --global-batch, or a smaller --pp or --micro-batch",
          "torch/distributed/pipelining/schedules.py", _few_batches),
 )  # fmt: skip

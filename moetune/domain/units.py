@@ -75,10 +75,8 @@ def _check_has_unit(text: str, what: str, *units: str) -> None:
     """Raise InputError with the units it could have where the text is a bare number."""
     match = _NUMBER.fullmatch(text)
     if match is not None and not match[2] and float(match[1]):
-        *others, last = (f"{shown(match[1])[1:-1]}{unit}" for unit in units)
-        raise InputError(
-            f"{what} {shown(text)} has no unit", f"write {', '.join(others)} or {last}"
-        )
+        *first, last = (f"{shown(match[1])[1:-1]}{unit}" for unit in units)
+        raise InputError(f"{what} {shown(text)} has no unit", f"write {', '.join(first)} or {last}")
 
 
 def _positive(value: float, text: str, what: str) -> float:

@@ -71,17 +71,17 @@ def _implementation(planned: Planned) -> str:
     return _IMPLEMENTATIONS[layout.dispatcher] if layout.ep > 1 else "auto"
 
 
-_FREED, _KEPT = "free_full_weight", "keep_full_weight"
+_FREE, _KEEP = "free_full_weight", "keep_full_weight"
 SHARDED: MappingProxyType[str, Mapping[str, str]] = MappingProxyType({
     "dbrx": {
-        "transformer.wte": _FREED, "transformer.blocks.*": _FREED, "transformer.norm_f": _KEPT,
+        "transformer.wte": _FREE, "transformer.blocks.*": _FREE, "transformer.norm_f": _KEEP,
     },
-    "gpt2": {"transformer.wte": _FREED, "transformer.h.*": _FREED, "transformer.ln_f": _KEPT},
-    "jamba": {"model.final_layernorm": _KEPT},
+    "gpt2": {"transformer.wte": _FREE, "transformer.h.*": _FREE, "transformer.ln_f": _KEEP},
+    "jamba": {"model.final_layernorm": _KEEP},
     "llama4_text": {
-        "model.embed_tokens": _FREED, "model.layers.*": _FREED, "model.norm": _KEPT,
+        "model.embed_tokens": _FREE, "model.layers.*": _FREE, "model.norm": _KEEP,
     },
-    "nemotron_h": {"model.embeddings": _FREED, "model.norm_f": _KEPT},
+    "nemotron_h": {"model.embeddings": _FREE, "model.norm_f": _KEEP},
 })  # fmt: skip
 """Modules of families whose names `base_model_fsdp_plan` (`configuration_utils.py`) does not have:
 without them FSDP gathers those parts, or all blocks, for the whole of a step."""

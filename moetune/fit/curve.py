@@ -353,8 +353,8 @@ def left_out_errors(
     if not left_out.size:
         return {}
     points, times = np.asarray(sizes, float), np.asarray(seconds, float)
-    others = np.array([np.delete(np.arange(count), place) for place in left_out])
-    rest = curve_through(sizes=points[others], seconds=times[others], alpha_seconds=alpha_seconds)
-    predicted = rest.seconds_at(points[left_out][:, None])[:, 0]
+    rest = np.array([np.delete(np.arange(count), place) for place in left_out])
+    curves = curve_through(sizes=points[rest], seconds=times[rest], alpha_seconds=alpha_seconds)
+    predicted = curves.seconds_at(points[left_out][:, None])[:, 0]
     errors = (predicted / times[left_out] - 1).tolist()
     return dict(zip(left_out.tolist(), errors, strict=True))

@@ -41,10 +41,10 @@ def interference_of(times: Mapping[InterferenceKey, tuple[float, ...]]) -> Inter
 def table_of(medians: Mapping[InterferenceKey, float]) -> Interference:
     """Return `interference_of` times with these medians; of arrays of medians arrays of speeds."""
     speeds: dict[str, dict[str, float]] = {"comp": {}, "comm": {}, "mem": {}}
-    for (victim, others), disturbed in medians.items():
+    for (victim, rivals), disturbed in medians.items():
         alone = medians.get((victim, _NONE))
-        if alone is not None and others:
-            key = "all" if len(others) > 1 else next(iter(others))
+        if alone is not None and rivals:
+            key = "all" if len(rivals) > 1 else next(iter(rivals))
             speeds[victim][key] = shorter(1.0, alone / disturbed)
     return Interference(
         comp=CompSpeed(**speeds["comp"]),
@@ -69,17 +69,17 @@ class OverlapLoss:
         """Return the speed of computation during such exchanges: 1 − loss / time."""
         seconds = np.asarray(exchange_seconds, float)
         with np.errstate(divide="ignore", invalid="ignore"):
-            speeds = np.clip(1 - self._at(num_bytes) / seconds, _LEAST_SPEED, 1.0)
+            speeds = np.clip(1 - self._loss_seconds(num_bytes) / seconds, _LEAST_SPEED, 1.0)
         return as_number(np.where(seconds, speeds, 1.0))
 
     def stretched_speed(self, num_bytes: float, exchange_seconds: float) -> float:
         """Return the speed of exchanges of that time: time / (time + loss); of arrays, an array."""
         seconds = np.asarray(exchange_seconds, float)
         with np.errstate(divide="ignore", invalid="ignore"):
-            speeds = np.maximum(seconds / (seconds + self._at(num_bytes)), _LEAST_SPEED)
+            speeds = np.maximum(seconds / (seconds + self._loss_seconds(num_bytes)), _LEAST_SPEED)
         return as_number(np.where(seconds, speeds, 1.0))
 
-    def _at(self, num_bytes: float) -> Floats:
+    def _loss_seconds(self, num_bytes: float) -> Floats:
         """Return the loss: constant below the sizes, linear between them and on above."""
         asked, sizes, seconds = np.asarray(num_bytes), np.array(self.sizes), np.array(self.seconds)
         if len(sizes) == 1:

@@ -34,7 +34,7 @@ from moetune.fit.index import Basis, Blend, Points, ProfileIndex, Source
 from moetune.fit.missing import missing_collective, missing_copy, missing_gemm
 from moetune.fit.pool import Origin
 
-_ONE = np.ones((1, 1))
+_UNIT_FACTOR = np.ones((1, 1))
 
 
 class Curves:
@@ -61,7 +61,7 @@ class Curves:
 
     def factors(self, label: str, spread: float) -> Floats:  # noqa: ARG002 - draws differ
         """Return what multiplies the times of what has that error besides, shape (curves, 1)."""
-        return _ONE
+        return _UNIT_FACTOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +84,12 @@ class Predictor:
     cap: Trust
     stand_in: str
     origin: Origin | None = None
-    table_factors: Floats = field(default_factory=lambda: _ONE)
+    table_factors: Floats = field(default_factory=lambda: _UNIT_FACTOR)
 
     def seconds_at(self, sizes: Floats) -> Floats:
         """Return the times at some sizes, shape (curves, sizes)."""
         seconds = self.factors * self.times.seconds_at(self.stretch * sizes)
-        if self.origin is None or self.table_factors is _ONE:
+        if self.origin is None or self.table_factors is _UNIT_FACTOR:
             return seconds
         is_sample = (self.origin.low <= sizes) & (sizes <= self.origin.high)
         return np.where(is_sample, seconds, self.table_factors * seconds)
@@ -279,7 +279,7 @@ class Operations(Tables):
         do they name what is published in a published profile, which says so as a whole.
         """
         basis, stand_in = source.basis, source.stand_in
-        origin, table_factors = None, _ONE
+        origin, table_factors = None, _UNIT_FACTOR
         is_told = bool(stand_in) or not isinstance(basis, Line)
         if not isinstance(basis, Line) and basis.origin is not None:
             origin = basis.origin

@@ -154,8 +154,8 @@ def _interference(
             ) if size:
                 overlapped[victim][size, sample.point.is_alone].append(sample)
             case InterferencePoint(comm_bytes=0) | InterferencePoint(others=()) as point:
-                others = frozenset(point.others) - {point.victim}
-                table[point.victim, others].append(sample)
+                rivals = frozenset(point.others) - {point.victim}
+                table[point.victim, rivals].append(sample)
             case _:
                 pass  # sized, but more than computation and exchanges overlap
     return {key: _times(visits) for key, visits in table.items()}, {

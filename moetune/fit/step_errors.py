@@ -162,14 +162,14 @@ def _times(visits: Sequence[Sample], *, is_busy: bool) -> list[float]:
     ]
 
 
-def _shared(degrees: Floats, others: Floats) -> Floats:
+def _shared(degrees: Floats, seen_degrees: Floats) -> Floats:
     """Return the correlation by octaves between numbers of chunks."""
-    octaves = np.abs(degrees[:, None] - others[None, :])
+    octaves = np.abs(degrees[:, None] - seen_degrees[None, :])
     return np.maximum(1 - octaves / SHARED_OCTAVES, 0.0)
 
 
-def _near(sizes: Floats, others: Floats) -> Floats:
-    octaves = np.abs(sizes[:, None] - others[None, :])
+def _near(sizes: Floats, seen_sizes: Floats) -> Floats:
+    octaves = np.abs(sizes[:, None] - seen_sizes[None, :])
     correlation: Floats = np.exp(-octaves / TOKEN_OCTAVES)
     return correlation
 

@@ -74,7 +74,7 @@ def no_block(_: Fields, num_layers: int) -> tuple[bool, ...]:
     return (False,) * num_layers
 
 
-def every(*names: str, default: int | None = None) -> Flags:
+def every_nth(*names: str, default: int | None = None) -> Flags:
     """Return the flags of every n-th block: n is a field, or the class's own number."""
 
     def flags(fields: Fields, num_layers: int) -> Sequence[bool]:
@@ -106,13 +106,15 @@ def _listed(name: str, otherwise: Flags) -> Flags:
 
 full = _by(every_block, false="linear")
 """Softmax attention over all earlier tokens in every block."""
-interval = _by(every("full_attention_interval", default=4), false="linear")
+interval = _by(every_nth("full_attention_interval", default=4), false="linear")
 """Softmax attention in every fourth block (Qwen3-Next), or as `full_attention_interval`."""
-grouped_layers = _by(every("layer_group_size"), false="linear")
+grouped_layers = _by(every_nth("layer_group_size"), false="linear")
 """Softmax attention at the end of every `layer_group_size` blocks (Ling)."""
 jamba = _by(periodic("attn_layer_period", "attn_layer_offset"), false="linear")
 """Softmax attention in one block of every `attn_layer_period`."""
-gemma3 = _by(every("sliding_window_pattern", "_sliding_window_pattern", default=6), false="sliding")
+gemma3 = _by(
+    every_nth("sliding_window_pattern", "_sliding_window_pattern", default=6), false="sliding"
+)
 """Full attention in every `sliding_window_pattern`-th block, else in every sixth (Gemma 3)."""
 alternate = _by(
     lambda _, num_layers: [block % 2 > 0 for block in range(num_layers)], false="sliding"
@@ -185,7 +187,7 @@ def every_fourth(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
         return _split(
             (pattern[block % len(pattern)] == "G" for block in range(num_layers)), false="sliding"
         )
-    return _split(every(*names, default=4)(fields, num_layers), false="sliding")
+    return _split(every_nth(*names, default=4)(fields, num_layers), false="sliding")
 
 
 def sparse_listed(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:

@@ -16,7 +16,7 @@ from moetune.launches.keyed import (
     COMMAND,
     TRAINER,
     Dialect,
-    Found,
+    SettingValues,
     engine_problems,
     hugging_face,
     priced_as_else,
@@ -34,13 +34,13 @@ _FULLY_SHARD = 2
 """Version of FSDP that composes with other sizes."""
 
 
-def _arrange_shards(found: Found, values: Mapping[str, Any], ranks: int) -> None:
-    if found.pop("sequences") != (1, 1):
+def _arrange_shards(settings: SettingValues, values: Mapping[str, Any], ranks: int) -> None:
+    if settings.pop("sequences") != (1, 1):
         raise InputError(
             f"{_CONTEXT} or {_SEQUENCE} is above 1, which is not priced for accelerate",
             "leave it at 1, or plan it:  moetune plan --target torchtitan --cp 2",
         )
-    hugging_face(found, values, ranks)
+    hugging_face(settings, values, ranks)
 
 
 def _shard_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
@@ -91,10 +91,10 @@ FULLY_SHARDED = Dialect(
 )  # fmt: skip
 
 
-def _arrange_engine(found: Found, values: Mapping[str, Any], ranks: int) -> None:
-    if found.pop("engine") != _SHARDED:
-        found["zero"] = 0
-    hugging_face(found, values, ranks)
+def _arrange_engine(settings: SettingValues, values: Mapping[str, Any], ranks: int) -> None:
+    if settings.pop("engine") != _SHARDED:
+        settings["zero"] = 0
+    hugging_face(settings, values, ranks)
 
 
 def _engine_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:

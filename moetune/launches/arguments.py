@@ -112,8 +112,8 @@ def check_values(values: Iterable[tuple[str, Word]]) -> None:
     first, word = lacking[0]
     what = f"line {word.line}: {first} has {word.missing}, which has no value here"
     if len(lacking) > 1:
-        others = ", ".join(f"{name} {word.missing}" for name, word in lacking)
-        what = f"{len(lacking)} arguments have no value here: {others}"
+        lacking_values = ", ".join(f"{name} {word.missing}" for name, word in lacking)
+        what = f"{len(lacking)} arguments have no value here: {lacking_values}"
     raise InputError(what, _values_wanted(word.missing for _, word in lacking))
 
 
@@ -122,15 +122,15 @@ def _values_wanted(missing: Iterable[str]) -> str:
     names = list(dict.fromkeys(text.strip("${}") for text in missing))
     flags = " ".join(f"--set {name}=VALUE" for name in names if name.isidentifier())
     words = ", ".join(f"${name}" for name in names if name.isdigit())
-    others = [name for name in names if not name.isidentifier() and not name.isdigit()]
+    expressions = [name for name in names if not name.isidentifier() and not name.isdigit()]
     ways = (
         f"the script's words behind --, for {words}" if words else "", flags,
-        f"a value in place of {others[0]}" if others else "",
+        f"a value in place of {expressions[0]}" if expressions else "",
     )  # fmt: skip
     return f"give {'; '.join(way for way in ways if way)}"
 
 
-def find_launch(script: ShellScript, known: Collection[str]) -> tuple[Launch, list[Problem]]:
+def find_launch(script: ShellScript, fields: Collection[str]) -> tuple[Launch, list[Problem]]:
     """Return the command of a script that has most arguments that are known, and what breaks it.
 
     Words behind the script that it does not pass on are further arguments of that command.
@@ -144,7 +144,7 @@ def find_launch(script: ShellScript, known: Collection[str]) -> tuple[Launch, li
         if command.words[0].text not in ("echo", "printf")
     ]  # fmt: skip
     numbers = [
-        sum(_is_known(argument.name, known) for argument in launch.arguments)
+        sum(_is_known(argument.name, fields) for argument in launch.arguments)
         + len(launch.overrides)
         for launch in launches
     ]
@@ -154,10 +154,10 @@ def find_launch(script: ShellScript, known: Collection[str]) -> tuple[Launch, li
             "no command in the file starts a training with arguments that are known",
             f"give the script whose last command starts the ranks{f' ({notes})' if notes else ''}",
         )
-    return _with_more(launches[numbers.index(max(numbers))], script.more, known), cuts
+    return _with_more(launches[numbers.index(max(numbers))], script.more, fields), cuts
 
 
-def _with_more(launch: Launch, more: tuple[Word, ...], known: Collection[str]) -> Launch:
+def _with_more(launch: Launch, more: tuple[Word, ...], fields: Collection[str]) -> Launch:
     """Return a launch with further arguments and overrides.
 
     Raises:
@@ -166,7 +166,7 @@ def _with_more(launch: Launch, more: tuple[Word, ...], known: Collection[str]) -
     arguments, overrides = tuple(arguments_of(more)), tuple(_overrides(more))
     is_trainer = any(argument.name == PER_DEVICE for argument in launch.arguments)
     unknown = [f"--{argument.name}" for argument in arguments
-               if not is_trainer and not _is_known(argument.name, known)]  # fmt: skip
+               if not is_trainer and not _is_known(argument.name, fields)]  # fmt: skip
     lone = takewhile(lambda word: not _FLAG.match(word.text), more)
     unknown += [word.text for word in lone if word not in overrides]
     if unknown:
@@ -182,10 +182,10 @@ def _overrides(words: tuple[Word, ...]) -> Iterator[Word]:
     return (word for word in words if re.match(r"\+{0,2}[A-Za-z_][\w.]*=", word.text))
 
 
-def _is_known(name: str, known: Collection[str]) -> bool:
+def _is_known(name: str, fields: Collection[str]) -> bool:
     """Return whether an argument is Megatron's, Trainer's batch, or a path of torchtitan's."""
     field = name.replace("-", "_")
-    return field in known or field == PER_DEVICE or name.startswith(("parallelism.", "training."))
+    return field in fields or field == PER_DEVICE or name.startswith(("parallelism.", "training."))
 
 
 def _mended(commands: tuple[ShellCommand, ...]) -> tuple[list[ShellCommand], list[Problem]]:
@@ -214,9 +214,9 @@ def _mended(commands: tuple[ShellCommand, ...]) -> tuple[list[ShellCommand], lis
 
 def _launch(command: ShellCommand, notes: tuple[Note, ...]) -> Launch:
     words = command.words
-    at = _program_at(words)
-    program = words[at].text.rpartition("/")[2] if at < len(words) else ""
-    before, after = words[: min(at, len(words))], words[at + 1 :]
+    place = _program_at(words)
+    program = words[place].text.rpartition("/")[2] if place < len(words) else ""
+    before, after = words[: min(place, len(words))], words[place + 1 :]
     names = (word.text.rpartition("/")[2] for word in before)
     starter = next((name for name in names if name in _LAUNCHERS), "")
     return Launch(

@@ -14,7 +14,7 @@ from moetune.huggingface.registry import resolve_name
 from moetune.launches.arguments import Argument, Launch
 from moetune.launches.entries import Entry
 from moetune.launches.expansion import Scope, Word, plain
-from moetune.launches.keyed import misspelt
+from moetune.launches.keyed import misspellings
 from moetune.launches.megatron import (
     KEYS,
     MegatronArguments,
@@ -122,7 +122,7 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
         raise InputError("the file does not say how many ranks there are", "give --world-size N")
     usual = _COMMON if is_nemo or any(_recipes(entries)) else {}
     base = next((_BASES[entry.value] for entry in entries if entry.value in _BASES), None)
-    values = {**(base or usual), **{key: found.value for key, found in given.items()}}
+    values = {**(base or usual), **{key: place.value for key, place in given.items()}}
     reduces = next((entry for entry in entries if _leaf(entry) == "grad_reduce_in_fp32"), None)
     if reduces is not None:
         values["grad_reduce_in_bf16"] = not reduces.value
@@ -138,7 +138,7 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
     hooks = [entry.line for entry in entries if _leaf(entry) == _HOOK and not frozen]
     arguments = MegatronArguments(
         given=given, values=resolved(said),
-        problems=(*misspelt(entries, KEYS, "stops", f"{target.label}: {target.source}"), *notes,
+        problems=(*misspellings(entries, KEYS, "stops", f"{target.label}: {target.source}"), *notes,
                   *(Problem(severity="note", line=line, what=_HOOKED) for line in hooks[:1])),
         adapters=bridge_adapters(entries), frozen=frozen,
     )  # fmt: skip

@@ -128,13 +128,13 @@ class Scope:
         return tuple(text for token in words for text in self._texts(token.text, token.line))
 
     def _pieces(self, raw: str, line: int, *, quoted: bool) -> Iterator[_Piece]:
-        at, plain_text = 0, ""
-        while at < len(raw):
-            char, rest = raw[at], raw[at + 1 :]
+        position, plain_text = 0, ""
+        while position < len(raw):
+            char, rest = raw[position], raw[position + 1 :]
             special = char in "\\'\"$`" and not (quoted and char == "'")
             if not special:
                 plain_text += char
-                at += 1
+                position += 1
                 if char == "\n":
                     yield _Piece(Run(plain_text, line))
                     plain_text, line = "", line + 1
@@ -146,14 +146,14 @@ class Scope:
                 if rest[:1] == "\n":
                     line += 1
                 elif rest:
-                    kept = quoted and rest[0] not in '$`"\\'
-                    yield _Piece(Run("\\" * kept + rest[0], line))
-                at += 2
+                    keeps_backslash = quoted and rest[0] not in '$`"\\'
+                    yield _Piece(Run("\\" * keeps_backslash + rest[0], line))
+                position += 2
                 continue
-            length = _length(raw, at)
-            inside = raw[at : at + length]
+            length = _length(raw, position)
+            inside = raw[position : position + length]
             yield from self._special(inside, line, quoted=quoted)
-            at, line = at + length, line + inside.count("\n")
+            position, line = position + length, line + inside.count("\n")
         if plain_text:
             yield _Piece(Run(plain_text, line))
 
@@ -285,19 +285,19 @@ def _length(raw: str, start: int) -> int:
         match = _NAME.match(raw, start + 1)
         return 1 + len(match[0]) if match else 1
     closing = {"(": ")", "{": "}"}.get(following, "") if char == "$" else char
-    at, depth = start + (2 if char == "$" else 1), 1
-    while at < len(raw):
-        if raw[at] == "\\" and char != "'":
-            at += 1
-        elif raw[at] == closing:
+    position, depth = start + (2 if char == "$" else 1), 1
+    while position < len(raw):
+        if raw[position] == "\\" and char != "'":
+            position += 1
+        elif raw[position] == closing:
             depth -= 1
             if not depth:
-                return at + 1 - start
-        elif char == "$" and raw[at] == following:
+                return position + 1 - start
+        elif char == "$" and raw[position] == following:
             depth += 1
-        elif char == '"' and raw[at] == "$":
-            at += _length(raw, at) - 1
-        at += 1
+        elif char == '"' and raw[position] == "$":
+            position += _length(raw, position) - 1
+        position += 1
     return len(raw) - start
 
 

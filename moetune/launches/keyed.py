@@ -30,7 +30,7 @@ from moetune.launches.reading import (
 )
 from moetune.launches.trainer import trainer_tuning
 
-Found = dict[str, Any]
+SettingValues = dict[str, Any]
 _NEAR = 0.95
 _FULLY_SHARDED = 3
 _NUMBERS = frozenset({"dp", "tp", "cp", "pp", "ep", "local", "copies", "global_batch", "length"})
@@ -98,7 +98,7 @@ class Dialect:
 
     target: str
     groups: Mapping[str, tuple[Setting, ...]]
-    arrange: Callable[[Found, Mapping[str, Any], int], None]
+    arrange: Callable[[SettingValues, Mapping[str, Any], int], None]
     unknown: Severity = "stops"
     problems: Callable[[Mapping[str, Given], int], Iterator[Problem]] = priced_as_else
 
@@ -134,52 +134,52 @@ _POLICY = Setting(
 """As TOML and arguments have it; programs assign a class to `activation_checkpoint`."""
 
 
-def _titan(found: Found, values: Mapping[str, Any], ranks: int) -> None:
-    shards, stages = found["dp"], found.pop("stages")
-    del found["policy"]  # of which there are two ways
-    sharers = found["tp"] * found["cp"] * found["pp"]
-    copies = found.pop("copies")
-    found["dp"] = max(1, ranks // sharers) if shards == -1 else shards * copies
-    schedule, micro_batch = found.pop("schedule")
-    local, is_piped = found.pop("local"), found["pp"] > 1
-    found["micro_batch"] = micro_batch if is_piped else local
-    if found["global_batch"] == -1:
-        found["global_batch"] = local * found["dp"]
-    found["zero"] = found["zero"] or (2 if is_piped else 3)
+def _titan(settings: SettingValues, values: Mapping[str, Any], ranks: int) -> None:
+    shards, stages = settings["dp"], settings.pop("stages")
+    del settings["policy"]  # of which there are two ways
+    sharers = settings["tp"] * settings["cp"] * settings["pp"]
+    copies = settings.pop("copies")
+    settings["dp"] = max(1, ranks // sharers) if shards == -1 else shards * copies
+    schedule, micro_batch = settings.pop("schedule")
+    local, is_piped = settings.pop("local"), settings["pp"] > 1
+    settings["micro_batch"] = micro_batch if is_piped else local
+    if settings["global_batch"] == -1:
+        settings["global_batch"] = local * settings["dp"]
+    settings["zero"] = settings["zero"] or (2 if is_piped else 3)
     if is_piped:
         if schedule is None:
             given = values.get("pipeline_parallel_schedule")
             raise InputError(f"schedule {given} is not planned", "use 1F1B or Interleaved1F1B")
-        found["schedule"] = schedule
-        found["stages"] = stages
+        settings["schedule"] = schedule
+        settings["stages"] = stages
         several = schedule in V_SCHEDULES or schedule == "interleaved"
-        found["vpp"] = 2 if several else 1  # of torchtitan where nothing says the stages
+        settings["vpp"] = 2 if several else 1  # of torchtitan where nothing says the stages
     policy = values.get("activation_checkpoint") or values.get("activation_checkpoint.mode")
     is_left_out = "activation_checkpoint" in values and policy is None
     name = "none" if is_left_out else str(policy).removesuffix("AC.Config").lower()
-    found["recompute"] = _POLICIES.get(name, ("selective",))
+    settings["recompute"] = _POLICIES.get(name, ("selective",))
     if "MXFP8" in str(values.get("converters", "")):
-        found["dtype"] = "mxfp8"
+        settings["dtype"] = "mxfp8"
 
 
-def hugging_face(found: Found, _: Mapping[str, Any], ranks: int) -> None:
+def hugging_face(settings: SettingValues, _: Mapping[str, Any], ranks: int) -> None:
     """Complete the values of Trainer's keys.
 
     Raises:
         InputError: nothing says the batch.
     """
-    found["tp"] = found["tp"] or 1
-    found["dp"] = max(1, ranks // found["tp"])
-    steps, total = found.pop("accumulated"), found.pop("total")
-    if not isinstance(found["micro_batch"], int) and isinstance(total, int):
-        found["micro_batch"] = max(1, total // (steps * found["dp"]))
-    if not isinstance(found["micro_batch"], int) or not isinstance(steps, int):
+    settings["tp"] = settings["tp"] or 1
+    settings["dp"] = max(1, ranks // settings["tp"])
+    steps, total = settings.pop("accumulated"), settings.pop("total")
+    if not isinstance(settings["micro_batch"], int) and isinstance(total, int):
+        settings["micro_batch"] = max(1, total // (steps * settings["dp"]))
+    if not isinstance(settings["micro_batch"], int) or not isinstance(steps, int):
         raise InputError(
             "nothing says the sequences of a micro-batch, or the steps that are accumulated",
             "-- --per_device_train_batch_size 1 --gradient_accumulation_steps 8",
         )
-    found["global_batch"] = found["micro_batch"] * steps * found["dp"]
-    found.setdefault("zero", 3)
+    settings["global_batch"] = settings["micro_batch"] * steps * settings["dp"]
+    settings.setdefault("zero", 3)
 
 
 def engine_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
@@ -227,20 +227,20 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
     given = {key: Given(value=value, written=entry.path, line=entry.line, file=entry.file)
              for entry in entries for key, value in _keys(dialect, entry)}  # fmt: skip
     given |= _in_sequences(given)
-    values = {key: found.value for key, found in given.items()}
+    values = {key: place.value for key, place in given.items()}
     if isinstance(values.get("deepspeed"), str):
         values.setdefault("zero_optimization.stage", 3)
     ranks = asked.world_size or _ranks(values)
     if ranks is None:
         raise InputError("the file does not say how many ranks there are", "give --world-size N")
-    found = read_settings(dialect.settings, values)
-    for name, number in found.items():
+    settings = read_settings(dialect.settings, values)
+    for name, number in settings.items():
         if number is None and name == "length":
             raise InputError("nothing says the tokens of a sequence", "-- --max_seq_length 4096")
-    for name in _NUMBERS & found.keys():
-        if not isinstance(found[name], int) and found[name] != _FILLED_IN.get(name, found):
-            raise InputError(f"{name} is {found[name]!r}, which is no number", "give a number")
-    dialect.arrange(found, values, ranks)
+    for name in _NUMBERS & settings.keys():
+        if not isinstance(settings[name], int) and settings[name] != _FILLED_IN.get(name, settings):
+            raise InputError(f"{name} is {settings[name]!r}, which is no number", "give a number")
+    dialect.arrange(settings, values, ranks)
     named = asked.model or _model(values)
     if named is None:
         raise InputError("the file does not name its model", "name it with --model")
@@ -248,39 +248,39 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
     if model.decoder is None:
         raise InputError(f"{named} is a single layer, not a model", "name a whole model")
     tuning, remarks = trainer_tuning(given, model.decoder)
-    target = find_target(asked.target or _runtime(dialect, tuning, found))
-    facts = {"hides_gradients": found.pop("hides_gradients", target.hides_gradients)}
+    target = find_target(asked.target or _runtime(dialect, tuning, settings))
+    facts = {"hides_gradients": settings.pop("hides_gradients", target.hides_gradients)}
     job = TrainingJob(
-        decoder=model.decoder, world_size=ranks, global_batch=found.pop("global_batch"),
-        length=found.pop("length"), dtype=found.pop("dtype", "bfloat16"),
+        decoder=model.decoder, world_size=ranks, global_batch=settings.pop("global_batch"),
+        length=settings.pop("length"), dtype=settings.pop("dtype", "bfloat16"),
         leaves_room=model.decoder.num_moe_layers > 0, optimizer=target.optimizers[0],
         tuning=tuning,
     )  # fmt: skip
-    if found.get("pp", 1) > 1:
-        found["stages"] = _stages(found.get("stages"), found, model.decoder)
-        found["vpp"] = max(1, len(found["stages"]) // found["pp"])
-    layout = FoldedLayout(**found)
+    if settings.get("pp", 1) > 1:
+        settings["stages"] = _stages(settings.get("stages"), settings, model.decoder)
+        settings["vpp"] = max(1, len(settings["stages"]) // settings["pp"])
+    layout = FoldedLayout(**settings)
     return Reading(
         target=target, decoder=model.decoder, model_words=f"{model.title}, by its name", job=job,
         layout=layout, given=given, values=values, facts=facts,
         rows=tuple(rows_of(dialect.settings, given, layout, job)),
         lines=lines_of(dialect.settings, given),
         problems=(
-            *misspelt(entries, [key for setting in dialect.settings for key in setting.keys],
-                      dialect.unknown, f"{target.label}: {target.source}"),
+            *misspellings(entries, [key for setting in dialect.settings for key in setting.keys],
+                          dialect.unknown, f"{target.label}: {target.source}"),
             *dialect.problems(given, ranks), *remarks,
         ),
     )  # fmt: skip
 
 
-def _runtime(dialect: Dialect, tuning: Tuning, found: Found) -> str:
+def _runtime(dialect: Dialect, tuning: Tuning, settings: SettingValues) -> str:
     """Return the runtime that is asked: transformers for adapters, whose states are small.
 
     Of these a stage below 3 shares nothing else, so that the ranks are replicas.
     """
     if tuning.adapters is None:
         return dialect.target
-    found["zero"] = found["zero"] if found["zero"] == _FULLY_SHARDED else 0
+    settings["zero"] = settings["zero"] if settings["zero"] == _FULLY_SHARDED else 0
     return TRANSFORMERS.target
 
 
@@ -344,11 +344,11 @@ def _model(values: Mapping[str, Any]) -> str | None:
     return str(named) if named else None
 
 
-def _stages(names: Any, found: Found, decoder: Any) -> StageLetters:  # noqa: ANN401
+def _stages(names: Any, settings: SettingValues, decoder: Any) -> StageLetters:  # noqa: ANN401
     """Return the stages of torchtitan's names of modules, or as many as the schedule has."""
     predictions = 0
     if not names:
-        return even_stages(decoder.num_layers, predictions, found["pp"] * found["vpp"])
+        return even_stages(decoder.num_layers, predictions, settings["pp"] * settings["vpp"])
     words = []
     for part in names:
         count = sum(name.startswith("layers.") for name in part)
@@ -357,11 +357,11 @@ def _stages(names: Any, found: Found, decoder: Any) -> StageLetters:  # noqa: AN
     return tuple(words)
 
 
-def misspelt(
-    entries: Iterable[Entry], known: Collection[str], severity: Severity, why: str
+def misspellings(
+    entries: Iterable[Entry], keys: Collection[str], severity: Severity, why: str
 ) -> Iterator[Problem]:
     """Yield keys that are a letter or two from a known one."""
-    leaves = {key.rpartition(".")[2] for key in known}
+    leaves = {key.rpartition(".")[2] for key in keys}
     for entry in entries:
         leaf = entry.path.rpartition(".")[2]
         near = difflib.get_close_matches(leaf, leaves - {leaf}, n=1, cutoff=_NEAR)

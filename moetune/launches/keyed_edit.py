@@ -107,11 +107,11 @@ class KeyedText:
     def _siblings(self, key: str) -> Iterator[str]:
         """Yield keys of the same table that stand in the text, the nearest first."""
         group = next((keys for keys in self._groups.values() if key in keys), ())
-        ordered = sorted(group, key=lambda other: abs(group.index(other) - group.index(key)))
-        for other in ordered:
-            item = self._items.get(other)
-            if item is not None and "." not in other and not _is_renamed(item.leaf, other):
-                yield other
+        ordered = sorted(group, key=lambda sibling: abs(group.index(sibling) - group.index(key)))
+        for sibling in ordered:
+            item = self._items.get(sibling)
+            if item is not None and "." not in sibling and not _is_renamed(item.leaf, sibling):
+                yield sibling
 
     def _in_new_table(self, key: str, value: Value, places: Mapping[_Item, Place]) -> str:
         loaded = [place for place in places.values() if place.leaf == LOADED]

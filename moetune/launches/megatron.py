@@ -33,13 +33,13 @@ STAGES = (
     "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
     "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
 )  # fmt: skip
-_OTHERS = (
+_FEATURES = (
     "tp_comm_overlap", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl",
     "moe_enable_deepep", "moe_shared_expert_overlap", "moe_permute_fusion", "ckpt_format",
     "use_torch_fsdp2", "fp8_param_gather", "recompute_activations", "use_custom_fsdp",
 )  # fmt: skip
 KEYS = frozenset(
-    {*(key for setting in SETTINGS for key in setting.keys), *STAGES, *_OTHERS, *SIZES}
+    {*(key for setting in SETTINGS for key in setting.keys), *STAGES, *_FEATURES, *SIZES}
 )
 """Keys that say a layout, a job or a model's sizes."""
 _MAY_BE_NONE = frozenset({"cpu_offloading_num_layers", "mtp_num_layers", "recompute_num_layers"})
@@ -158,23 +158,23 @@ def reading_of(
             word = f"{section}.{key}={usual}" if target.name == "bridge" else f"{flag} {usual}"
             raise InputError(f"line {line}: nothing gives {flag}", f"give it, or add -- {word}")
     decoder, words = recognise(values, name=model, reads_files=reads_files)
-    found = read_settings(SETTINGS, values)
-    if found["dispatcher"] is None:
+    settings = read_settings(SETTINGS, values)
+    if settings["dispatcher"] is None:
         raise InputError(
             f"{values.get('moe_flex_dispatcher_backend')} is no dispatcher that is planned",
             "use allgather, alltoall, or flex with deepep or hybridep",
         )
-    layout = _layout(found, values, ranks, decoder)
+    layout = _layout(settings, values, ranks, decoder)
     job = TrainingJob(
-        decoder=decoder, world_size=ranks, length=found["length"],
-        global_batch=found["global_batch"] or layout.micro_batch * layout.dp,
-        dtype=found["narrow"] or found["half"] or "bfloat16",
-        optimizer=found["optimizer"], leaves_room=decoder.num_moe_layers > 0,
+        decoder=decoder, world_size=ranks, length=settings["length"],
+        global_batch=settings["global_batch"] or layout.micro_batch * layout.dp,
+        dtype=settings["narrow"] or settings["half"] or "bfloat16",
+        optimizer=settings["optimizer"], leaves_room=decoder.num_moe_layers > 0,
         tuning=given_tuning(arguments.adapters, arguments.frozen, decoder),
     )  # fmt: skip
     return Reading(
         target=target, decoder=decoder, model_words=words, job=job, layout=layout,
-        given=arguments.given, values=values, facts=_facts(found, values, target),
+        given=arguments.given, values=values, facts=_facts(settings, values, target),
         rows=tuple(_rows(arguments.given, layout, job)), lines=_lines(arguments.given),
         problems=arguments.problems,
     )  # fmt: skip
@@ -225,7 +225,7 @@ def _fields_of(launch: Launch, target: Target) -> MegatronArguments:
     if word is not None and not word.missing:
         value = plain_value(word.text)
         given[CONNECTIONS] = Given(value=value, written=CONNECTIONS, line=word.line)
-    values = {field: found.value for field, found in given.items()}
+    values = {field: place.value for field, place in given.items()}
     defaults: dict[str, Value] = dict(_SWIFT_DEFAULTS) if is_swift else {}
     if (target.core or (0, 16)) < _SHARDING_CORE:
         defaults["data_parallel_sharding_strategy"] = "no_shard"
@@ -295,24 +295,24 @@ def plain_value(text: str) -> Value:
 
 
 def _layout(
-    found: Mapping[str, Any],
+    settings: Mapping[str, Any],
     values: Mapping[str, Any],
     ranks: int,
     decoder: Any,  # noqa: ANN401
 ) -> FoldedLayout:
     """Return the layout; where ranks do not divide, as many replicas as there is room for."""
-    tp, cp, pp = (int(found[name] or 1) for name in ("tp", "cp", "pp"))
+    tp, cp, pp = (int(settings[name] or 1) for name in ("tp", "cp", "pp"))
     is_routed = decoder.num_moe_layers > 0
     stages = _stages(values, pp, decoder)
     vpp = 1 if stages is None else max(1, len(stages) // pp)
     return FoldedLayout(
         dp=max(1, ranks // (tp * cp * pp)), tp=tp, cp=cp, pp=pp, vpp=vpp, stages=stages,
-        ep=int(found["ep"] or 1), etp=int(found["etp"] or tp) if is_routed else 1,
-        micro_batch=int(found["micro_batch"]), recompute=found["recompute"],
-        dispatcher=found["dispatcher"] if is_routed else "all_to_all", overlap=found["overlap"],
-        zero=found["zero"], cuda_graphs=found["cuda_graphs"],
-        offload_activations=int(found["offload_activations"] or 0) / decoder.num_layers,
-        offload_optimizer=found["offload_optimizer"],
+        ep=int(settings["ep"] or 1), etp=int(settings["etp"] or tp) if is_routed else 1,
+        micro_batch=int(settings["micro_batch"]), recompute=settings["recompute"],
+        dispatcher=settings["dispatcher"] if is_routed else "all_to_all",
+        overlap=settings["overlap"], zero=settings["zero"], cuda_graphs=settings["cuda_graphs"],
+        offload_activations=int(settings["offload_activations"] or 0) / decoder.num_layers,
+        offload_optimizer=settings["offload_optimizer"],
     )  # fmt: skip
 
 
@@ -331,8 +331,8 @@ def _stages(values: Mapping[str, Any], pp: int, decoder: Any) -> StageLetters | 
     adds_embedding, adds_loss = (values.get(f"account_for_{end}_in_pipeline_split")
                                  for end in ("embedding", "loss"))  # fmt: skip
     if adds_embedding or adds_loss:
-        each, rest = divmod(layers + bool(adds_embedding) + bool(adds_loss), pp * vpp)
-        sizes = [each] * (pp * vpp)
+        per_stage, rest = divmod(layers + bool(adds_embedding) + bool(adds_loss), pp * vpp)
+        sizes = [per_stage] * (pp * vpp)
         sizes[0] -= bool(adds_embedding)
         sizes[-1] += rest - bool(adds_loss)
     return stages_of_sizes(sizes, predictions)
@@ -344,20 +344,20 @@ def _virtual(values: Mapping[str, Any], pp: int, layers: int) -> int:
     for key in counts:
         if values.get(key):
             return int(values[key])
-    if each := values.get("num_layers_per_virtual_pipeline_stage"):
+    if per_stage := values.get("num_layers_per_virtual_pipeline_stage"):
         more = bool(values.get("account_for_embedding_in_pipeline_split")) + bool(
             values.get("account_for_loss_in_pipeline_split")
         )
-        return max(1, (layers + more) // pp // int(each))
+        return max(1, (layers + more) // pp // int(per_stage))
     return 1
 
 
 def _uneven(layers: int, pp: int, vpp: int, ends: list[Any]) -> list[int]:
     """Return the layers of stages of which the first or the last rank has a number of its own."""
     first, last = ends
-    others = pp - (first is not None) - (last is not None)
-    each = (layers - (first or 0) - (last or 0)) // max(1, others)
-    ranks = [each] * pp
+    num_inner = pp - (first is not None) - (last is not None)
+    per_rank = (layers - (first or 0) - (last or 0)) // max(1, num_inner)
+    ranks = [per_rank] * pp
     if first is not None:
         ranks[0] = first
     if last is not None:
@@ -365,19 +365,21 @@ def _uneven(layers: int, pp: int, vpp: int, ends: list[Any]) -> list[int]:
     return [ranks[stage % pp] // vpp for stage in range(pp * vpp)]
 
 
-def _facts(found: Mapping[str, Any], values: Mapping[str, Any], target: Target) -> dict[str, Any]:
+def _facts(
+    settings: Mapping[str, Any], values: Mapping[str, Any], target: Target
+) -> dict[str, Any]:
     """Return what of the target's facts the arguments change."""
     is_fused = values.get("cross_entropy_loss_fusion") and (
         values.get("cross_entropy_fusion_impl") == "te"
     )
     return {
-        "hides_gradients": found["hides_gradients"],
-        "splits_sequence": found["splits_sequence"] or found["tp"] == 1,
+        "hides_gradients": settings["hides_gradients"],
+        "splits_sequence": settings["splits_sequence"] or settings["tp"] == 1,
         "multiplies_in_pieces": bool(values.get("tp_comm_overlap")),
         "logit_bytes": 2 if is_fused else target.logit_bytes,
         "caches_narrow_weights": target.caches_narrow_weights
         and not values.get("fp8_param_gather"),
-        **(_HALF if found["half"] else {}),
+        **(_HALF if settings["half"] else {}),
     }
 
 

@@ -100,11 +100,11 @@ def _uneven(context: Context) -> bool:
 
 
 def _splits_unevenly(context: Context) -> bool:
-    each = context.values.get("num_layers_per_virtual_pipeline_stage")
+    per_stage = context.values.get("num_layers_per_virtual_pipeline_stage")
     layout, decoder = context.reading.layout, context.reading.decoder
-    if not isinstance(each, int) or decoder.num_layers % layout.pp:
+    if not isinstance(per_stage, int) or decoder.num_layers % layout.pp:
         return False
-    return bool(decoder.num_layers // layout.pp % each)
+    return bool(decoder.num_layers // layout.pp % per_stage)
 
 
 def _needs_single(context: Context) -> bool:

@@ -70,17 +70,17 @@ def recognise(values: Values, *, name: str | None = None, reads_files: bool) -> 
         InputError: sizes are missing, or say no model that is understood.
     """
     if name is not None:
-        found = find_decoder_model(name, world_size=1, reads_files=reads_files)
-        if found.decoder is None:
+        named = find_decoder_model(name, world_size=1, reads_files=reads_files)
+        if named.decoder is None:
             raise InputError(f"{name} is a single layer, not a model", "name a whole model")
-        return Recognised(_changed(found.decoder, values), f"{found.title}, by its name")
+        return Recognised(_changed(named.decoder, values), f"{named.title}, by its name")
     sizes = effective(values)
     hint = resolve_name(str(values.get("tokenizer_model", "")).rstrip("/"))
-    alike = [model for model, theirs in _described(sizes["hidden_size"]) if _is_same(theirs, sizes)]
-    if alike:
+    fits = [model for model, theirs in _described(sizes["hidden_size"]) if _is_same(theirs, sizes)]
+    if fits:
         vocabulary = _vocabulary(values)
         model = min(
-            alike,
+            fits,
             key=lambda model: (
                 model.decoder.name != hint, vocabulary not in (None, model.decoder.vocab_size),
                 bool(model.decoder.uncounted), len(model.decoder.name),
@@ -189,15 +189,15 @@ def _listed(text: str) -> tuple[int, ...] | int:
 @cache
 def _described(width: int) -> tuple[tuple[PublishedModel, Mapping[str, Any]], ...]:
     """Return the registry's models of a width that Megatron's arguments describe, with sizes."""
-    target, found = find_target("megatron"), []
+    target, described = find_target("megatron"), []
     for name in model_names():
         model = named_model(name)
         if model.decoder.d_model != width:
             continue
         if next(model_rules(model.decoder, target), None) is None:
             written = megatron_model(model.decoder, _NEWEST, model.config, 1)
-            found.append((model, effective({**written.fields, **written.flags})))
-    return tuple(found)
+            described.append((model, effective({**written.fields, **written.flags})))
+    return tuple(described)
 
 
 def _is_same(theirs: Mapping[str, Any], sizes: Mapping[str, Any]) -> bool:
@@ -207,9 +207,9 @@ def _is_same(theirs: Mapping[str, Any], sizes: Mapping[str, Any]) -> bool:
         key: value for key, value in sizes.items() if key not in rest
     }:
         return False
-    first, other = theirs["first_routed"], sizes["first_routed"]
-    shorter = min(len(first), len(other))
-    return bool(first[:shorter] == other[:shorter])
+    first, second = theirs["first_routed"], sizes["first_routed"]
+    shorter = min(len(first), len(second))
+    return bool(first[:shorter] == second[:shorter])
 
 
 _NEWEST: MegatronCore = (0, 19)

@@ -217,24 +217,24 @@ def _of_json(text: str) -> Iterator[Place]:
 
     def members(start: int, parents: str) -> Iterator[Place]:
         """Yield the members of the object that begins there."""
-        at = start + 1
+        position = start + 1
         while True:
-            at += len(_spaces(text, at))
-            if text[at] in "},":
-                if text[at] == "}":
+            position += len(_spaces(text, position))
+            if text[position] in "},":
+                if text[position] == "}":
                     return
-                at += 1
+                position += 1
                 continue
-            key, colon = decoder.raw_decode(text, at)
+            key, colon = decoder.raw_decode(text, position)
             value = text.index(":", colon) + 1
             value += len(_spaces(text, value))
             _, end = decoder.raw_decode(text, value)
-            line = text.count("\n", 0, at) + 1
-            yield Place(form="json", leaf=key, parents=parents, line=line, start=at, value=value,
-                        end=end)  # fmt: skip
+            line = text.count("\n", 0, position) + 1
+            yield Place(form="json", leaf=key, parents=parents, line=line, start=position,
+                        value=value, end=end)  # fmt: skip
             if text[value] == "{":
                 yield from members(value, f"{parents}{key}.")
-            at = end
+            position = end
 
     start = len(_spaces(text, 0))
     if text[start : start + 1] == "{":
@@ -289,12 +289,12 @@ class _Source:
         """Return the place of a node that ends with its value."""
         return Place(
             form=form, leaf=leaf, parents=parents, line=value.lineno,
-            start=self._at(node.lineno, node.col_offset),
-            value=self._at(value.lineno, value.col_offset),
-            end=self._at(value.end_lineno or value.lineno, value.end_col_offset or 0),
+            start=self._offset(node.lineno, node.col_offset),
+            value=self._offset(value.lineno, value.col_offset),
+            end=self._offset(value.end_lineno or value.lineno, value.end_col_offset or 0),
         )  # fmt: skip
 
-    def _at(self, line: int, column: int) -> int:
+    def _offset(self, line: int, column: int) -> int:
         start, text = self._lines[line - 1]
         return start + len(text.encode()[:column].decode())
 

@@ -40,10 +40,8 @@ def program_entries(name: str, text: str, function: str = "") -> tuple[Entry, ..
     makers = [key for key, node in functions.items()
               if not key.startswith("_") and _LAYOUT.search(ast.unparse(node))]  # fmt: skip
     if function and function not in functions:
-        known = f"name one of them: {', '.join(makers)}" if makers else "give the file alone"
-        raise InputError(
-            f"{name} has no function {function!r}", nearest_or(known, function, makers)
-        )
+        hint = f"name one of them: {', '.join(makers)}" if makers else "give the file alone"
+        raise InputError(f"{name} has no function {function!r}", nearest_or(hint, function, makers))
     if not function and len(makers) > 1:
         raise InputError(
             f"{name} has {len(makers)} functions that make a configuration",

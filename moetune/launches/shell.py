@@ -76,9 +76,9 @@ def read_script(
     for name, value in given.items():
         reader.scope.variables[name] = (plain(value, 0),)
         reader.exported.add(name)
-    while reader.at < len(reader.tokens):
+    while reader.position < len(reader.tokens):
         reader.block(frozenset(), active=True)
-        reader.at += 1
+        reader.position += 1
     more = () if reader.scope.is_passed_on else tuple(Word(word, 0) for word in extra)
     return ShellScript(commands=tuple(reader.commands), notes=tuple(reader.notes), more=more)
 
@@ -89,14 +89,14 @@ class _Reader:
 
     tokens: list[Token]
     scope: Scope
-    at: int = 0
+    position: int = 0
     exported: set[str] = field(default_factory=set)
     commands: list[ShellCommand] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
 
     @property
     def _token(self) -> Token | None:
-        return self.tokens[self.at] if self.at < len(self.tokens) else None
+        return self.tokens[self.position] if self.position < len(self.tokens) else None
 
     def block(self, ends: frozenset[str], *, active: bool) -> str:
         """Read commands up to one of the words, and return it; "" at the end of the script."""
@@ -104,18 +104,18 @@ class _Reader:
         joint = ""
         while (token := self._token) is not None:
             if token.text in ends:
-                self.at += 1
+                self.position += 1
                 return token.text
             if token.kind == "operator" and token.text in {*_SEPARATORS, "&&", "||", "|"}:
                 joint = token.text if token.text in ("&&", "||") else ""
-                self.at += 1
+                self.position += 1
                 continue
             runs = active
             if joint and active:
                 runs = result is (joint == "&&")
                 if result is None:
                     self._leave(token.line, "what follows a test that has no value here")
-            start = self.at
+            start = self.position
             following = self._statement(active=runs)
             if active and not runs and result is not None:
                 self._forget(start)
@@ -123,8 +123,10 @@ class _Reader:
         return ""
 
     def _statement(self, *, active: bool) -> bool | None:
-        token = self.tokens[self.at]
-        following = self.tokens[self.at + 1].text if self.at + 1 < len(self.tokens) else ""
+        token = self.tokens[self.position]
+        following = (
+            self.tokens[self.position + 1].text if self.position + 1 < len(self.tokens) else ""
+        )
         match token.text:
             case "if" if token.kind == "word":
                 self._if(active=active)
@@ -135,7 +137,7 @@ class _Reader:
             case "function":
                 self._aside(token, "a function", "}", active=active)
             case "(" | "{":
-                self.at += 1
+                self.position += 1
                 self.block(frozenset({"}" if token.text == "{" else ")"}), active=active)
             case _ if following == "(" and _FUNCTION.match(token.text):
                 self._aside(token, "a function", "}", active=active)
@@ -145,10 +147,10 @@ class _Reader:
 
     def _aside(self, token: Token, what: str, end: str, *, active: bool) -> None:
         """Skip a construct with all that is in it."""
-        self.at += 1
+        self.position += 1
         opening, depth = {"done": "do", "}": "{"}[end], 0
         while (inner := self._token) is not None:
-            self.at += 1
+            self.position += 1
             if inner.text == opening:
                 depth += 1
             elif inner.text == end:
@@ -163,15 +165,15 @@ class _Reader:
 
     def _if(self, *, active: bool) -> None:
         """Read the branch whose test is true; without a value none is read."""
-        line, ends = self.tokens[self.at].line, frozenset({"elif", "else", "fi"})
-        self.at += 1
+        line, ends = self.tokens[self.position].line, frozenset({"elif", "else", "fi"})
+        self.position += 1
         is_open: bool | None = active
         end = "if"
         while end and end != "fi":
             test: bool | None = True
             if end in ("if", "elif"):
                 test = self._condition(active=bool(is_open))
-            start = self.at
+            start = self.position
             takes = bool(is_open and test)
             end = self.block(ends, active=takes)
             if takes:
@@ -184,34 +186,34 @@ class _Reader:
 
     def _case(self, *, active: bool) -> None:
         """Read the branch whose pattern fits; without a value none is read."""
-        token = self.tokens[self.at + 1]
+        token = self.tokens[self.position + 1]
         text, is_open = self.scope.text(token.text, token.line), active
         if active and missing_of(text):
             self._leave(token.line, "a case whose word has no value here")
             is_open = False
-        self.at += 3  # case, its word, in
-        while (token := self.tokens[min(self.at, len(self.tokens) - 1)]).text != "esac":
-            if self.at >= len(self.tokens):
+        self.position += 3  # case, its word, in
+        while (token := self.tokens[min(self.position, len(self.tokens) - 1)]).text != "esac":
+            if self.position >= len(self.tokens):
                 return
             if token.text in ("\n", "("):
-                self.at += 1
+                self.position += 1
                 continue
-            patterns = [*takewhile(lambda token: token.text != ")", self.tokens[self.at :])]
-            self.at += len(patterns) + 1
-            names = (text_of(self.scope.text(one.text, one.line)) for one in patterns)
+            patterns = [*takewhile(lambda token: token.text != ")", self.tokens[self.position :])]
+            self.position += len(patterns) + 1
+            names = (text_of(self.scope.text(pattern.text, pattern.line)) for pattern in patterns)
             fits = any(fnmatchcase(text_of(text), name) for name in names)
-            start, takes = self.at, is_open and fits
+            start, takes = self.position, is_open and fits
             end = self.block(frozenset({";;", "esac"}), active=takes)
             is_open = is_open and not takes
             if active and not takes:
                 self._forget(start)
             if end != ";;":
                 return
-        self.at += 1
+        self.position += 1
 
     def _forget(self, start: int) -> None:
         """Take for empty what a branch would set that is not taken."""
-        for token in self.tokens[start : self.at]:
+        for token in self.tokens[start : self.position]:
             if match := _ASSIGNED.match(token.text):
                 self.scope.empty.add(match[1])
 
@@ -221,20 +223,20 @@ class _Reader:
         joint = "&&"
         while (token := self._token) is not None:
             if token.text == "then":
-                self.at += 1
+                self.position += 1
                 break
             if token.kind == "operator":
                 joint = token.text if token.text in ("&&", "||") else joint
-                self.at += 1
+                self.position += 1
                 continue
-            one = self._simple(active=active, is_test=True)
-            result = _joined(joint, result, one)
+            succeeds = self._simple(active=active, is_test=True)
+            result = _joined(joint, result, succeeds)
         return result
 
     def _simple(self, *, active: bool, is_test: bool = False) -> bool | None:
         """Read a command up to its end, and return whether it succeeds: a test may not."""
-        tokens = [*takewhile(_is_inside, self.tokens[self.at :])]
-        self.at += len(tokens) or 1
+        tokens = [*takewhile(_is_inside, self.tokens[self.position :])]
+        self.position += len(tokens) or 1
         if not active or not tokens:
             return True
         if tokens[0].text in _TESTS:
@@ -292,7 +294,7 @@ class _Reader:
     def _is_of_shell(self, words: list[Word], here: list[Token]) -> bool:
         """Return whether a command is the shell's own, or a script in it, and do as it says."""
         texts = [word.text for word in words]
-        shell = next((at for at, text in enumerate(texts) if text in _SHELLS), len(texts))
+        shell = next((place for place, text in enumerate(texts) if text in _SHELLS), len(texts))
         if "-c" in texts[shell:-1]:
             script = words[texts.index("-c", shell) + 1]
             self._inner(script.text, script.line)
@@ -314,20 +316,23 @@ class _Reader:
 
     def _inner(self, text: str, line: int) -> None:
         """Read a script in the script, with its variables."""
-        tokens, at = self.tokens, self.at
-        self.tokens, self.at = [*tokens_of(text, line)], 0
-        while self.at < len(self.tokens):
+        tokens, position = self.tokens, self.position
+        self.tokens, self.position = [*tokens_of(text, line)], 0
+        while self.position < len(self.tokens):
             self.block(frozenset(), active=True)
-            self.at += 1
-        self.tokens, self.at = tokens, at
+            self.position += 1
+        self.tokens, self.position = tokens, position
 
     def _tested(self, tokens: list[Token]) -> bool | None:
         """Return whether a test is true; None where it has no value here."""
         inside = [token for token in tokens if token.text not in ("[", "[[", "test", "]", "]]")]
+        signs = [token.text for token in inside]
         for joint in ("||", "&&"):
-            at = next((at for at, token in enumerate(inside) if token.text == joint), None)
-            if at is not None:
-                return _joined(joint, self._tested(inside[:at]), self._tested(inside[at + 1 :]))
+            if joint in signs:
+                place = signs.index(joint)
+                return _joined(
+                    joint, self._tested(inside[:place]), self._tested(inside[place + 1 :])
+                )
         is_not = bool(inside) and inside[0].text == "!"
         texts = [self.scope.text(token.text, token.line) for token in inside[is_not:]]
         result = self._compared(texts)

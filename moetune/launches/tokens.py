@@ -35,26 +35,26 @@ class _Lexer:
     """A position in a script, with its line."""
 
     def __init__(self, text: str, line: int) -> None:
-        self._text, self._at, self._line = text, 0, line
+        self._text, self._position, self._line = text, 0, line
         self._here: list[str] = []  # ends of here-documents that begin behind this line
         self._in_test = False
 
     def tokens(self) -> Iterator[Token]:
         drops = False  # the word behind a redirection
-        while self._at < len(self._text):
+        while self._position < len(self._text):
             if self._skipped():
                 continue
-            if not self._in_test and (match := _HERE.match(self._text, self._at)):
+            if not self._in_test and (match := _HERE.match(self._text, self._position)):
                 self._here.append(match[2])
-                self._at = match.end()
-            elif not self._in_test and (match := _REDIRECT.match(self._text, self._at)):
-                self._at, drops = match.end(), True
-            elif self._text[self._at] == "\n":
+                self._position = match.end()
+            elif not self._in_test and (match := _REDIRECT.match(self._text, self._position)):
+                self._position, drops = match.end(), True
+            elif self._text[self._position] == "\n":
                 line = self._line
                 yield from self._end_line()
                 yield Token("operator", "\n", line)
             elif match := self._operator():
-                self._at = match.end()
+                self._position = match.end()
                 yield Token("operator", match[0], self._line)
             else:
                 token = self._word()
@@ -64,87 +64,92 @@ class _Lexer:
                 drops = False
 
     def _operator(self) -> re.Match[str] | None:
-        return None if self._in_test else _OPERATOR.match(self._text, self._at)
+        return None if self._in_test else _OPERATOR.match(self._text, self._position)
 
     def _skipped(self) -> bool:
         """Skip white space, a continued line or a comment, and return whether there was any."""
-        rest = self._text[self._at : self._at + 2]
+        rest = self._text[self._position : self._position + 2]
         if rest == "\\\n":
-            self._at, self._line = self._at + 2, self._line + 1
+            self._position, self._line = self._position + 2, self._line + 1
         elif rest == "\\\r" or rest[0] in " \t\r":
-            self._at += 1
+            self._position += 1
         elif rest[0] == "#":
-            end = self._text.find("\n", self._at)
-            self._at = len(self._text) if end < 0 else end
+            end = self._text.find("\n", self._position)
+            self._position = len(self._text) if end < 0 else end
         else:
             return False
         return True
 
     def _end_line(self) -> Iterator[Token]:
         """Go to the next line, past here-documents, which are yielded."""
-        self._at, self._line = self._at + 1, self._line + 1
+        self._position, self._line = self._position + 1, self._line + 1
         for end in self._here:
-            start, first = self._at, self._line
-            while self._at < len(self._text):
-                line, _, _ = self._text[self._at :].partition("\n")
-                self._at, self._line = self._at + len(line) + 1, self._line + 1
+            start, first = self._position, self._line
+            while self._position < len(self._text):
+                line, _, _ = self._text[self._position :].partition("\n")
+                self._position, self._line = self._position + len(line) + 1, self._line + 1
                 if line.strip() == end:
                     break
-            yield Token("here", self._text[start : self._at].rstrip().removesuffix(end), first)
+            yield Token(
+                "here", self._text[start : self._position].rstrip().removesuffix(end), first
+            )
         self._here = []
 
     def _word(self) -> Token:
-        start, line = self._at, self._line
-        while self._at < len(self._text):
-            char = self._text[self._at]
+        start, line = self._position, self._line
+        while self._position < len(self._text):
+            char = self._text[self._position]
             if char in " \t\r\n" or self._operator():
                 break
             if not self._in_test and char in "<>":
                 break
             self._step()
-            word = self._text[start : self._at]
+            word = self._text[start : self._position]
             if self._in_test and word == "]]":
                 break
-            if _ARRAY.fullmatch(word) and self._text[self._at : self._at + 1] == "(":
-                inside = self._at + 1
+            if _ARRAY.fullmatch(word) and self._text[self._position : self._position + 1] == "(":
+                inside = self._position + 1
                 self._skip_to(")")
-                return Token("array", word, line, self._text[inside : self._at - 1])
-        return Token("word", self._text[start : self._at], line)
+                return Token("array", word, line, self._text[inside : self._position - 1])
+        return Token("word", self._text[start : self._position], line)
 
     def _step(self) -> None:
         """Go past a character, or past all that its quotes or brackets have in them."""
-        char, following = self._text[self._at], self._text[self._at + 1 : self._at + 2]
+        char, following = (
+            self._text[self._position],
+            self._text[self._position + 1 : self._position + 2],
+        )
         if char == "\\":
             self._line += following == "\n"
-            self._at += 2
+            self._position += 2
         elif char in "'\"`":
             self._skip_to(char)
         elif char == "$" and following in _CLOSED:
-            self._at += 1
+            self._position += 1
             self._skip_to(_CLOSED[following])
         else:
             self._line += char == "\n"
-            self._at += 1
+            self._position += 1
 
     def _skip_to(self, end: str) -> None:
         """Go past the end of what begins here; in single quotes nothing else has a meaning."""
         is_plain = end == "'"
-        opening = self._text[self._at]
-        self._at += 1
-        while self._at < len(self._text) and self._text[self._at] != end:
-            char = self._text[self._at]
-            if end == ")" and char == "#" and self._text[self._at - 1].isspace():
+        opening = self._text[self._position]
+        self._position += 1
+        while self._position < len(self._text) and self._text[self._position] != end:
+            char = self._text[self._position]
+            if end == ")" and char == "#" and self._text[self._position - 1].isspace():
                 self._skipped()
             elif is_plain or char not in "\\'\"`$(":
                 self._line += char == "\n"
-                self._at += 1
+                self._position += 1
             elif char == "'" and opening == '"':
-                self._at += 1
+                self._position += 1
             elif char == "(":
                 if end == ")":
                     self._skip_to(")")
                 else:
-                    self._at += 1
+                    self._position += 1
             else:
                 self._step()
-        self._at += 1
+        self._position += 1

@@ -54,17 +54,17 @@ def with_named_files(entries: tuple[Entry, ...], asked: Asked) -> tuple[Entry, .
     A file that is not there stays named, for a note that says so.
     """
     named: list[Entry] = []
-    kept: list[Entry] = []
+    rest: list[Entry] = []
     for entry in _with_model(entries):
         file = _file(entry, asked)
         if file is None:
-            kept.append(entry)
+            rest.append(entry)
         else:
             inner = _of_file(file)  # accelerate's names DeepSpeed's, which names no other
             innermost = (_file(deeper, asked) for deeper in inner)
             named += [row for deeper in innermost if deeper is not None for row in _of_file(deeper)]
             named += [row for row in inner if _file(row, asked) is None]
-    return (*named, *kept)
+    return (*named, *rest)
 
 
 def _with_model(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:

@@ -31,7 +31,7 @@ _BRIDGE: Mapping[str, Any] = {
 """Defaults of `megatron/bridge/peft/lora.py`."""
 _USUAL_LORA = ("default_peft_config", "lora")
 """Function of recipes that makes `LoRA`, and its argument."""
-_OTHERS = ("normalize_moe_lora", "experts_shared_outer_loras", "exclude_modules")
+_UNPLANNED = ("normalize_moe_lora", "experts_shared_outer_loras", "exclude_modules")
 _FROZEN = ("freeze_parameters", "freeze_parameters_regex", "freeze_parameters_ratio",
            "trainable_parameters", "trainable_parameters_regex", "freeze_llm")  # fmt: skip
 
@@ -134,9 +134,9 @@ def bridge_adapters(entries: Collection[Entry]) -> GivenAdapters | None:
         if not rest:
             kind = str(entry.value).rpartition(".")[2]
         named[rest.lstrip(".")] = entry.value
-    other = next((name for name in _OTHERS if named.get(name)), "")
-    if kind not in ("", "LoRA", "lora", _USUAL_LORA[0]) or other:
-        what = f"line {line}: {other or f'peft {kind}'} is not planned"
+    unplanned = next((name for name in _UNPLANNED if named.get(name)), "")
+    if kind not in ("", "LoRA", "lora", _USUAL_LORA[0]) or unplanned:
+        what = f"line {line}: {unplanned or f'peft {kind}'} is not planned"
         raise InputError(what, "use LoRA with target_modules, dim and share_expert_adapters")
     values = {name: named.get(name, default) for name, default in _BRIDGE.items()}
     return GivenAdapters(

@@ -60,7 +60,7 @@ def read_verl(launch: Launch, asked: Asked) -> Reading:
     _check_engine(words, launch)
     given = dict(_given(words))
     numbers = _numbers(words, asked)
-    values = {key: found.value for key, found in given.items()}
+    values = {key: place.value for key, place in given.items()}
     ranks = asked.world_size or numbers["trainer.nnodes"] * numbers["trainer.n_gpus_per_node"]
     length = numbers["data.max_prompt_length"] + numbers["data.max_response_length"]
     batch = numbers[_MINI] * numbers[_RESPONSES]

@@ -176,8 +176,8 @@ def _titan_begins(text: str) -> _Values:
     """Read "Training starts at step 1, with local batch size 8, global batch size 64, …"."""
     given = {"global_batch": "global batch size", "length": "sequence length"}
     sizes = {name: _count(text, key) for name, key in given.items()}
-    known = {name: size for name, size in sizes.items() if size is not None}
-    return {"begins": True, "sizes": known}
+    given_sizes = {name: size for name, size in sizes.items() if size is not None}
+    return {"begins": True, "sizes": given_sizes}
 
 
 def _deepspeed_step(text: str) -> _Values | None:

@@ -105,7 +105,7 @@ def steady_steps(run: LoggedRun, *, global_batch: int, tokens_per_rank: float) -
     of_job = [step for step in run.steps if step.batch in (None, global_batch)]
     if not of_job:
         line, batch = run.steps[-1].line, run.steps[-1].batch
-        raise _other(run, line, "global batch", batch or 0, global_batch)
+        raise _mismatch(run, line, "global batch", batch or 0, global_batch)
     notes = []
     if len(batches) > 1:
         notes.append(
@@ -123,8 +123,8 @@ def steady_steps(run: LoggedRun, *, global_batch: int, tokens_per_rank: float) -
     if run.wrong:
         notes.append(run.wrong)
     return SteadySteps(
-        seconds=statistics.median(steady), low_seconds=_at(steady, 0.05),
-        high_seconds=_at(steady, 0.95), num_steps=len(steady), num_left_out=start,
+        seconds=statistics.median(steady), low_seconds=_quantile(steady, 0.05),
+        high_seconds=_quantile(steady, 0.95), num_steps=len(steady), num_left_out=start,
         notes=tuple(notes),
     )  # fmt: skip
 
@@ -139,10 +139,10 @@ def check_sizes(run: LoggedRun, expected: Mapping[str, int]) -> None:
         wanted = expected.get(name, size.value)
         is_batch = name == "global_batch" and any(step.batch for step in run.steps)
         if size.value != wanted and not is_batch:  # which a ramp of batches leaves
-            raise _other(run, size.line, name.replace("_", " "), size.value, wanted)
+            raise _mismatch(run, size.line, name.replace("_", " "), size.value, wanted)
 
 
-def _other(run: LoggedRun, line: int, what: str, value: int, wanted: int) -> InputError:
+def _mismatch(run: LoggedRun, line: int, what: str, value: int, wanted: int) -> InputError:
     return InputError(
         f"{run.file}, line {line}: the run has {what} {value:,}, and the prediction {wanted:,}",
         "give the plan or the launch file that this run was started with",
@@ -180,7 +180,7 @@ def _warm_up(times: Sequence[float]) -> int:
     return start
 
 
-def _at(ordered: Sequence[float], share: float) -> float:
+def _quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[round(share * (len(ordered) - 1))]
 
 
