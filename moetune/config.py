@@ -232,7 +232,7 @@ def check_service_url(text: str) -> str:
 
 def without_password(db: str) -> str:
     """Return a database's address with `***` in place of its password."""
-    return re.sub(r"(?<=//)([^/@:]*):[^@]*(?=@)|(?<=password=)[^&]*", _hidden, db)
+    return re.sub(r"(?<=//)([^/@:]*):[^@]*(?=@)|(?<=password=)[^&]*", _hide_password, db)
 
 
 def launch(environ: Mapping[str, str]) -> Launch | None:
@@ -263,7 +263,7 @@ def is_disabled(environ: Mapping[str, str]) -> bool:
     return _boolean(name, environ[name]) if environ.get(name) else False
 
 
-def _hidden(match: re.Match[str]) -> str:
+def _hide_password(match: re.Match[str]) -> str:
     return f"{match[1]}:***" if match[1] is not None else "***"
 
 

@@ -183,7 +183,7 @@ class LatentAttention:
     @property
     def name(self) -> str:
         """The attention's name in tables."""
-        sparse = "" if self._selected is None else f", top {self._selected} keys"
+        sparse = "" if self._num_keys_read is None else f", top {self._num_keys_read} keys"
         if self.top_keys is not None:
             sparse += " of an earlier block"
         window = "" if self.window is None else f", window {self.window}"
@@ -204,7 +204,7 @@ class LatentAttention:
         }
 
     @property
-    def _selected(self) -> int | None:
+    def _num_keys_read(self) -> int | None:
         """Keys that a token reads at most, None for all."""
         return self.top_keys if self.indexer is None else self.indexer.top_k
 
@@ -235,11 +235,11 @@ class LatentAttention:
 
     def forward_macs(self, length: int) -> float:
         """Return the MACs of one token; selected keys are read in latent form (absorbed)."""
-        if self._selected is None:
+        if self._num_keys_read is None:
             per_key = self.num_heads * (self.nope_dim + self.rope_dim + self.v_head_dim)
             return self._projections + per_key * mean_context(length, self.window)
         per_key = self.num_heads * (2 * self.kv_rank + self.rope_dim)
-        core = per_key * mean_context(length, self._selected)
+        core = per_key * mean_context(length, self._num_keys_read)
         scoring = 0 if self.indexer is None else self.indexer.forward_macs(length)
         return self._projections + core + scoring
 

@@ -23,7 +23,7 @@ _STASHED = ("moe", "moe_act")
 _WHOLE = ("full", "moe")
 
 
-def _recomputed(asked: Asked, modules: tuple[str, ...]) -> str | None:
+def _first_recomputed(asked: Asked, modules: tuple[str, ...]) -> str | None:
     return next((module for module in modules if module in asked.layout.recompute), None)
 
 
@@ -84,7 +84,7 @@ def hybrid_stages(layout: FoldedLayout, decoder: Decoder) -> list[int]:
     return sizes
 
 
-def _unfused(asked: Asked) -> str:
+def _unfused_functions(asked: Asked) -> str:
     functions = {part.function for part in asked.decoder.routed_kinds if part is not None}
     return "" if functions <= {"silu", "relu2"} else " and ".join(sorted(functions))
 
@@ -118,7 +118,7 @@ def _is_gemma(asked: Asked) -> bool:
 
 RECOMPUTED = (
     Rule("overlap batch with recomputation of {cause}", "--recompute moe_act,norm", _CONFIG,
-         lambda asked: asked.layout.overlap == "batch" and _recomputed(asked, _WHOLE)),
+         lambda asked: asked.layout.overlap == "batch" and _first_recomputed(asked, _WHOLE)),
 )  # fmt: skip
 """What of a layout's recomputation does not go with its overlap."""
 # The overlap calls a block's parts and not the block, so that hooks of Megatron-FSDP never fire
@@ -135,7 +135,7 @@ BATCH_OVERLAP = (
 GRAPHS = (
     Rule("partial CUDA graphs with recomputation of {cause}",
          "--cuda-graphs none, or --recompute moe_act,norm", _CONFIG,
-         lambda asked: asked.layout.cuda_graphs == "partial" and _recomputed(asked, _WHOLE)),
+         lambda asked: asked.layout.cuda_graphs == "partial" and _first_recomputed(asked, _WHOLE)),
 )  # fmt: skip
 HOST_OPTIMIZER = (
     Rule("an offloaded optimizer with the optimizer {job.optimizer} and {job.dtype}",
@@ -202,9 +202,9 @@ MEGATRON = (
          lambda asked: _is_whole(asked) and asked.layout.etp > 1, since=(0, 18)),
     Rule("full CUDA graphs of experts with recomputation of {cause}, whose results the paged stash "
          "keeps", "--recompute norm", "transformer/moe/paged_stash.py",
-         lambda asked: _is_whole(asked) and _recomputed(asked, _STASHED), since=(0, 18)),
+         lambda asked: _is_whole(asked) and _first_recomputed(asked, _STASHED), since=(0, 18)),
     Rule("full CUDA graphs of experts with {cause}", "--cuda-graphs partial or none", _EXPERTS,
-         lambda asked: _is_whole(asked) and _unfused(asked), since=(0, 18)),
+         lambda asked: _is_whole(asked) and _unfused_functions(asked), since=(0, 18)),
     Rule("recomputation of norms in Gemma 4's blocks with experts", "--recompute none or moe_act",
          _GEMMA, lambda asked: "norm" in asked.layout.recompute and _is_gemma(asked),
          since=(0, 19), target="bridge"),

@@ -41,14 +41,14 @@ def once(
         method: Callable[Concatenate[_Owner, _Asked], _Answer],
     ) -> Callable[Concatenate[_Owner, _Asked], _Answer]:
         @wraps(method)
-        def remembering(self: _Owner, /, *args: _Asked.args, **kwargs: _Asked.kwargs) -> _Answer:
+        def answer_once(self: _Owner, /, *args: _Asked.args, **kwargs: _Asked.kwargs) -> _Answer:
             of_method = method, key(*args, **kwargs)  # looked up once: hashing it takes longest
             answer: _Answer = self._tables.get(of_method, _MISSING)
             if answer is _MISSING:
                 answer = self._tables[of_method] = method(self, *args, **kwargs)
             return answer
 
-        return remembering
+        return answer_once
 
     return decorate
 

@@ -71,11 +71,11 @@ class ExpertLoads:
         """Return the fullest rank's rows over the mean, the mean of seeded placements."""
         if self.name == "balanced" or ep == 1:
             return 1.0
-        return sum(_fullest(self.loads or natural_loads(num_experts), top_k, ep)) * ep
+        return sum(_fullest_shares(self.loads or natural_loads(num_experts), top_k, ep)) * ep
 
     def shares(self, top_k: float) -> tuple[float, ...] | None:
         """Return each expert's share of all rows, 1/k at most; None for a law."""
-        return None if self.loads is None else _capped(self.loads, 1 / top_k)
+        return None if self.loads is None else _cap_shares(self.loads, 1 / top_k)
 
     def skew_in_order(
         self, num_experts: int, top_k: float, ep: int, experts: tuple[int, ...] = ()
@@ -99,7 +99,7 @@ class ExpertLoads:
         if self.name == "balanced":
             return ()
         if self.loads is None:
-            fullest = _fullest(natural_loads(num_experts), top_k, ep)
+            fullest = _fullest_shares(natural_loads(num_experts), top_k, ep)
         else:
             fullest = max(self._by_rank(top_k, ep, experts), key=sum)
         return tuple(share / sum(fullest) for share in sorted(fullest, reverse=True))
@@ -192,7 +192,7 @@ def natural_loads(num_experts: int) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _capped(loads: tuple[float, ...], most: float) -> tuple[float, ...]:
+def _cap_shares(loads: tuple[float, ...], most: float) -> tuple[float, ...]:
     """Return shares of all rows; those above `most` are cut, and the others grow in proportion."""
     tiny = max(loads) * 1e-12  # of experts without any load, when all others are full
     total = sum(loads) + len(loads) * tiny
@@ -208,11 +208,11 @@ def _capped(loads: tuple[float, ...], most: float) -> tuple[float, ...]:
 
 
 @cache
-def _fullest(loads: tuple[float, ...], top_k: float, ep: int) -> list[float]:
+def _fullest_shares(loads: tuple[float, ...], top_k: float, ep: int) -> list[float]:
     """Return the shares of the fullest rank's experts, descending, as means over placements."""
     import numpy as np  # loads in a tenth of a second, which balanced routing does not need
 
-    drawn, shares = np.random.default_rng(0), np.array(_capped(loads, 1 / top_k))
+    drawn, shares = np.random.default_rng(0), np.array(_cap_shares(loads, 1 / top_k))
     ranks = [drawn.permutation(shares).reshape(ep, -1) for _ in range(_NUM_PLACEMENTS)]
     fullest = [np.sort(rank[rank.sum(axis=1).argmax()])[::-1] for rank in ranks]
     means: list[float] = np.mean(fullest, axis=0).tolist()

@@ -110,16 +110,16 @@ def spelled(spelling: Spelling) -> Iterator[None]:
 
 def nearest_or(otherwise: str, name: object, names: Iterable[str]) -> str:
     """Return the hint "did you mean 'degree'?" for an unknown key, else the other hint."""
-    near = _nearest(name, names)
+    near = _nearest_name(name, names)
     return f"did you mean {near!r}?" if near else otherwise
 
 
 def nearest_then(hint: str, name: object, names: Iterable[str]) -> str:
     """Return the hint, behind "did you mean gpt-xl? " where the name of a known thing is near."""
-    near = _nearest(name, names)
+    near = _nearest_name(name, names)
     return f"did you mean {near}? {hint}" if near else hint
 
 
-def _nearest(name: object, names: Iterable[str]) -> str:
+def _nearest_name(name: object, names: Iterable[str]) -> str:
     """Return the known name that is spelled most like it; "" where none is."""
     return next(iter(difflib.get_close_matches(str(name), names, n=1)), "")

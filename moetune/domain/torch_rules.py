@@ -250,7 +250,7 @@ def _keeps_sequence(asked: Asked) -> str | None:
     return None if recipe is None or recipe.shares_sequence else recipe.family
 
 
-def _rest(asked: Asked, unit: int) -> int | None:
+def _cutting_unit(asked: Asked, unit: int) -> int | None:
     """Return a unit of positions that cp does not cut a sequence in."""
     return (
         unit if asked.layout.cp > 1 and asked.job is not None and asked.job.length % unit else None
@@ -289,10 +289,10 @@ TORCHTITAN = (
     # api.py`; `torch/distributed/tensor/experimental/_context_parallel/_attention.py`).
     Rule("sequences of {job.length} tokens, which 2·cp·tp ({cause}) does not divide",
          "--cp 1 or another --seq", "trainer.py",
-         lambda asked: _rest(asked, 2 * asked.layout.cp * asked.layout.tp)),
+         lambda asked: _cutting_unit(asked, 2 * asked.layout.cp * asked.layout.tp)),
     Rule(f"sequences of {{job.length}} tokens, which {_MASK_BLOCK}·cp ({{cause}}) does not divide",
          "--cp 1 or another --seq", "torch's _create_cp_block_mask",
-         lambda asked: _rest(asked, _MASK_BLOCK * asked.layout.cp)),
+         lambda asked: _cutting_unit(asked, _MASK_BLOCK * asked.layout.cp)),
     key_heads("models/common/decoder.py"),
     Rule("tp {layout.tp} with delta nets of {cause[0]} key and {cause[1]} value heads", "--tp 1",
          "models/qwen3_5/model.py",

@@ -215,7 +215,7 @@ def adapted_matrices(part: object, *, fuses: bool) -> Iterator[Matrix]:
         yield from (Matrix(part.d_model, up),) * count
         yield Matrix(part.d_hidden, part.d_model)
     elif isinstance(part, LatentAttention):
-        yield from _latent(part)
+        yield from _latent_matrices(part)
     elif isinstance(part, GatedDeltaNet):
         inner = sum(part.widths.values()) - part.widths["output"] + part.num_head_gates
         yield Matrix(part.d_model, inner)
@@ -230,7 +230,7 @@ def adapted_matrices(part: object, *, fuses: bool) -> Iterator[Matrix]:
         yield Matrix(output, part.d_model)
 
 
-def _latent(part: LatentAttention) -> Iterator[Matrix]:
+def _latent_matrices(part: LatentAttention) -> Iterator[Matrix]:
     widths = part.widths
     if part.q_rank:
         yield Matrix(part.d_model, part.q_rank, is_cut=False)

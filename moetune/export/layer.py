@@ -79,7 +79,7 @@ def layer_export(planned: Planned) -> Export:
     text = _TEXT.format(
         remarks=remarks(planned, missing, *_WHOLE), sequences=job.global_batch // layout.dp,
         names="FoldedLayout" if layout.degree is None else "Degrees, FoldedLayout",
-        length=job.length, layout=_written(layout), layer=layer, bias=experts.biases > 0,
+        length=job.length, layout=_expression(layout), layer=layer, bias=experts.biases > 0,
         dtype=job.dtype,
     )  # fmt: skip
     return Export(
@@ -88,7 +88,7 @@ def layer_export(planned: Planned) -> Export:
     )  # fmt: skip
 
 
-def _written(layout: FoldedLayout) -> str:
+def _expression(layout: FoldedLayout) -> str:
     """Return the layout as an expression, without what is as by default."""
     plain = FoldedLayout()
     if layout.order == usual_schedule(layout.vpp):

@@ -143,7 +143,7 @@ def megatron_model(
         if isinstance(mixer, LatentAttention) and mixer.indexer is not None:
             model.fields |= values_of(_KEYS[Indexer], mixer.indexer)
         elif isinstance(mixer, GroupedQueryAttention):
-            _grouped(model, mixer)
+            _add_query_groups(model, mixer)
         elif isinstance(mixer, GatedDeltaNet):
             is_delta = (any(isinstance(part, GatedDeltaNet) for part in block.parts)
                         for block in decoder.blocks)  # fmt: skip
@@ -152,7 +152,7 @@ def megatron_model(
     _norms(model, decoder, config)
     _positions(model, decoder, config, length)
     if decoder.has_mamba:
-        _hybrid(model, decoder, core)
+        _add_hybrid_pattern(model, decoder, core)
     elif decoder.predictions:
         model.fields["mtp_num_layers"] = len(decoder.predictions)
     model.flags["vocab_size"] = decoder.vocab_size
@@ -161,7 +161,7 @@ def megatron_model(
     return model
 
 
-def _grouped(model: MegatronModel, mixer: GroupedQueryAttention) -> None:
+def _add_query_groups(model: MegatronModel, mixer: GroupedQueryAttention) -> None:
     """Say what the fields of grouped-query attention do not."""
     if mixer.num_kv_heads != mixer.num_heads:
         model.flags["group_query_attention"] = True
@@ -232,7 +232,7 @@ def _positions(
     if kind in ("rope", "yarn"):
         _rotary(model, config)
     if kind == "rope":
-        _stretched(model, config)
+        _add_rope_scaling(model, config)
 
 
 def _rotary(model: MegatronModel, config: Mapping[str, object]) -> None:
@@ -249,7 +249,7 @@ def _rotary(model: MegatronModel, config: Mapping[str, object]) -> None:
         model.notes.append("the rotary base, --rotary-base, which the model's sizes do not tell")
 
 
-def _stretched(model: MegatronModel, config: Mapping[str, object]) -> None:
+def _add_rope_scaling(model: MegatronModel, config: Mapping[str, object]) -> None:
     """Add how rotary embeddings are stretched to longer sequences (`arguments.py`).
 
     YaRN has arguments with latent attention alone, whose original length is 4,096, and Llama 3's
@@ -273,7 +273,7 @@ def _stretched(model: MegatronModel, config: Mapping[str, object]) -> None:
             model.notes.append(f"the {kind} scaling of the rotary embedding")
 
 
-def _hybrid(model: MegatronModel, decoder: Decoder, core: MegatronCore) -> None:
+def _add_hybrid_pattern(model: MegatronModel, decoder: Decoder, core: MegatronCore) -> None:
     """Add the pattern of a hybrid's layers; each letter is a layer of its own."""
     pattern = "".join(map(hybrid_symbols, decoder.blocks))
     model.fields |= {"num_layers": len(pattern), "is_hybrid_model": True}

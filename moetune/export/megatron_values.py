@@ -173,7 +173,7 @@ def _write_graphs(planned: Planned) -> tuple[Value, ...]:
         case "none":
             return None, None, None
         case "partial":
-            names = _captured(planned)
+            names = _captured_modules(planned)
             return "transformer_engine", names if by_module else None, None if by_module else names
         case _:
             return ("full_iteration", None, None) if by_module else ("local", None, _WHOLE_STEP)
@@ -354,7 +354,7 @@ def _exchanged_sequence(planned: Planned) -> dict[str, Value]:
     return {}
 
 
-def _captured(planned: Planned) -> tuple[str, ...]:
+def _captured_modules(planned: Planned) -> tuple[str, ...]:
     """Return what is captured: all but the exchanges and the experts.
 
     Dense FFNs are no graphs of their own beside overlap of exchanges (`transformer_config.py`).

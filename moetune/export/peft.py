@@ -110,7 +110,7 @@ def peft_export(planned: Planned, arguments: str) -> Export:
     modules = [*modules_of(planned)]
     parameters = [*parameters_of(planned)] if adapters.targets != "attention" else []
     text = (_TEXT + MAIN).format(
-        remarks=remarks(planned, missing, planned.where_to_start, DATA, *_loading(planned)),
+        remarks=remarks(planned, missing, planned.where_to_start, DATA, *_loading_remarks(planned)),
         imports=_imports(is_narrow=is_narrow), rank=adapters.rank, alpha=2 * adapters.rank,
         model=model_words(planned),
         modules='"all-linear"' if modules == ["all-linear"] else modules,
@@ -179,7 +179,7 @@ def parameters_of(planned: Planned) -> Iterator[str]:
         yield "experts.down_proj"
 
 
-def _loading(planned: Planned) -> Iterator[str]:
+def _loading_remarks(planned: Planned) -> Iterator[str]:
     if planned.job.tuning.base != "bfloat16" and planned.decoder.num_moe_layers:
         yield (
             "Experts are loaded in bfloat16 and then quantized (bitsandbytes 0.48 or newer): until "

@@ -137,9 +137,9 @@ def transformers_export(planned: Planned) -> Export:
         imports=load_imports(planned),
         standard="import re\n" if planned.job.tuning.frozen else "",
         arguments=load_arguments(planned),
-        sharded=_sharded(planned),
+        sharded=_fsdp_plan_argument(planned),
         made="model =" if planned.job.tuning.frozen else "return",
-        frozen=_frozen(planned),
+        frozen=_freeze_lines(planned),
         model=model_words(planned),
         layout=layout,
         keys=written(DISTRIBUTED, planned),
@@ -151,7 +151,7 @@ def transformers_export(planned: Planned) -> Export:
     return Export(text=text, file_name=_FILE, launch=launch, not_expressed=missing)
 
 
-def _frozen(planned: Planned) -> str:
+def _freeze_lines(planned: Planned) -> str:
     """Return the lines that freeze parts; "" for none."""
     if not planned.job.tuning.frozen:
         return ""
@@ -163,7 +163,7 @@ def _frozen(planned: Planned) -> str:
     return model"""
 
 
-def _sharded(planned: Planned) -> str:
+def _fsdp_plan_argument(planned: Planned) -> str:
     """Return the argument that names what FSDP shards, where the family's own does not."""
     rules = SHARDED.get(planned.decoder.family)
     if rules is None or planned.layout.dp == 1:

@@ -289,7 +289,7 @@ def _ratios(measured: Profile, base: Profile) -> Ratios:
     for key, series in pool(measured.samples).series.items():
         if not isinstance(key, GemmKey | CollectiveKey):
             continue
-        low, high = _covered(key, index)
+        low, high = _covered_sizes(key, index)
         for size, seconds in _points(series):
             if low <= size <= high:
                 for name in _names_of(key):
@@ -297,7 +297,7 @@ def _ratios(measured: Profile, base: Profile) -> Ratios:
     return ratios
 
 
-def _covered(key: GemmKey | CollectiveKey, index: ProfileIndex) -> tuple[float, float]:
+def _covered_sizes(key: GemmKey | CollectiveKey, index: ProfileIndex) -> tuple[float, float]:
     """Return the sizes at which the reference knows an operation: of a GEMM by shapes around it."""
     if isinstance(key, CollectiveKey):
         series = index.pool.series.get(key)

@@ -44,7 +44,7 @@ def wire_share(op: CollectiveOp, group: Group, machine: Machine) -> float:
     Source: ring all-reduce sends 2·(g − 1)/g of its input, Patarasuk and Yuan, JPDC 69 (2009).
     """
     size, nodes = group[0], nodes_of(group, machine)
-    passed = _passed(op, size)
+    passed = _sent_share(op, size)
     if nodes == 1:
         return passed
     here = math.ceil(size / nodes)
@@ -53,7 +53,7 @@ def wire_share(op: CollectiveOp, group: Group, machine: Machine) -> float:
     return passed * machine.devices_per_node / here
 
 
-def _passed(op: CollectiveOp, size: int) -> float:
+def _sent_share(op: CollectiveOp, size: int) -> float:
     """Return the bytes that a rank of one node sends for each input byte."""
     around = (size - 1) / size
     shares = {"all_reduce": 2 * around, "all_gather": size - 1.0, "send": 1.0}
@@ -208,7 +208,7 @@ def _between_nodes(
     # Inside, a node's own ranks move as many bytes as they do in the group.
     inside_share = here / size
     if op != "all_to_all" and here > 1:
-        inside_share = _passed(op, size) / _passed(op, here)
+        inside_share = _sent_share(op, size) / _sent_share(op, here)
     crossing = wire_share(op, key.group, machine) / (machine.devices_per_node * rate)
     if op in _RINGS:
         crossing *= _RING_LOSS * (1 + _RING_LOSS_PER_NODE * nodes)

@@ -139,7 +139,7 @@ class Curve:
             sizes: need not be whole; shape (sizes,), or (curves, sizes) for others of each curve.
         """
         asked = np.atleast_2d(sizes)
-        seconds = self._between(asked)
+        seconds = self._interpolate(asked)
         above, below = asked > self.sizes[:, -1:], asked < self.sizes[:, :1]
         if above.any():
             seconds = np.where(above, self._above(asked), seconds)
@@ -160,16 +160,16 @@ class Curve:
             return "extrapolated"
         return "measured" if size in points else "interpolated"
 
-    def _between(self, asked: Floats) -> Floats:
+    def _interpolate(self, asked: Floats) -> Floats:
         """Return the times at sizes among the points; elsewhere those of the nearest point."""
         points, last = self.sizes, self.sizes.shape[1] - 1
         inside = np.clip(asked, points[:, :1], points[:, -1:])
         right = (points[:, :, None] < inside[:, None, :]).sum(axis=1)
         left = np.clip(right - 1, 0, max(last - 1, 0))
         if self.pieces is not None:
-            start, first, second, third = _taken(self.pieces, left)
+            start, first, second, third = _take(self.pieces, left)
             # As the pieces have it: sizes may be so near that the quotient rounds in other ways.
-            step = np.log(inside) - _taken(np.log(points), left)
+            step = np.log(inside) - _take(np.log(points), left)
             seconds = np.exp(start + step * (first + step * (second + step * third)))
         elif last:
             rate = np.diff(self.seconds) / np.diff(points)
@@ -179,9 +179,9 @@ class Curve:
                 self.seconds, np.broadcast_shapes(self.seconds.shape, asked.shape)
             )
         seconds = np.maximum(seconds, inside * self.least_seconds_per_size)
-        is_point = _taken(points, right) == inside
+        is_point = _take(points, right) == inside
         return (
-            np.where(is_point, _taken(self.seconds, right), seconds) if is_point.any() else seconds
+            np.where(is_point, _take(self.seconds, right), seconds) if is_point.any() else seconds
         )
 
     def _above(self, asked: Floats) -> Floats:
@@ -224,7 +224,7 @@ class Curve:
         )
 
 
-def _taken(values: Floats, places: NDArray[np.int64]) -> Floats:
+def _take(values: Floats, places: NDArray[np.int64]) -> Floats:
     """Return the values at some places of each curve, whose points are the last dimension."""
     if len(places) == 1:
         return values[..., places[0]]

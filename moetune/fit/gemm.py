@@ -262,7 +262,7 @@ class Surface(Tables):
             return []
         errors = []
         for shape in _some(list(self.shapes)):
-            blended, _ = self._blended(shape, self._all_but(shape))
+            blended, _ = self._blend_times(shape, self._all_but(shape))
             [rising], _ = never_falling(blended[None])
             predicted = dict(zip(self._table.rows.tolist(), rising.tolist(), strict=True))
             series = self.shapes[shape]
@@ -285,7 +285,7 @@ class Surface(Tables):
         With more rows than any shape was measured with, it grows as the roofline does: the last
         time may be all start-up, which more rows do not repeat.
         """
-        seconds, best_rate = self._blended(shape, use)
+        seconds, best_rate = self._blend_times(shape, use)
         least, rows = math.prod(shape) / best_rate, self._table.rows[-1]
         modelled, twice = self._roofline(use).seconds(shape, np.array([rows, 2 * rows]))
         growth = float((twice / modelled - 1) * seconds[-1] / rows)
@@ -298,7 +298,7 @@ class Surface(Tables):
             growth_seconds=max(growth, least),
         )
 
-    def _blended(self, shape: Shape, use: Bools) -> tuple[Floats, float]:
+    def _blend_times(self, shape: Shape, use: Bools) -> tuple[Floats, float]:
         """Return the times at the table's rows, blended from shapes in use, and their best rate."""
         table, roofline, sizes = self._table, self._roofline(use), np.asarray(shape, float)
         [macs], _ = work_of(sizes[None], table.rows)

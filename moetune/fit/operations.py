@@ -140,7 +140,7 @@ class Operations(Tables):
         source = self.source(key)
         if source is not None:
             return self._predictor(key, source)
-        return self._ruled(key) if isinstance(key, CollectiveKey) else None
+        return self._predict_by_rule(key) if isinstance(key, CollectiveKey) else None
 
     def source(self, key: CostKey) -> Source | None:
         """Return what predicts an operation; None without, ProfileError for a copy or a dtype."""
@@ -251,7 +251,7 @@ class Operations(Tables):
             raise missing_copy(profile, copy=key, measured=alone)
         return Source(key=near, basis=basis)
 
-    def _ruled(self, key: CollectiveKey) -> Predictor:
+    def _predict_by_rule(self, key: CollectiveKey) -> Predictor:
         """Return the times of an unknown group by the profile's rule; ProfileError without one."""
         profile, alone = self.index.profile, key._replace(in_flight=1)
         rule = rule_of(alone, index=self.index, predictor=self._of_group)

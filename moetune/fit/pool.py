@@ -176,7 +176,7 @@ def with_tables(measured: Pool, tables: Iterable[Table]) -> Pool:
                 origins[key] = Origin(
                     label=table.label, source=table.source, spread=table.spread, low=low, high=high
                 )
-                joined[key] = _joined(samples, series)
+                joined[key] = _join_series(samples, series)
     return replace(measured, series=in_order(joined), origins=origins)
 
 
@@ -217,7 +217,7 @@ def series_of(points: Iterable[tuple[float, ...]]) -> Series:
     )
 
 
-def _joined(measured: Series | None, table: Series) -> Series:
+def _join_series(measured: Series | None, table: Series) -> Series:
     if measured is None:
         return table
     low, high = measured.sizes[0], measured.sizes[-1]

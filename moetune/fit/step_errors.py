@@ -67,27 +67,29 @@ class MachineErrors(Tables):
     def of(self, key: LayerKey, tokens: int) -> StepErrors:
         """Return the error by number of chunks, of a step with so many tokens on each rank."""
         near = tuple(record for record in self.records if _likeness(record.workload.key, key))
-        return self._posterior(key, tokens, near) if near else self._unmeasured
+        return self._posterior(key, tokens, near) if near else self._prior_errors
 
     @cached_property
-    def _unmeasured(self) -> StepErrors:
+    def _prior_errors(self) -> StepErrors:
         """Of a layer that no measured step is like, with any number of tokens."""
         roots = _roots(self._prior + self.drift**2)
         return StepErrors(mean=np.zeros(NUM_OCTAVES), roots=roots)
 
     @cached_property
     def _prior(self) -> Floats:
-        prior: Floats = self.spread**2 * _shared(_OCTAVES, _OCTAVES)
+        prior: Floats = self.spread**2 * _degree_kernel(_OCTAVES, _OCTAVES)
         return prior
 
     def _posterior(self, key: LayerKey, tokens: int, near: tuple[StepRecord, ...]) -> StepErrors:
         sizes = np.log2([record.workload.tokens_per_rank for record in near])
         degrees = np.log2([record.degree for record in near])
         keys = [record.workload.key for record in near]
-        among = self.spread**2 * _shared(degrees, degrees) * _near(sizes, sizes)
+        among = self.spread**2 * _degree_kernel(degrees, degrees) * _size_kernel(sizes, sizes)
         among *= [[_likeness(row, column) for column in keys] for row in keys]
-        across = self.spread**2 * _shared(_OCTAVES, degrees)
-        across *= _near(np.log2([tokens]), sizes) * [_likeness(key, near_key) for near_key in keys]
+        across = self.spread**2 * _degree_kernel(_OCTAVES, degrees)
+        across *= _size_kernel(np.log2([tokens]), sizes) * [
+            _likeness(key, near_key) for near_key in keys
+        ]
         residuals = np.array([record.residual for record in near])
         usual = statistics.median(residuals.tolist()) if len(near) >= _FEWEST_ALIKE else 0.0
         own_noise = _noise(residuals - usual)
@@ -162,13 +164,13 @@ def _times(visits: Sequence[Sample], *, is_busy: bool) -> list[float]:
     ]
 
 
-def _shared(degrees: Floats, seen_degrees: Floats) -> Floats:
+def _degree_kernel(degrees: Floats, seen_degrees: Floats) -> Floats:
     """Return the correlation by octaves between numbers of chunks."""
     octaves = np.abs(degrees[:, None] - seen_degrees[None, :])
     return np.maximum(1 - octaves / SHARED_OCTAVES, 0.0)
 
 
-def _near(sizes: Floats, seen_sizes: Floats) -> Floats:
+def _size_kernel(sizes: Floats, seen_sizes: Floats) -> Floats:
     octaves = np.abs(sizes[:, None] - seen_sizes[None, :])
     correlation: Floats = np.exp(-octaves / TOKEN_OCTAVES)
     return correlation

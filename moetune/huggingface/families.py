@@ -12,7 +12,7 @@ from moetune.huggingface import kinds, mixers
 from moetune.huggingface.family import Family
 
 _EXPERTS_ALONE = ("intermediate_size",)
-_GROUPED = Family(attention=mixers.grouped)
+_GROUPED = Family(attention=mixers.grouped_query)
 _DENSE = replace(_GROUPED, sparse=kinds.no_block, needs_head_dim=False)
 _LAYER_NORMS = replace(_DENSE, needs_kv_heads=False, is_gated=False, norms=4, has_norm_biases=True)
 _MIXTRAL = replace(_GROUPED, needs_head_dim=False, expert_width=_EXPERTS_ALONE)
@@ -36,7 +36,7 @@ _GRANITE = replace(
 _DEEPSEEK = replace(
     _GROUPED, attention=mixers.latent, sparse=kinds.after_dense, shared="count", score="sigmoid"
 )
-_GLM = replace(_DEEPSEEK, attention=mixers.grouped, qk_norm="head")
+_GLM = replace(_DEEPSEEK, attention=mixers.grouped_query, qk_norm="head")
 _ROWS: Mapping[str, Family] = {
     "llama mistral ministral3 smollm3 granite iquestcoder": replace(
         _DENSE, kinds=kinds.windowed, needs_kv_heads=False, mlp_bias="mlp_bias"
@@ -181,7 +181,7 @@ _ROWS: Mapping[str, Family] = {
     "dots1 exaone_moe": replace(
         _GLM, kinds=kinds.every_fourth, needs_head_dim=False, harmless="max_window_layers"
     ),
-    "solar_open": replace(_DEEPSEEK, attention=mixers.grouped, sparse=kinds.after_any_dense),
+    "solar_open": replace(_DEEPSEEK, attention=mixers.grouped_query, sparse=kinds.after_any_dense),
     "hy_v3": replace(
         _GLM,
         mlp_bias="mlp_bias",

@@ -183,7 +183,7 @@ def routed_experts(fields: Fields, family: Family, block: int) -> RoutedExperts:
         latent=latent,
         latent_biases=_latent_norms(fields, family) * (latent or 0),
         num_zero_experts=fields.count("zero_expert_num", default=0, least=0),
-        shared=_shared(fields, family, width),
+        shared=_shared_expert(fields, family, width),
         shared_gate=d_model if family.has_shared_gate else 0,
     )
 
@@ -217,12 +217,12 @@ def _router(fields: Fields, family: Family, *, d_model: int, experts: int) -> Ro
     )
 
 
-def _shared(fields: Fields, family: Family, width: int) -> DenseFfn | None:
+def _shared_expert(fields: Fields, family: Family, width: int) -> DenseFfn | None:
     if family.shared == "none":
         return None
     if family.shared == "one":
         for name in SHARED:
-            fields.only(name, (1, [1] * len(_listed(fields, name))))
+            fields.only(name, (1, [1] * len(_list_of(fields, name))))
         return _ffn(fields, family, width)
     if family.shared in {"width", "optional_width"}:
         default = 0 if family.shared == "optional_width" else None
@@ -234,7 +234,7 @@ def _shared(fields: Fields, family: Family, width: int) -> DenseFfn | None:
     return _ffn(fields, family, count * width) if count else None
 
 
-def _listed(fields: Fields, name: str) -> list[object]:
+def _list_of(fields: Fields, name: str) -> list[object]:
     value = fields.values.get(name)
     return value if isinstance(value, list) else []
 

@@ -102,13 +102,15 @@ class Fields:
 
     def flag(self, *names: str, default: bool = False) -> bool:
         """Return a truth value; `default` is that of the configuration's class."""
-        return self._typed(names, bool, "true or false", default)
+        return self._value_of(names, bool, "true or false", default)
 
     def text(self, *names: str, default: str = "") -> str:
         """Return a word; `default` is that of the configuration's class."""
-        return self._typed(names, str, "a word", default)
+        return self._value_of(names, str, "a word", default)
 
-    def _typed(self, names: Sequence[str], kind: type[Named], words: str, default: Named) -> Named:
+    def _value_of(
+        self, names: Sequence[str], kind: type[Named], words: str, default: Named
+    ) -> Named:
         """Return a value of a type; where it has another type, that is reported."""
         name, value = self._value(names)
         if isinstance(value, kind):
@@ -199,9 +201,9 @@ class Fields:
         self.read.add(name)
         value = self.values.get(name)
         if value is not None and value not in allowed:
-            words = " or ".join(_written(word) for word in allowed)
+            words = " or ".join(_as_json(word) for word in allowed)
             self.report(
-                f"{self.path}{name} is {_written(value)}, and only {words} is supported",
+                f"{self.path}{name} is {_as_json(value)}, and only {words} is supported",
                 f"take a model whose {name} is {words}: others have other sizes",
             )
 
@@ -240,7 +242,7 @@ class Fields:
         for name in present[1:]:
             if self.values[name] != value:
                 self.report(
-                    f"{present[0]} ({_written(value)}) and {name} ({_written(self.values[name])}) "
+                    f"{present[0]} ({_as_json(value)}) and {name} ({_as_json(self.values[name])}) "
                     "are names of the same field and differ",
                     "keep the one that is right",
                 )
@@ -249,10 +251,10 @@ class Fields:
 
 def described(fields: Mapping[str, object]) -> str:
     """Return fields and their values in words, such as "memory_slots (64), use_residual (true)"."""
-    return ", ".join(f"{name} ({_written(value)})" for name, value in fields.items())
+    return ", ".join(f"{name} ({_as_json(value)})" for name, value in fields.items())
 
 
-def _written(value: object) -> str:
+def _as_json(value: object) -> str:
     """Return a value as JSON writes it, a long one cut."""
     if isinstance(value, bool):
         return "true" if value else "false"

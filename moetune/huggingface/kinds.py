@@ -94,7 +94,7 @@ def periodic(period: str, offset: str) -> Flags:
     return flags
 
 
-def _listed(name: str, otherwise: Flags) -> Flags:
+def _from_list(name: str, otherwise: Flags) -> Flags:
     """Return the flags of a list, or others where the configuration does not have it."""
 
     def flags(fields: Fields, num_layers: int) -> Sequence[bool]:
@@ -128,16 +128,16 @@ gemma = _by(
 )
 """Full attention in every sixth block, and in the last one (Gemma 4)."""
 lightning = _by(
-    _listed(
+    _from_list(
         "attn_type_list", lambda _, num_layers: [block % 2 == 0 for block in range(num_layers)]
     ),
     false="linear",
 )
 """`attn_type_list` with 1 for softmax attention, else in turn (MiniMax-Text-01)."""
-softmax_listed = _by(_listed("attn_type_list", every_block), false="linear")
+softmax_listed = _by(_from_list("attn_type_list", every_block), false="linear")
 """`attn_type_list` with 1 for softmax attention, else all of them (MiniMax-M2)."""
 mimo = _by(
-    _listed(
+    _from_list(
         "hybrid_layer_pattern",
         lambda _, num_layers: [block > 0 and (block + 1) % 6 > 0 for block in range(num_layers)],
     ),
@@ -193,7 +193,7 @@ def every_fourth(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
 def sparse_listed(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
     """`sparse_attention_freq` with 1 for an indexer (MiniMax-M3)."""
     nested = fields.nested("sparse_attention_config")
-    flags = _listed("sparse_attention_freq", no_block)
+    flags = _from_list("sparse_attention_freq", no_block)
     listed = () if nested is None else flags(nested, num_layers)
     return _split(listed or [False] * num_layers, true="indexed", false="full")
 

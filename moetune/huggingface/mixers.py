@@ -42,7 +42,7 @@ def window_of(fields: Fields, kind: MixerKind) -> int | None:
     return None
 
 
-def grouped(fields: Fields, family: Family, kind: MixerKind) -> GroupedQueryAttention:
+def grouped_query(fields: Fields, family: Family, kind: MixerKind) -> GroupedQueryAttention:
     """Return grouped-query attention."""
     is_sliding = kind == "sliding"
     swa = "swa_" if is_sliding and fields.has("swa_num_attention_heads") else ""
@@ -185,7 +185,7 @@ def compressed(fields: Fields, _family: Family, kind: MixerKind) -> Mixer:
 
 def mimo(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     """Return MiMo-V2's attention: windows have twice the key heads unless the fields say else."""
-    full = grouped(fields, family, "full")
+    full = grouped_query(fields, family, "full")
     has_sinks = fields.flag("add_full_attention_sink_bias")
     if kind == "full":
         return replace(full, num_sinks=full.num_heads if has_sinks else 0)
@@ -206,7 +206,7 @@ def mimo(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
 
 def step(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     """Return Step-3.5's attention: windows may have another number of heads."""
-    plain = grouped(fields, family, kind)
+    plain = grouped_query(fields, family, kind)
     of_windows = fields.nested("attention_other_setting")
     if kind != "sliding":
         fields.optional("num_sliding_attention_heads")
@@ -237,7 +237,7 @@ def gemma(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     """
     fields.only("num_kv_shared_layers", (0,))
     shares = fields.flag("attention_k_eq_v")
-    plain = grouped(fields, family, kind)
+    plain = grouped_query(fields, family, kind)
     wide = fields.optional("global_head_dim")
     heads = fields.optional("num_global_key_value_heads")
     if kind != "full":

@@ -104,7 +104,7 @@ def language_model(document: Mapping[str, object]) -> tuple[Mapping[str, object]
             outer = {key: values[key] for key in _SHARED if values.get(key) is not None}
             values = {**outer, **inner}
     if values.get("model_type") == "dbrx":
-        values = _flattened(values)
+        values = _flatten_dbrx(values)
     return {key: value for key, value in values.items() if key not in _TOWERS}, tuple(towers)
 
 
@@ -120,7 +120,7 @@ def _others_of(values: Mapping[str, object]) -> Iterator[str]:
             yield key.removesuffix("_config").replace("_", " ")
 
 
-def _flattened(values: Mapping[str, object]) -> Mapping[str, object]:
+def _flatten_dbrx(values: Mapping[str, object]) -> Mapping[str, object]:
     """Return DBRX's fields with those of its two nested configurations."""
     flat = dict(values)
     for key in ("ffn_config", "attn_config"):
@@ -237,14 +237,14 @@ def _blocks(fields: Fields, family: Family, *, streams: int) -> tuple[Block, ...
         block = fields.of_block(number)
         key = kind, repr(block.overrides)
         if key not in mixers:
-            mixers[key] = _built(fields, partial(_mixer, block, family, kind))
+            mixers[key] = _build(fields, partial(_mixer, block, family, kind))
         mixer = mixers[key]
         entries = [values[number : number + 1] for values in lists]
         width = has_experts, key[1], repr(entries) if has_experts and lists else ""
         if width not in ffns:
             experts = partial(routed_experts, block, family, number)
             build = experts if has_experts else partial(dense_ffn, block, family)
-            ffns[width] = _built(fields, build)
+            ffns[width] = _build(fields, build)
         ffn = ffns[width]
         extra = d_model * family.norms_of_experts if has_experts else 0
         parts: tuple[Part, ...] = (mixer, ffn)
@@ -263,7 +263,7 @@ def _expert_lists(fields: Fields, family: Family) -> list[list[object]]:
     return [value for value in values if isinstance(value, list)]
 
 
-def _built(fields: Fields, build: Callable[[], Part]) -> Part:
+def _build(fields: Fields, build: Callable[[], Part]) -> Part:
     """Return a part; sizes that do not go together are reported, and another part stands in."""
     try:
         return build()

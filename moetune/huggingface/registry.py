@@ -76,7 +76,7 @@ def find_decoder_model(name: str, *, world_size: int, reads_files: bool = True) 
     elif resolve_name(name) is not None:
         model = named_model(name)
     else:
-        raise _unknown(name)
+        raise _unknown_model(name)
     return FoundModel(
         title=model.title,
         source=model.source,
@@ -105,7 +105,7 @@ def whole_names() -> tuple[str, ...]:
 def check_known(name: str) -> None:
     """Raise InputError where a name is of no model, with the nearest of all names."""
     if name not in MODELS and not is_decoder_name(name):
-        raise _unknown(name)
+        raise _unknown_model(name)
 
 
 def _is_there(name: str) -> bool:
@@ -113,7 +113,7 @@ def _is_there(name: str) -> bool:
     return bool(name) and (Path(name).expanduser().exists() or name.endswith(".json"))
 
 
-def _unknown(name: str) -> InputError:
+def _unknown_model(name: str) -> InputError:
     names = (*MODELS, *whole_names())
     return InputError(
         f"model {name!r} is unknown, and no such file or folder exists",

@@ -138,7 +138,7 @@ def find_launch(script: ShellScript, fields: Collection[str]) -> tuple[Launch, l
     Raises:
         InputError: no command has any.
     """
-    commands, cuts = _mended(script.commands)
+    commands, cuts = _mend(script.commands)
     launches = [
         _launch(command, script.notes) for command in commands
         if command.words[0].text not in ("echo", "printf")
@@ -188,7 +188,7 @@ def _is_known(name: str, fields: Collection[str]) -> bool:
     return field in fields or field == PER_DEVICE or name.startswith(("parallelism.", "training."))
 
 
-def _mended(commands: tuple[ShellCommand, ...]) -> tuple[list[ShellCommand], list[Problem]]:
+def _mend(commands: tuple[ShellCommand, ...]) -> tuple[list[ShellCommand], list[Problem]]:
     """Return commands with what is cut off from them, and the lines that cut it off.
 
     A line that begins with an argument is a command by itself: the one before does not go on.

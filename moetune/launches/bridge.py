@@ -20,7 +20,7 @@ from moetune.launches.megatron import (
     MegatronArguments,
     plain_value,
     reading_of,
-    resolved,
+    resolve,
 )
 from moetune.launches.megatron_checks import UNEVEN, core_problems
 from moetune.launches.reading import Asked, Given, Problem, Reading
@@ -137,7 +137,7 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
     frozen = bridge_frozen(entries)
     hooks = [entry.line for entry in entries if _leaf(entry) == _HOOK and not frozen]
     arguments = MegatronArguments(
-        given=given, values=resolved(said),
+        given=given, values=resolve(said),
         problems=(*misspellings(entries, KEYS, "stops", f"{target.label}: {target.source}"), *notes,
                   *(Problem(severity="note", line=line, what=_HOOKED) for line in hooks[:1])),
         adapters=bridge_adapters(entries), frozen=frozen,

@@ -88,20 +88,20 @@ def _of_json(text: str) -> Iterator[Entry]:
             raise InputError(f'key "{twice}" is given twice', "keep one of them")
         return items
 
-    def walked(value: Any, path: str) -> Iterator[Entry]:  # noqa: ANN401 - of any kind
+    def walk(value: Any, path: str) -> Iterator[Entry]:  # noqa: ANN401 - of any kind
         is_object = isinstance(value, list) and all(isinstance(item, tuple) for item in value)
         if is_object and value:
             for key, inner in value:
                 line = next(numbers)
-                yield from _on_line(walked(inner, f"{path}.{key}" if path else key), line, inner)
+                yield from _on_line(walk(inner, f"{path}.{key}" if path else key), line, inner)
         elif isinstance(value, list):
             for item in value:
-                yield from walked(item, path)
+                yield from walk(item, path)
         else:
             yield Entry(path, value, 0)
 
     document = json.loads(text, object_pairs_hook=pairs)
-    yield from walked(document, "")
+    yield from walk(document, "")
 
 
 def _on_line(entries: Iterator[Entry], line: int, value: object) -> Iterator[Entry]:

@@ -96,7 +96,7 @@ class Scope:
 
     def words(self, raw: str, line: int) -> list[Word]:
         """Return the words that a word of the script becomes: none, one or several."""
-        return [*map(_joined, self._texts(raw, line))]
+        return [*map(_word_of, self._texts(raw, line))]
 
     def _texts(self, raw: str, line: int) -> list[Text]:
         words: list[Text] = []
@@ -242,13 +242,13 @@ class Scope:
                 for run, _ in self._pieces(text, 0, quoted=True)
             )
             python = _CHOICE.sub(r"(\2) if (\1) else (\3)", flat.strip())
-            return self._computed(ast.parse(python, mode="eval").body)
+            return self._compute(ast.parse(python, mode="eval").body)
         except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
             return None
         finally:
             self.deep -= 1
 
-    def _computed(self, node: ast.expr) -> int | None:
+    def _compute(self, node: ast.expr) -> int | None:
         result: int | None = None
         match node:
             case ast.Constant(value=int() as value):
@@ -257,20 +257,20 @@ class Scope:
                 text = self._value(name, "")
                 result = self.number(text_of(text[0]) or "0") if text else None
             case ast.UnaryOp(op=ast.USub(), operand=operand):
-                result = self._combined(ast.Constant(0), ast.Sub(), operand)
+                result = self._combine(ast.Constant(0), ast.Sub(), operand)
             case ast.IfExp(test=test, body=body, orelse=orelse):
-                holds = self._computed(test)
-                result = None if holds is None else self._computed(body if holds else orelse)
+                holds = self._compute(test)
+                result = None if holds is None else self._compute(body if holds else orelse)
             case ast.BinOp(left=left, op=operation, right=right):
-                result = self._combined(left, operation, right)
+                result = self._combine(left, operation, right)
             case ast.Compare(left=left, ops=[operation], comparators=[right]):
-                result = self._combined(left, operation, right)
+                result = self._combine(left, operation, right)
             case _:
                 pass
         return result
 
-    def _combined(self, left: ast.expr, operation: ast.AST, right: ast.expr) -> int | None:
-        first, second = self._computed(left), self._computed(right)
+    def _combine(self, left: ast.expr, operation: ast.AST, right: ast.expr) -> int | None:
+        first, second = self._compute(left), self._compute(right)
         compute = _OPERATIONS.get(type(operation))
         if first is None or second is None or compute is None:
             return None
@@ -301,7 +301,7 @@ def _length(raw: str, start: int) -> int:
     return len(raw) - start
 
 
-def _joined(runs: Text) -> Word:
+def _word_of(runs: Text) -> Word:
     return Word(text_of(runs), runs[0].line, missing_of(runs))
 
 

@@ -139,21 +139,21 @@ def open_launch(name: str, text: str, asked: Asked) -> LaunchFile:
     if "\0" in text:
         raise InputError(f"{name} is no text", "give the file that starts the run")
     if name.endswith((".toml", ".json", ".yaml", ".yml", ".py")):
-        return _configured(name, text, asked)
+        return _configuration(name, text, asked)
     script = read_script(text, extra=asked.extra, values=asked.values)
     launch, cuts = find_launch(script, KEYS)
     if is_verl(launch):
         return KeyedFile(reading=read_verl(launch, asked), text=text, name=name, asked=asked)
     if (entries := titan_entries(launch)) or (bridge := bridge_entries(launch)):
         if entries:
-            return _keyed(TITAN, entries, text, asked, ranks=launch.ranks)
+            return _keyed_file(TITAN, entries, text, asked, ranks=launch.ranks)
         ranks = launch.ranks(asked)
         reading = read_bridge(bridge, replace(asked, world_size=ranks), line=launch.line)
         return KeyedFile(reading=reading, text=text, name=name, asked=asked)
     if entries := trainer_entries(launch, asked):
         counted = None if any(entry.path == "num_processes" for entry in entries) else launch.ranks
         dialect = _engine(entries, launch.starter)
-        return _keyed(dialect, entries, text, asked, name=name, ranks=counted)
+        return _keyed_file(dialect, entries, text, asked, name=name, ranks=counted)
     return MegatronFile(
         reading=read_megatron(launch, asked), launch=launch, text=text, asked=asked,
         cuts=tuple(cuts),
@@ -180,7 +180,7 @@ def _engine(entries: tuple[Entry, ...], starter: str = "") -> Dialect:
     return TRANSFORMERS if has_shards or not starter else REPLICATED
 
 
-def _configured(name: str, text: str, asked: Asked) -> LaunchFile:
+def _configuration(name: str, text: str, asked: Asked) -> LaunchFile:
     """Return a configuration, by the keys that it has."""
     function = asked.extra[0] if asked.extra and asked.extra[0].isidentifier() else ""
     if name.endswith(".py"):
@@ -195,7 +195,7 @@ def _configured(name: str, text: str, asked: Asked) -> LaunchFile:
         reading = read_megatron(launch, asked)
         return MegatronFile(reading=reading, launch=launch, text=text, asked=asked, name=name)
     if leaves & _TITAN_KEYS:
-        return _keyed(TITAN, entries, text, asked, name=name)
+        return _keyed_file(TITAN, entries, text, asked, name=name)
     if leaves & _BRIDGE_KEYS:
         overrides = (word.partition("=") for word in asked.extra if re.match(r"[\w.]+=", word))
         more = (Entry(path, plain_value(value), 0) for path, _, value in overrides)
@@ -209,9 +209,9 @@ def _configured(name: str, text: str, asked: Asked) -> LaunchFile:
     entries = (*with_named_files(entries, asked), *extra)
     dialect = _engine(entries)
     if dialect is DEEPSPEED or "train_micro_batch_size_per_gpu" in leaves:
-        return _keyed(DEEPSPEED, entries, text, asked, name=name)
+        return _keyed_file(DEEPSPEED, entries, text, asked, name=name)
     if leaves & {PER_DEVICE, "distributed_type", "fsdp_version"}:
-        return _keyed(dialect, entries, text, asked, name=name)
+        return _keyed_file(dialect, entries, text, asked, name=name)
     raise InputError(
         f"{name} is of no kind that is known",
         "give a shell script, a torchtitan TOML, a program of Megatron-Bridge, a DeepSpeed JSON, "
@@ -219,7 +219,7 @@ def _configured(name: str, text: str, asked: Asked) -> LaunchFile:
     )
 
 
-def _keyed(
+def _keyed_file(
     dialect: Dialect, entries: tuple[Entry, ...], text: str, asked: Asked, *, name: str = "",
     ranks: Callable[[Asked], int] | None = None,
 ) -> "KeyedFile":  # fmt: skip

@@ -63,7 +63,7 @@ class KeyedText:
                 self._items = {name: item for name, item in self._items.items()
                                if item != self._items[key]}  # fmt: skip
         elif value is not None:
-            self.text = self._added(key, value)
+            self.text = self._add(key, value)
         elif key in self._given:
             raise no_place(key, value)
 
@@ -78,7 +78,7 @@ class KeyedText:
             items[_Item(*keys, seen[keys])] = place
         return items
 
-    def _added(self, key: str, value: Value) -> str:
+    def _add(self, key: str, value: Value) -> str:
         *above, leaf = key.split(".")
         places = self._places()
         if above:

@@ -128,7 +128,7 @@ def read_megatron(launch: Launch, asked: Asked) -> Reading:
     if launch.program == SWIFT:  # its adapters are those of mcore-bridge
         target = replace(target, adapters=("each",), adapter_zero=(0, 1), freezes=True)
     arguments = _fields_of(launch, target)
-    model = asked.model or _named(launch)
+    model = asked.model or _swift_model(launch)
     return reading_of(
         arguments, target, launch.ranks(asked), model=model, line=launch.line,
         reads_files=asked.reads_files,
@@ -189,7 +189,7 @@ def _check_number(key: str, value: Value, given: Given | None) -> None:
     raise InputError(f"{place} is {value!r}, which is no number from {least} on", "give a number")
 
 
-def _named(launch: Launch) -> str | None:
+def _swift_model(launch: Launch) -> str | None:
     """Return the model that ms-swift's command names."""
     if launch.program != SWIFT:
         return None
@@ -230,7 +230,7 @@ def _fields_of(launch: Launch, target: Target) -> MegatronArguments:
     if (target.core or (0, 16)) < _SHARDING_CORE:
         defaults["data_parallel_sharding_strategy"] = "no_shard"
     return MegatronArguments(
-        given=given, values=resolved(defaults | values), problems=tuple(problems),
+        given=given, values=resolve(defaults | values), problems=tuple(problems),
         adapters=swift_adapters(launch) if is_swift else None,
     )  # fmt: skip
 
@@ -260,7 +260,7 @@ def _field(name: str, *, is_swift: bool) -> tuple[str, bool]:
     return _FIELDS.get(name, name.replace("-", "_")), True
 
 
-def resolved(values: dict[str, Value]) -> dict[str, Value]:
+def resolve(values: dict[str, Value]) -> dict[str, Value]:
     """Return values with what older names of arguments mean."""
     if values.get("recompute_activations"):
         values["recompute_granularity"] = "selective"
@@ -327,7 +327,7 @@ def _stages(values: Mapping[str, Any], pp: int, decoder: Any) -> StageLetters | 
     sizes = [word.count("t") for word in even_stages(layers, predictions, pp * vpp)]
     ends = [values.get(f"num_layers_in_{end}_pipeline_stage") for end in ("first", "last")]
     if any(isinstance(size, int) for size in ends):
-        sizes = _uneven(layers, pp, vpp, ends)
+        sizes = _uneven_sizes(layers, pp, vpp, ends)
     adds_embedding, adds_loss = (values.get(f"account_for_{end}_in_pipeline_split")
                                  for end in ("embedding", "loss"))  # fmt: skip
     if adds_embedding or adds_loss:
@@ -352,7 +352,7 @@ def _virtual(values: Mapping[str, Any], pp: int, layers: int) -> int:
     return 1
 
 
-def _uneven(layers: int, pp: int, vpp: int, ends: list[Any]) -> list[int]:
+def _uneven_sizes(layers: int, pp: int, vpp: int, ends: list[Any]) -> list[int]:
     """Return the layers of stages of which the first or the last rank has a number of its own."""
     first, last = ends
     num_inner = pp - (first is not None) - (last is not None)

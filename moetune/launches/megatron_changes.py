@@ -33,7 +33,7 @@ def megatron_changes(
     """
     planned = Planned(plan_id="", job=reading.job, layout=layout, target=reading.target)
     wanted = written(SETTINGS, planned)
-    names = [*_differing(reading.layout, layout), *facts]
+    names = [*_differences(reading.layout, layout), *facts]
     keys = [key for name in names for key in keys_of(SETTINGS, name) if key != NO_ARGUMENT]
     changes: dict[str, Value] = {
         key: wanted.get(key) for key in keys if wanted.get(key) != reading.values.get(key)
@@ -52,7 +52,7 @@ def _differs(before: Value, after: Value) -> bool:
     return before != after and not (before in (None, False) and after in (None, False))
 
 
-def _differing(before: FoldedLayout, after: FoldedLayout) -> Iterator[str]:
+def _differences(before: FoldedLayout, after: FoldedLayout) -> Iterator[str]:
     for name in _ATTRIBUTES:
         if getattr(before, name) != getattr(after, name):
             yield name

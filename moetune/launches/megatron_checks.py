@@ -84,10 +84,10 @@ class Check:
     @property
     def is_of_core(self) -> bool:
         """Whether Megatron-Core refuses, whatever program configures it."""
-        return self.severity == "stops" and (self.why != _ARGUMENTS or self.breaks is _uneven)
+        return self.severity == "stops" and (self.why != _ARGUMENTS or self.breaks is _is_uneven)
 
 
-def _uneven(context: Context) -> bool:
+def _is_uneven(context: Context) -> bool:
     """Return whether layers do not divide among the pipeline ranks where nothing says how."""
     layout, values = context.reading.layout, context.values
     says = ("pipeline_model_parallel_layout", "num_layers_in_first_pipeline_stage",
@@ -150,7 +150,7 @@ _CHECKS = (
           lambda context: sum(map(context.has, _VIRTUAL)) > 1),
     Check("stops", "pipeline_model_parallel_size num_layers",
           UNEVEN, _ARGUMENTS,
-          "--pipeline-model-parallel-layout, or a size that divides them", _uneven),
+          "--pipeline-model-parallel-layout, or a size that divides them", _is_uneven),
     Check("stops", "num_layers_per_virtual_pipeline_stage",
           "layers of a pipeline rank that --num-layers-per-virtual-pipeline-stage does not divide",
           _ARGUMENTS, "--num-virtual-stages-per-pipeline-rank, or a divisor", _splits_unevenly),
@@ -238,7 +238,7 @@ _CHECKS = (
 def megatron_problems(context: Context) -> Iterator[Problem]:
     """Yield what is wrong with the arguments of a launch, those that stop it first."""
     if context.launch is not None:
-        yield from _unknown(context.launch, context.reading)
+        yield from _unknown_arguments(context.launch, context.reading)
     for check in _CHECKS:
         if check.breaks(context):
             yield _problem(check, context.reading)
@@ -265,7 +265,7 @@ def _as_fields(text: str) -> str:
     return re.sub(r"--([a-z0-9-]+)", lambda match: match[1].replace("-", "_"), text)
 
 
-def _unknown(launch: Launch, reading: Reading) -> Iterator[Problem]:
+def _unknown_arguments(launch: Launch, reading: Reading) -> Iterator[Problem]:
     """Yield arguments that Megatron-LM does not have; programs of others may have more."""
     if launch.program == SWIFT:
         return

@@ -73,10 +73,10 @@ def recognise(values: Values, *, name: str | None = None, reads_files: bool) -> 
         named = find_decoder_model(name, world_size=1, reads_files=reads_files)
         if named.decoder is None:
             raise InputError(f"{name} is a single layer, not a model", "name a whole model")
-        return Recognised(_changed(named.decoder, values), f"{named.title}, by its name")
+        return Recognised(_change_decoder(named.decoder, values), f"{named.title}, by its name")
     sizes = effective(values)
     hint = resolve_name(str(values.get("tokenizer_model", "")).rstrip("/"))
-    fits = [model for model, theirs in _described(sizes["hidden_size"]) if _is_same(theirs, sizes)]
+    fits = [model for model, theirs in _models_of(sizes["hidden_size"]) if _is_same(theirs, sizes)]
     if fits:
         vocabulary = _vocabulary(values)
         model = min(
@@ -87,7 +87,7 @@ def recognise(values: Values, *, name: str | None = None, reads_files: bool) -> 
             ),
         )  # fmt: skip
         words = f"{model.title}, by its sizes"
-        decoder = _changed(model.decoder, values)
+        decoder = _change_decoder(model.decoder, values)
         if decoder.num_layers != model.decoder.num_layers:
             words = f"{model.title} with {decoder.num_layers} blocks, by its other sizes"
         return Recognised(decoder, words)
@@ -127,7 +127,7 @@ def effective(values: Values) -> dict[str, Any]:
         )
         sizes["kv_channels"] = given.get("kv_channels") or width // heads
     sizes |= {key: given[key] for key in _LINEAR if given.get(key)}
-    routed = _routed(given) if given.get("num_moe_experts") else ()
+    routed = _routing_pattern(given) if given.get("num_moe_experts") else ()
     if routed:
         sizes |= {key: given.get(key) for key in _ROUTED}
         sizes["moe_router_topk"] = given.get("moe_router_topk") or _DEFAULT_TOP_K
@@ -142,33 +142,33 @@ def _usual_ffn(width: int, *, is_gated: bool) -> int:
     return int(width * 8 / 3) // _SWIGLU_MULTIPLE * _SWIGLU_MULTIPLE if is_gated else 4 * width
 
 
-def _routed(given: Mapping[str, Any]) -> tuple[int, ...]:
+def _routing_pattern(given: Mapping[str, Any]) -> tuple[int, ...]:
     """Return 1 for each layer with experts, and 0 for others."""
     layers, frequency = int(given.get("num_layers", 1)), given.get("moe_layer_freq", 1)
     if isinstance(frequency, str):
-        frequency = _listed(frequency)
+        frequency = _read_pattern(frequency)
     if isinstance(frequency, int):
         return tuple(int(layer % max(1, frequency) == 0) for layer in range(layers))
     return tuple(frequency)
 
 
-def _listed(text: str) -> tuple[int, ...] | int:
+def _read_pattern(text: str) -> tuple[int, ...] | int:
     """Return a list in Python's words, such as "[0]*1+[1]*60"; nothing else is computed.
 
     Raises:
         InputError: it is none.
     """
 
-    def computed(node: ast.expr) -> Any:  # noqa: ANN401 - a list or a number
+    def compute(node: ast.expr) -> Any:  # noqa: ANN401 - a list or a number
         match node:
             case ast.Constant(value=int() as value):
                 return value
             case ast.List(elts=elements):
-                return [computed(element) for element in elements]
+                return [compute(element) for element in elements]
             case ast.BinOp(left=left, op=ast.Add(), right=right):
-                return computed(left) + computed(right)
+                return compute(left) + compute(right)
             case ast.BinOp(left=left, op=ast.Mult(), right=right):
-                first, second = computed(left), computed(right)
+                first, second = compute(left), compute(right)
                 listed = first if isinstance(first, list) else second
                 times = second if isinstance(first, list) else first
                 if isinstance(listed, list) and len(listed) * times > _LARGEST_LIST:
@@ -178,7 +178,7 @@ def _listed(text: str) -> tuple[int, ...] | int:
                 raise ValueError
 
     try:
-        value = computed(ast.parse(text.strip(), mode="eval").body)
+        value = compute(ast.parse(text.strip(), mode="eval").body)
     except (ValueError, SyntaxError, TypeError, RecursionError):
         raise InputError(
             f"--moe-layer-freq {text!r} is no number and no list", "such as '[0]*1+[1]*60'"
@@ -187,7 +187,7 @@ def _listed(text: str) -> tuple[int, ...] | int:
 
 
 @cache
-def _described(width: int) -> tuple[tuple[PublishedModel, Mapping[str, Any]], ...]:
+def _models_of(width: int) -> tuple[tuple[PublishedModel, Mapping[str, Any]], ...]:
     """Return the registry's models of a width that Megatron's arguments describe, with sizes."""
     target, described = find_target("megatron"), []
     for name in model_names():
@@ -215,7 +215,7 @@ def _is_same(theirs: Mapping[str, Any], sizes: Mapping[str, Any]) -> bool:
 _NEWEST: MegatronCore = (0, 19)
 
 
-def _changed(decoder: Decoder, values: Values) -> Decoder:
+def _change_decoder(decoder: Decoder, values: Values) -> Decoder:
     """Return a known model with the layers, predictions, vocabulary and head of arguments."""
     layers = values.get("num_layers")
     if isinstance(layers, int) and layers != decoder.num_layers and not decoder.has_mamba:
@@ -273,13 +273,13 @@ def _of_sizes(values: Values, sizes: Mapping[str, Any], vocabulary: int) -> Deco
     document = {**_document(values, sizes), "vocab_size": vocabulary}
     document["tie_word_embeddings"] = not values.get("untie_embeddings_and_output_weights")
     name = f"decoder of {sizes['num_layers']} blocks, {sizes['hidden_size']} wide"
-    return _changed(read_decoder(document, name=name, where="the script"), values)
+    return _change_decoder(read_decoder(document, name=name, where="the script"), values)
 
 
 def _near(sizes: Mapping[str, Any]) -> str | None:
     """Return a known model of the same width, heads and layers, whose vocabulary may be theirs."""
     keys = ("hidden_size", "num_attention_heads", "num_layers")
-    same = (model.decoder.name for model, theirs in _described(sizes["hidden_size"])
+    same = (model.decoder.name for model, theirs in _models_of(sizes["hidden_size"])
             if all(theirs.get(key) == sizes.get(key) for key in keys))  # fmt: skip
     return next(same, None)
 

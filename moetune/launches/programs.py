@@ -115,29 +115,29 @@ class _Reader(NamedTuple):
                     for alias in names:
                         yield Entry(f"import.{alias.name}", module, node.lineno)
                 case ast.Assign(targets=[target], value=value):
-                    yield from self._assigned(_path(target), value, bindings, seen)
+                    yield from self._of_value(_path(target), value, bindings, seen)
                 case ast.AnnAssign(target=target, value=ast.expr() as value):
-                    yield from self._assigned(_path(target), value, bindings, seen)
+                    yield from self._of_value(_path(target), value, bindings, seen)
                 case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))):
                     yield Entry(name, value=True, line=node.lineno)
                 case ast.Return(value=ast.Call() as value):
-                    yield from self._assigned("", value, bindings, seen)
+                    yield from self._of_value("", value, bindings, seen)
                 case ast.If(test=test) if _value(test, bindings) in (False, None):
                     yield from self.of_body(node.orelse, bindings, seen)
                 case _:
                     for part in ("body", "orelse", "finalbody"):
                         yield from self.of_body(getattr(node, part, ()), bindings, seen)
 
-    def _assigned(
+    def _of_value(
         self, path: str, node: ast.expr, bindings: _Bindings, seen: frozenset[str]
     ) -> Iterator[Entry]:
         if isinstance(node, ast.Call):
-            yield from self._called(path, node, bindings, seen)
+            yield from self._of_call(path, node, bindings, seen)
             return
         if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
             for key, inner in zip(node.keys, node.values, strict=True):
                 name = str(key.value) if isinstance(key, ast.Constant) else ""
-                yield from self._assigned(f"{path}.{name}" if path else name, inner, bindings, seen)
+                yield from self._of_value(f"{path}.{name}" if path else name, inner, bindings, seen)
             return
         value = _value(node, bindings)
         if isinstance(value, Mapping):
@@ -145,7 +145,7 @@ class _Reader(NamedTuple):
         else:
             yield Entry(path, tuple(value) if isinstance(value, list) else value, node.lineno)
 
-    def _called(
+    def _of_call(
         self, path: str, node: ast.Call, bindings: _Bindings, seen: frozenset[str]
     ) -> Iterator[Entry]:
         name, words = ast.unparse(node.func), [word for word in node.keywords if word.arg]
@@ -153,12 +153,12 @@ class _Reader(NamedTuple):
             passed = {str(word.arg): _value(word.value, bindings) for word in words}
             yield from self.of_function(self.functions[name], passed, seen)
         elif isinstance(node.func, ast.Attribute):  # Bridge.from_hf_pretrained(name).to_provider()
-            yield from self._assigned(path, node.func.value, bindings, seen)
+            yield from self._of_value(path, node.func.value, bindings, seen)
         yield Entry(path, name, node.lineno)
         for number, argument in enumerate(node.args):
-            yield from self._assigned(f"{path}.{number}", argument, bindings, seen)
+            yield from self._of_value(f"{path}.{number}", argument, bindings, seen)
         for word in words:
-            yield from self._assigned(f"{path}.{word.arg}", word.value, bindings, seen)
+            yield from self._of_value(f"{path}.{word.arg}", word.value, bindings, seen)
 
 
 def _value(node: ast.expr, bindings: _Bindings) -> Any:  # noqa: ANN401 - of any kind

@@ -230,7 +230,7 @@ class _Reader:
                 self.position += 1
                 continue
             succeeds = self._simple(active=active, is_test=True)
-            result = _joined(joint, result, succeeds)
+            result = _join_results(joint, result, succeeds)
         return result
 
     def _simple(self, *, active: bool, is_test: bool = False) -> bool | None:
@@ -240,7 +240,7 @@ class _Reader:
         if not active or not tokens:
             return True
         if tokens[0].text in _TESTS:
-            return self._tested(tokens)
+            return self._test_result(tokens)
         if tokens[0].text in ("true", "false", ":"):
             return tokens[0].text != "false"
         if is_test:
@@ -323,22 +323,22 @@ class _Reader:
             self.position += 1
         self.tokens, self.position = tokens, position
 
-    def _tested(self, tokens: list[Token]) -> bool | None:
+    def _test_result(self, tokens: list[Token]) -> bool | None:
         """Return whether a test is true; None where it has no value here."""
         inside = [token for token in tokens if token.text not in ("[", "[[", "test", "]", "]]")]
         signs = [token.text for token in inside]
         for joint in ("||", "&&"):
             if joint in signs:
                 place = signs.index(joint)
-                return _joined(
-                    joint, self._tested(inside[:place]), self._tested(inside[place + 1 :])
+                return _join_results(
+                    joint, self._test_result(inside[:place]), self._test_result(inside[place + 1 :])
                 )
         is_not = bool(inside) and inside[0].text == "!"
         texts = [self.scope.text(token.text, token.line) for token in inside[is_not:]]
-        result = self._compared(texts)
+        result = self._comparison(texts)
         return result if result is None else result is not is_not
 
-    def _compared(self, texts: list[Text]) -> bool | None:
+    def _comparison(self, texts: list[Text]) -> bool | None:
         words = [*map(text_of, texts)]
         is_known = not any(map(missing_of, texts))
         is_run = any(missing_of(text).startswith(("$(", "`")) for text in texts)
@@ -358,7 +358,7 @@ class _Reader:
                 return None
 
 
-def _joined(joint: str, *results: bool | None) -> bool | None:
+def _join_results(joint: str, *results: bool | None) -> bool | None:
     """Return what tests give together; None where that is not known."""
     decides = joint == "||"
     if decides in results:

@@ -42,7 +42,7 @@ class _Lexer:
     def tokens(self) -> Iterator[Token]:
         drops = False  # the word behind a redirection
         while self._position < len(self._text):
-            if self._skipped():
+            if self._skip():
                 continue
             if not self._in_test and (match := _HERE.match(self._text, self._position)):
                 self._here.append(match[2])
@@ -66,7 +66,7 @@ class _Lexer:
     def _operator(self) -> re.Match[str] | None:
         return None if self._in_test else _OPERATOR.match(self._text, self._position)
 
-    def _skipped(self) -> bool:
+    def _skip(self) -> bool:
         """Skip white space, a continued line or a comment, and return whether there was any."""
         rest = self._text[self._position : self._position + 2]
         if rest == "\\\n":
@@ -139,7 +139,7 @@ class _Lexer:
         while self._position < len(self._text) and self._text[self._position] != end:
             char = self._text[self._position]
             if end == ")" and char == "#" and self._text[self._position - 1].isspace():
-                self._skipped()
+                self._skip()
             elif is_plain or char not in "\\'\"`$(":
                 self._line += char == "\n"
                 self._position += 1

@@ -98,7 +98,7 @@ def trainer_tuning(given: Mapping[str, Given], decoder: Decoder) -> tuple[Tuning
     if not isinstance(rank, int) or rank < 1:
         raise InputError(f"the rank of the adapters is {rank!r}", "give a number from 1 on")
     bits = next((given[key].value for key in _BITS if key in given), None)
-    targets, remark = _adapted(given, decoder)
+    targets, remark = _adapted_parts(given, decoder)
     line = next((given[key].line for key in _MODULES if key in given), None)
     problems = [Problem(severity="note", line=line, what=remark)] if remark else []
     tuning = Tuning(
@@ -108,7 +108,7 @@ def trainer_tuning(given: Mapping[str, Given], decoder: Decoder) -> tuple[Tuning
     return tuning, problems
 
 
-def _adapted(given: Mapping[str, Given], decoder: Decoder) -> tuple[AdaptedParts, str]:
+def _adapted_parts(given: Mapping[str, Given], decoder: Decoder) -> tuple[AdaptedParts, str]:
     """Return the matrices with adapters that are priced, and where others have some.
 
     Experts of transformers are parameters, which "all" and "all-linear" do not name.

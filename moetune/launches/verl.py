@@ -58,7 +58,7 @@ def read_verl(launch: Launch, asked: Asked) -> Reading:
         words[path] = word._replace(text=text.strip("\"'"))
     target = find_target(asked.target or "megatron")
     _check_engine(words, launch)
-    given = dict(_given(words))
+    given = dict(_given_fields(words))
     numbers = _numbers(words, asked)
     values = {key: place.value for key, place in given.items()}
     ranks = asked.world_size or numbers["trainer.nnodes"] * numbers["trainer.n_gpus_per_node"]
@@ -126,7 +126,7 @@ def _check_engine(words: Mapping[str, Word], launch: Launch) -> None:
         raise InputError(f"line {adapters.line}: adapters of verl are not planned", "use rank 0")
 
 
-def _given(words: Mapping[str, Word]) -> Iterator[tuple[str, Given]]:
+def _given_fields(words: Mapping[str, Word]) -> Iterator[tuple[str, Given]]:
     """Yield Megatron's fields that the actor's keys give."""
     places = {}
     for path, word in words.items():

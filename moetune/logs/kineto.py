@@ -83,14 +83,14 @@ def read_trace(path: Path) -> TracedStep:
     steps = marks.get("gpu_user_annotation") or marks.get("user_annotation") or {}
     sides = [*steps.values()] or [(min(times), max(times)) for times in kernels.values()]
     begin, end = min(side[0] for side in sides), max(side[1] for side in sides)
-    spans = [_clipped(kernels.get(kind, array("d")), begin, end) for kind in _ORDER]
-    covered = [_covered(np.concatenate(spans[:count])) for count in range(1, len(spans) + 1)]
+    spans = [_clip(kernels.get(kind, array("d")), begin, end) for kind in _ORDER]
+    covered = [_union_length(np.concatenate(spans[:count])) for count in range(1, len(spans) + 1)]
     scale = 1e-6 / max(1, len(steps))
     exposed = [after - before for before, after in pairwise((0.0, *covered))]
     return TracedStep(
         seconds=scale * (end - begin), num_steps=max(1, len(steps)), is_marked=bool(steps),
         exposed={kind: scale * size for kind, size in zip(_ORDER, exposed, strict=True)},
-        busy={kind: scale * _covered(some) for kind, some in zip(_ORDER, spans, strict=True)},
+        busy={kind: scale * _union_length(some) for kind, some in zip(_ORDER, spans, strict=True)},
         idle=scale * (end - begin - covered[-1]),
     )  # fmt: skip
 
@@ -152,13 +152,13 @@ def _events(name: str, file: IO[str]) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def _clipped(times: "array[float]", begin: float, end: float) -> Floats:
+def _clip(times: "array[float]", begin: float, end: float) -> Floats:
     """Return begins and ends within a window, shape (spans, 2)."""
     spans: Floats = np.clip(np.array(times).reshape(-1, 2), begin, end)
     return spans[spans[:, 1] > spans[:, 0]]
 
 
-def _covered(spans: Floats) -> float:
+def _union_length(spans: Floats) -> float:
     """Return the length of the union of spans."""
     if not len(spans):
         return 0.0

@@ -236,7 +236,7 @@ class _Run:
         )
         return False
 
-    def logged(self, file: str, num_runs: int) -> LoggedRun:
+    def as_logged(self, file: str, num_runs: int) -> LoggedRun:
         """Return it, with the steps of the format that prints them most exactly."""
         formats = [*LABELS]
         key = min(
@@ -265,4 +265,4 @@ def _last_run(name: str, file: BinaryIO) -> LoggedRun:
     if last is None:
         what = f"{wrong}, and no other line has a step" if wrong else "has no step"
         raise InputError(f"{name}{', ' if wrong else ' '}{what}", _NO_STEPS)
-    return last.logged(name, num_runs)
+    return last.as_logged(name, num_runs)
