@@ -1,8 +1,8 @@
 """Settings and the environment: the only reader of `os.environ` in the package.
 
-First step of every command and of `open_planbook`. A setting is taken from the first of: a flag,
-`MOETUNE_<SETTING>`, the nearest `moetune.toml` or `[tool.moetune]` of a `pyproject.toml` (from the
-working directory upwards), the user's `moetune.toml`, its default.
+First step of every command and of `open_planbook`. A setting is taken from a flag, else
+`MOETUNE_<SETTING>`, else the nearest `moetune.toml` or `[tool.moetune]` of a `pyproject.toml` (from
+the working directory upwards). After these come the user's `moetune.toml` and its default.
 """
 
 import os
@@ -25,7 +25,7 @@ _TRUE = ("1", "true")
 _FALSE = ("0", "false")
 _URL_HINT = "such as http://planner.example.org:8642"
 NO_STORE = "(none)"
-"""In place of a database, where there is none to read or to write."""
+"""Words in place of a database, where there is none to read or to write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
 """A decoder as blocks of attention, dense FFNs and routed experts: sizes, FLOPs, and equal blocks.
 
-Training FLOPs of a token are those of Megatron-LM's TFLOP/s: three times the forward GEMMs
-(forward, gradients of inputs and of weights), each multiply-accumulate two operations; half of a
-causal mask; multi-token prediction with its own logits; no router, norm, activation function or
-recomputation.
+Training FLOPs of a token are as in Megatron-LM's TFLOP/s: three times the forward GEMMs (forward,
+gradients of inputs and of weights). A multiply-accumulate is two operations. They count half of a
+causal mask, and multi-token prediction with its own logits. They count no router, norm, activation
+function or recomputation.
 """
 
 from collections.abc import Iterable

@@ -1,9 +1,10 @@
 """Attention of a decoder's block: grouped-query, latent, and compressed sparse attention.
 
-Multiply-accumulates (MACs) are those that Megatron-LM counts (`num_floating_point_operations`):
-the GEMMs of the projections, and QKᵀ and PV over the mean number of keys that a token sees.
-Every part has `parameters`, `forward_macs(length)` of one token in a sequence of `length` tokens,
-and `widths`: the elements of one token's tensors inside it, which a backward pass may need.
+Multiply-accumulates (MACs) are those that Megatron-LM counts (`num_floating_point_operations`).
+These are the GEMMs of the projections, and QKᵀ and PV over the mean number of keys that a token
+sees. Every part has `parameters`, `forward_macs(length)` of one token in a sequence of `length`
+tokens, and `widths`. These are the elements of one token's tensors inside it, which a backward pass
+may need.
 """
 
 from collections.abc import Mapping

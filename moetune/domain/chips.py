@@ -6,7 +6,7 @@ of the ROCm documentation's list of accelerators (gfx942 is CDNA 3, gfx950 CDNA 
 
 Peak rates are of one device, without sparsity, and sum in float32; float32 is without TF32, as
 torch multiplies unless it is told otherwise. A GPU that is not here, or a number that its maker
-gives for other boards only, has no peak: no other is put in its place.
+gives for other boards only, has no peak. No other is put in its place.
 """
 
 import re
@@ -162,7 +162,8 @@ PEAK_FLOPS: Mapping[str, Mapping[str, float]] = MappingProxyType(
         "mi355x": _peaks(half=2500.0, eight=5000.0),
     }
 )
-"""By `Chip.name`; with " pcie" behind it for boards whose chip has faster ones elsewhere."""
+"""Peak FLOP/s of number formats, by `Chip.name`; with " pcie" behind it for boards whose chip has
+faster ones elsewhere."""
 
 
 def peak_flops(device: str, dtype: str) -> float | None:
@@ -194,6 +195,6 @@ LINK_BYTES_PER_SECOND: Mapping[str, float] = MappingProxyType(
         "l40s": 31.5e9, "rtx4090": 10e9, "mi300x": 448e9, "mi355x": 537.6e9,
     }
 )  # fmt: skip
-"""Rate from one GPU to the others of its node, all of them together, one way, by `Chip.name`:
-NVLink, xGMI or 16 lanes of PCI Express. NVIDIA's data sheets give both ways together. GeForce cards
-send through the host: it is what NCCL gives such a path (NVIDIA/nccl-tests#307)."""
+"""Rate from one GPU to all others of its node together, one way, by `Chip.name`: NVLink, xGMI or 16
+lanes of PCI Express. NVIDIA's data sheets give both ways together. GeForce cards send through the
+host: it is what NCCL gives such a path (NVIDIA/nccl-tests#307)."""

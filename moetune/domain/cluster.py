@@ -16,12 +16,13 @@ large enough."""
 CONTEXT_BYTES = 2 * 2**30
 """Bytes of a GPU that are assumed for the CUDA context, loaded kernels and NCCL's buffers."""
 _SEEN = 79.11 / 80
-"""Share of the GiB, which makers call GB, that torch sees: "a total capacity of 79.11 GiB"
+"""Torch sees this share of the GiB, which makers call GB: "a total capacity of 79.11 GiB"
 (vllm-project/vllm#27508)."""
 FASTER = " with computation × "
-"""In the name of a device that is another one's, with other speeds: a question of `whatif`."""
+"""Words in the name of a device that is another one's, with other speeds: a question of
+`whatif`."""
 HEADROOM = 0.05
-"""Share of a memory limit: of plans that tie, one that leaves as much free is taken."""
+"""Of plans that tie, one that leaves this share of a memory limit free is taken."""
 _OF_ONE_DEVICE = ("kind", "device", "cpu")
 HOST_MEMORY = "host_memory_bytes"
 """Name of a hardware fact of CUDA machines, of one host; a CPU's own memory is its host's."""

@@ -15,8 +15,8 @@ Trust = Literal["measured", "interpolated", "extrapolated", "modelled"]
 TRUSTS: tuple[Trust, ...] = get_args(Trust)
 _RANKS = {trust: rank for rank, trust in enumerate(TRUSTS)}
 CopyMode = Literal["pinned", "pageable", "inline"]
-"""Ways to offload activations: by a copy engine while everything else runs ("pinned"), or in the
-place of computation (from "pageable" memory, and "inline" on a CPU, which copies itself)."""
+"""Ways to offload activations. A copy engine does it while everything else runs ("pinned"). Copies
+from "pageable" memory take the place of computation, and so do those of a CPU ("inline")."""
 
 
 def least_trust(trusts: Iterable[Trust]) -> Trust:
@@ -78,7 +78,7 @@ class Estimate(NamedTuple):
 class Costs(Protocol):
     """Times of a machine's operations.
 
-    A size may be a fraction, as those of chunks are, or an array of sizes: an estimate then has an
+    A size may be a fraction, as those of chunks are, or an array of sizes. An estimate then has an
     array of seconds, and neither trust nor doubts. Costs of many refits (`costs_of_all`) have an
     array of seconds for a single size.
     """

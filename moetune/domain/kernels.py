@@ -33,19 +33,19 @@ _Pair = tuple[float, float]
 
 BIASED_ACTIVATION: _Pair = (27.0, 46.0)
 BIASED_RESULTS: _Pair = (14.0, 15.0)
-"""Tensors of experts that add biases, beyond a fused activation: of an activation's results, whose
-clamps, sigmoid, offset and weights are kernels of their own, and of an expert's results, whose
-biases are weighted in float32, split by expert and joined again (Megatron-Core, `glu` and
-`_apply_bias` in core/transformer/moe/experts.py). Graphs of the whole iteration need its fused
-experts, which have neither."""
+"""Tensors of experts that add biases, beyond a fused activation. The first are of an activation's
+results, whose clamps, sigmoid, offset and weights are kernels of their own. The second are of an
+expert's results, whose biases are weighted in float32, split by expert and joined again
+(Megatron-Core, `glu` and `_apply_bias` in core/transformer/moe/experts.py). Graphs of the whole
+iteration need its fused experts, which have neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeKernels:
     """What a runtime's kernels take beyond fused ones.
 
-    The pairs are of the forward and the backward pass: tensors of a module's own size in bfloat16
-    that are read or written more often, those in float32 counted twice.
+    The pairs are of the forward and the backward pass. They count tensors of a module's own size in
+    bfloat16 that are read or written more often. Those in float32 count twice.
 
     Args:
         norm: of a norm's tokens, its residual sum among them.
@@ -77,7 +77,7 @@ class KeptByExperts:
     Args:
         activations: whether their results are kept unless "moe_act" is, else never.
         results: whether a token's results are kept, one for each of its experts, for the gradients
-            of the combine weights; otherwise these are factors of the activation.
+            of the combine weights. Otherwise these are factors of the activation.
         router_copies: of its scores in float32; three are logits, probabilities and the map.
     """
 

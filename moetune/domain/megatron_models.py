@@ -1,9 +1,9 @@
 """Models that Megatron-LM's arguments describe, and those that Megatron-Bridge trains.
 
 Read in `megatron/training/arguments.py`, `gpt_builders.py` and `core/transformer/
-transformer_config.py` of core_v0.16.1 to core_v0.19.0. A family that is not named has parts that
-no argument says, such as multipliers of residuals; a named one may still have sizes that differ
-from layer to layer.
+transformer_config.py` of core_v0.16.1 to core_v0.19.0. A family that is not named has parts that no
+argument says, such as multipliers of residuals. A named one may still have sizes that differ from
+layer to layer.
 
 Megatron-Bridge has recipes by name, and bridges by family (`src/megatron/bridge/recipes` and
 `models/*/*_bridge.py` of v0.3.1, v0.4.2, v0.5.1 and v0.6.0). A model with a bridge and without a

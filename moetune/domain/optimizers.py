@@ -1,12 +1,12 @@
 """Optimizers of a decoder's training, by the bytes that they keep for each parameter.
 
 Adam as Megatron-Core has it, with bfloat16 parameters; `FLOAT32_ADAM` and `DEEPSPEED_ADAM` are what
-other runtimes make of the same name. Gradients are added up in float32, or in
-bfloat16: then a step copies its shard to float32. The precision-aware optimizer may keep the
-moments in bfloat16, and of a float32 master copy only the 16 bits that the bfloat16 parameter
-lacks; then it reads bfloat16 gradients as they are. The copy stays whole, and gradients are copied,
-where the optimizer's `fp8_recipe` is another one than "delayed"; Megatron-Bridge sets "tensorwise"
-for bfloat16 training, too: "adam-bf16-moments" is what its recipes get.
+other runtimes make of the same name. Gradients are added up in float32, or in bfloat16: then a step
+copies its shard to float32. The precision-aware optimizer may keep the moments in bfloat16, and of
+a float32 master copy only the 16 bits that the bfloat16 parameter lacks. It then reads bfloat16
+gradients as they are. The copy stays whole, and gradients are copied, where the optimizer's
+`fp8_recipe` is another one than "delayed". Megatron-Bridge sets "tensorwise" for bfloat16 training,
+too: "adam-bf16-moments" is what its recipes get.
 
 Muon keeps one moment, in float32, of the matrices of blocks, and Adam's two of the rest.
 

@@ -1,7 +1,7 @@
 """Documents packed into sequences: attention reads within each, and no further.
 
-A causal kernel of documents of l_1 … l_n tokens has Σ l²/2 pairs of tokens, where a sequence of L
-of them has L²/2 (FlashAttention's varlen kernels). So a token reads as in a sequence of Σl²/Σl.
+A causal kernel of documents of l_1 … l_n tokens has Σ l²/2 pairs of tokens (FlashAttention's varlen
+kernels). A sequence of L of them has L²/2. So a token reads as in a sequence of Σl²/Σl.
 """
 
 from bisect import bisect_left, insort
@@ -33,7 +33,7 @@ class Packing:
 
     @property
     def flags(self) -> dict[str, object]:
-        """As `seq_lengths` of a question."""
+        """The lengths as `seq_lengths` of a question."""
         return {"seq_lengths": self.file or str(round(self.mean))}
 
     def __post_init__(self) -> None:

@@ -1,7 +1,8 @@
 """Pipelines of a decoder: schedules by name, ranks of stages, and stages in Megatron's letters.
 
 A stage is a word of E (embedding), t (a block), m (a block of multi-token prediction) and L (head
-and loss), as in Megatron-Core's `pipeline_model_parallel_layout`: "Ettt|(tt|)*29m|L".
+and loss). Megatron-Core's `pipeline_model_parallel_layout` has the same letters:
+"Ettt|(tt|)*29m|L".
 """
 
 import re
@@ -19,7 +20,7 @@ V_SCHEDULES: frozenset[Schedule] = frozenset({"zero_bubble_v", "dualpipe_v"})
 """Two stages a rank, there and back: the first rank has the first and the last one."""
 STAGES_OF_V = 2
 SPLITTING: frozenset[Schedule] = frozenset({"zero_bubble", "zero_bubble_v", "dualpipe_v"})
-"""With gradients of the inputs first and those of the weights later."""
+"""Schedules with gradients of the inputs first and those of the weights later."""
 StageLetters: TypeAlias = tuple[str, ...]
 """The stages of a pipeline, each a word."""
 

@@ -44,7 +44,7 @@ class PlacementChoice(LayerPlacement):
 
     @property
     def gain(self) -> float | None:
-        """Share of the natural order's step that the placement saves."""
+        """The placement saves this share of the natural order's step."""
         return _gain(self.natural_step_seconds, self.placed_step_seconds)
 
 
@@ -70,7 +70,7 @@ class ModelPlacement:
 
     @property
     def gain(self) -> float | None:
-        """Share of the natural order's step that placed experts save."""
+        """Placed experts save this share of the natural order's step."""
         return _gain(self.natural_step_seconds, self.placed_step_seconds)
 
 

@@ -1,7 +1,8 @@
 """Mixers whose cost does not grow with the sequence: linear attention, state spaces, convolutions.
 
-Parts as in `attention.py`. Their states are updated by a few multiply-accumulates for each element,
-counted as Megatron-LM does where it knows the mixer, and as the recurrence is written elsewhere.
+Parts as in `attention.py`. Their states are updated by a few multiply-accumulates for each element.
+They are counted as Megatron-LM does where it knows the mixer, and as the recurrence is written
+elsewhere.
 """
 
 from collections.abc import Mapping
@@ -15,8 +16,8 @@ class GatedDeltaNet:
     """Gated delta rule (Qwen3-Next): a state of key by value width in each value head.
 
     Args:
-        gate_rank: 0 where gates are a number a head (projected from `d_model`); the rank of the
-            projections of channel-wise decay and output gate in Kimi Delta Attention.
+        gate_rank: 0 where gates are a number a head (projected from `d_model`). Else the rank of
+            the projections of channel-wise decay and output gate in Kimi Delta Attention.
         gate_width: of an output gate projected at once; with `gate_rank` the decay is of low rank.
         extra_parameters: decay rates, time-step biases and norms.
         conv_channels: channels of the short convolution, over `kernel` tokens.

@@ -1,9 +1,9 @@
 """Tables of a profile: times that others measured, or that a rule derives, each with its source.
 
 A table is one block of a profile file. It says of itself whether its times were published, are
-modelled, and after which rule, or were measured on another machine of the kind, so that a plan can
-report it (`Doubt`). Samples are what this
-machine measured; where both know an operation, samples count (`fit.pool`).
+modelled, and after which rule, or were measured on another machine of the kind. A plan can report
+it (`Doubt`). Samples are what this machine measured; where both know an operation, samples count
+(`fit.pool`).
 """
 
 from dataclasses import dataclass, field
@@ -124,7 +124,7 @@ class Network:
         nic_bytes_per_second: of one device's share of its node's network cards, one way.
         most_nodes: that the loss was seen with; more lose as many.
         posted_chunk_seconds: of a chunk of tokens that DeepEP sends to another node, where a thread
-            of the host posts it (EFA); 0 where GPUs post their own.
+            of the host posts it (EFA). It is 0 where GPUs post their own.
         spread: as of `GemmTable`, of what the rule predicts.
     """
 

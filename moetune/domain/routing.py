@@ -7,8 +7,8 @@ from functools import cache, lru_cache
 from moetune.domain.errors import InputError
 
 _EXPONENT, _LARGEST = 1.01, 3276.8
-"""Exponent of natural routing's power law, and its largest over its smallest load: aiconfigurator's
-"power_law_1.01" with 4,096 tokens, of which an expert gets at most 0.8."""
+"""Exponent of natural routing's power law, and its largest over its smallest load. They are
+aiconfigurator's "power_law_1.01" with 4,096 tokens, of which an expert gets at most 0.8."""
 _NUM_PLACEMENTS = 64
 
 
@@ -82,7 +82,7 @@ class ExpertLoads:
     ) -> float:
         """Return the fullest rank's rows over the mean, each rank having neighbours.
 
-        Rank r of ep holds the experts of places r·E/ep to (r+1)·E/ep − 1, as layers do; experts
+        Rank r of ep holds the experts of places r·E/ep to (r+1)·E/ep − 1, as layers do. Experts
         whose order says nothing of their loads are placed by chance.
 
         Args:

@@ -1,8 +1,8 @@
 """Records of how running layers routed their tokens: the experts' loads, the fullest rank's rows.
 
 `MoELayer.routing_record` makes one while training, `moetune.routing_record` one of each layer of a
-model, and plans read them as `--routing FILE`. Of a model whose layers were recorded one by one all
-ranks wait for the fullest one of each layer, and that is another one in every layer.
+model, and plans read them as `--routing FILE`. Layers of a model may be recorded one by one. All
+ranks then wait for the fullest one of each layer, and that is another one in every layer.
 """
 
 import json

@@ -39,9 +39,9 @@ def hottest_share(num_experts: int) -> float:
 def expert_rows(form: GemmForm, rows: int, num_experts: int) -> tuple[int, ...]:
     """Return the rows of each expert, `rows` on average.
 
-    Of every four experts of an even form one has a row more, one a row less, and the less loaded
-    ones of an uneven form likewise. A router gives experts odd numbers of rows as often as even
-    ones. MKL takes an eighth longer for the gradients of weights where they are odd, tiles of a
+    Of every four experts of an even form one has a row more, and one a row less. So it is with the
+    less loaded ones of an uneven form. A router gives experts odd numbers of rows as often as even
+    ones. MKL takes an eighth longer for the gradients of weights where they are odd. Tiles of a
     GPU's kernels are full where they are round, and a measured number is round.
     """
     if form == even_form(form):
@@ -83,9 +83,9 @@ ALONE_CHUNKS = 2
 class GemmPoint:
     """The experts' GEMM of one chunk, by the sizes of its forward form.
 
-    forward (rows, d_in) x (d_in, d_out), grad_input (rows, d_out) x (d_out, d_in), and
-    grad_weight (d_in, rows) x (rows, d_out), once for each of `num_experts` experts, which have
-    about as many rows; in the "uneven_…" forms `hottest_share` of all are one expert's.
+    forward (rows, d_in) x (d_in, d_out), grad_input (rows, d_out) x (d_out, d_in), and grad_weight
+    (d_in, rows) x (rows, d_out). Each of `num_experts` experts runs it once, with about as many
+    rows. In the "uneven_…" forms `hottest_share` of all rows are one expert's.
 
     Args:
         kernel: "" for what a layer takes by itself.
@@ -116,12 +116,12 @@ class RowsPoint:
     """A memory-bound operation on a (rows, width) tensor.
 
     Args:
-        op: an activation with its bias ("gelu"), "gather", "scatter_add", "gate" (softmax and
-            top-k over `width` experts), most also as "…_backward"; "adam" (AdamW's step on
-            rows · width parameters) or "host_adam" (the same on the host's float32 copy, written
-            back to the parameters; on a CPU "adam" stands for both); "chunked_layer", forward or as
-            a whole "…_step", a layer with experts in `rows` chunks, of `HOST_CHUNKS`, so small that
-            its time is that of the host launching it.
+        op: an activation with its bias ("gelu"), "gather", "scatter_add", "gate" (softmax and top-k
+            over `width` experts), most also as "…_backward". "adam" is AdamW's step on rows · width
+            parameters. "host_adam" is the same on the host's float32 copy, written back to the
+            parameters; on a CPU "adam" stands for both. "chunked_layer", forward or as a whole
+            "…_step", is a layer with experts in `rows` chunks, of `HOST_CHUNKS`. It is so small
+            that its time is that of the host launching it.
     """
 
     kind: Literal["rows"] = "rows"
@@ -288,9 +288,9 @@ class Sample:
 def undisturbed(visits: Sequence[Sample]) -> tuple[Sample, ...]:
     """Return the visits of one point that other programs disturbed least, in the given order.
 
-    Visits with marks count only where all have some. Of the others, the half with the smaller
-    medians, rounded up: what disturbs a machine makes it slower, so half of the visits may be
-    disturbed and the result is that of the others. Without any disturbance the median of their
+    Visits with marks count only where all have some. Of the others the half with the smaller
+    medians counts, rounded up. What disturbs a machine makes it slower, so half of the visits may
+    be disturbed and the result is that of the others. Without any disturbance the median of their
     times is the lower quartile of all: 0.7 standard deviations of a visit's median too short.
     """
     clean = [visit for visit in visits if not visit.marks] or list(visits)
@@ -325,8 +325,8 @@ class StepRecord:
     def residual(self) -> float:
         """log(measured / predicted) of the phases, the overhead taken as predicted.
 
-        Where that would leave them less than half of the step, the overhead is wrong as well, and
-        the residual is that of the whole step.
+        Where that would leave them less than half of the step, the overhead is wrong as well. The
+        residual is then that of the whole step.
         """
         left = self.measured_seconds - self.overhead_seconds
         if left < self.measured_seconds / 2:

@@ -47,7 +47,7 @@ class Site:
     def host_bytes_per_rank(self, ranks: int) -> int | None:
         """Return the host memory that each of so many ranks may fill; None where not known.
 
-        It is an equal share of their host's, less room for the system; of a CPU's ranks it is what
+        It is an equal share of their host's, less room for the system. Of a CPU's ranks it is what
         a process may use, where that room is left already.
         """
         if self.host_memory_bytes is None:

@@ -8,7 +8,7 @@ from moetune.domain.arrays import Floats, as_number
 from moetune.domain.samples import StepRecord
 
 SHARED_OCTAVES = 3
-"""Octaves from which on the errors of two numbers of chunks have nothing in common; one octave
+"""Octaves from which on the errors of two numbers of chunks have nothing in common. One octave
 apart they share 2/3 of their variance, and two octaves apart 1/3."""
 
 

@@ -4,8 +4,9 @@ Rows of facts (`targets.py`) are asked here; rules that a row cannot say are a t
 runtime. Planning and export ask the same rules, so that nothing is planned that `export` refuses.
 
 Rules of dispatchers are the same in all runtimes that have them. DeepEP 1.2.1 (`csrc/deep_ep.cpp`,
-`csrc/kernels/launch.cuh`) has kernels for 2, 4 and 8 ranks that NVLink joins in a node, and for 2,
-4, 8, 16, 18 or 20 nodes of 8 such ranks. HybridEP's ranks of a domain share memory by NVLink.
+`csrc/kernels/launch.cuh`) has kernels for 2, 4 and 8 ranks that NVLink joins in a node. It has
+kernels for 2, 4, 8, 16, 18 or 20 nodes of 8 such ranks. HybridEP's ranks of a domain share memory
+by NVLink.
 """
 
 from collections.abc import Iterator

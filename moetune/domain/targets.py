@@ -82,9 +82,10 @@ class Target:
         launches: factor on the host's time to launch a block's kernels in Megatron-Core.
         optimizers: that it has, the one of its own default recipe first.
         adam: what the optimizer of that name keeps.
-        logit_bytes: of one logit at the loss; 6 are one in bfloat16 and a copy in float32 that its
-            gradient takes the place of, 2 a fused loss that writes the gradient over the logit,
-            14 torch's: log-probabilities, their gradient and that of the logits in float32.
+        logit_bytes: of one logit at the loss. 6 are one in bfloat16 and a copy in float32 that its
+            gradient takes the place of. 2 are a fused loss's, which writes the gradient over the
+            logit. 14 are torch's: log-probabilities, their gradient and that of the logits in
+            float32.
         loss_chunks: of the tokens whose logits are computed one after another.
         vocabulary_multiple: of the rows of a vocabulary on each of the tensor ranks.
         fuses_activations: whether a gated activation is one kernel, which keeps its input alone;
@@ -100,11 +101,11 @@ class Target:
         offloads_activations: whether activations of whole blocks can wait in host memory, without
             a pipeline, recomputation, overlap of exchanges and CUDA graphs.
         kernels_per_expert: that both passes launch for each expert of a rank one by one, in
-            bfloat16 and in 8 bits: two layers of three GEMMs; rounding of inputs and gradients
-            and the order of scales for each of them. 0 where grouped kernels do all at once.
-        shared_beside: whether shared experts that no tensor parallelism cuts run beside the first
-            dispatch of a layer, and their backward pass beside its last combine, whatever the
-            overlap.
+            bfloat16 and in 8 bits. In bfloat16 they are two layers of three GEMMs. In 8 bits each
+            has rounding of inputs and of gradients and the order of scales besides. 0 where grouped
+            kernels do all at once.
+        shared_beside: whether, whatever the overlap, shared experts that no tensor parallelism cuts
+            run next to a layer's first dispatch, and backward next to its last combine.
         scatters_beside_weights: whether inputs' gradients are scattered beside weights' GEMMs.
         multiplies_in_pieces: whether GEMMs in pieces, one for each tensor rank, hide all but one of
             their exchanges (`tp_comm_overlap`, which exports leave off).

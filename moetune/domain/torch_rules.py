@@ -122,8 +122,8 @@ class Recipe:
     Args:
         family: module of `torchtitan.models`.
         flavor: of its `model_registry`.
-        base: module of `torchtitan.models` whose recipe the export changes: trained by AdamW in
-            bfloat16, which the flavor's own may not be (Kimi by Muon, Llama 405B in 8 bits).
+        base: module of `torchtitan.models` whose recipe the export changes. It trains by AdamW in
+            bfloat16, which the flavor's own may not (Kimi by Muon, Llama 405B in 8 bits).
         function: of that module's `config_registry`, the nearest in size.
         num_parameters: of the text model, without towers and multi-token prediction.
         max_length: of a sequence, which the rotary embedding of the flavor bounds.

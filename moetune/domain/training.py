@@ -42,14 +42,14 @@ TOKEN_DISPATCHERS: tuple[TokenDispatcher, ...] = get_args(TokenDispatcher)
 DEDUPLICATING: frozenset[TokenDispatcher] = frozenset({"deepep", "hybrid_ep"})
 """Dispatchers with kernels of their own, which send a token once to each node and each rank."""
 _MEAN_OF_NATURAL = 0.75
-"""Share of what natural routing's law fills the fullest rank beyond the mean, on the mean of a
-run's layers: runs of Qwen3-235B-A22B with forced and with natural routing differ by 0.73, 0.74 and
-0.78 of what the law says at 16, 32 and 64 k tokens (yanring/Megatron-MoE-ModelZoo)."""
+"""Load of the fullest rank beyond the mean, over what natural routing's law says, as a mean of a
+run's layers. Runs of Qwen3-235B-A22B with forced and natural routing differ by 0.73, 0.74 and 0.78
+of the law's at 16, 32 and 64 k tokens (yanring/Megatron-MoE-ModelZoo)."""
 Overlap = Literal["none", "batch", "chunks"]
 """How exchanges of tokens are hidden: not at all, by another micro-batch's computation, or, cut
 into chunks, by the experts of other chunks."""
 CudaGraphs = Literal["none", "partial", "full"]
-"""Replayed by the host instead of launched: nothing, attention and the router, or a step."""
+"""What the host replays instead of launching it: nothing, attention and the router, or a step."""
 ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
 TrainingDtype = Literal["bfloat16", "float16", "fp8", "mxfp8", "nvfp4"]
 TRAINING_DTYPES: tuple[TrainingDtype, ...] = get_args(TrainingDtype)

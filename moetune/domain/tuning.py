@@ -1,8 +1,8 @@
 """What of a model trains: all parameters, all but frozen parts, or low-rank adapters alone.
 
 LoRA (Hu et al., 2021) adds B·A to a frozen matrix: A (rank, inputs) and B (outputs, rank) train. In
-QLoRA (Dettmers et al., 2023) the frozen matrices are NF4 in blocks of 64, their scales in 8 bits in
-blocks of 256 (double quantization; bitsandbytes, `functional.py`, `quantize_4bit`).
+QLoRA (Dettmers et al., 2023) the frozen matrices are NF4 in blocks of 64. Their scales are in 8
+bits in blocks of 256 (double quantization; bitsandbytes, `functional.py`, `quantize_4bit`).
 """
 
 from collections.abc import Iterator
@@ -107,7 +107,7 @@ class Tuning:
 
     @property
     def flags(self) -> dict[str, str]:
-        """As `train` and `freeze` of a question; empty where all parameters train."""
+        """The tuning as `train` and `freeze` of a question; empty where all parameters train."""
         if self.frozen:
             return {"freeze": ",".join(self.frozen)}
         return {} if self.adapters is None else {"train": self.words}
@@ -201,7 +201,7 @@ def adapted_matrices(part: object, *, fuses: bool) -> Iterator[Matrix]:
     """Yield the matrices of a part that adapters are of; of routed experts those of one expert.
 
     Megatron-Core keeps queries, keys and values as one matrix (`linear_qkv`), and gate and up
-    (`linear_fc1`); transformers keeps them apart, but for the fused matrices of routed experts.
+    (`linear_fc1`). In transformers they are apart, but for the fused matrices of routed experts.
 
     Args:
         fuses: whether matrices are those of Megatron-Core.

@@ -249,8 +249,8 @@ def dtype_bytes(dtype: str) -> int:
 
 
 NARROW: tuple[str, ...] = ("fp8_rowwise", "mxfp8", "nvfp4")
-"""e4m3 with one scale for all values that one sum runs over, or one for each 32 of them (OCP MX);
-e2m1 with a scale for each 16 values."""
+"""The first two are e4m3 with a scale for all values of a sum, or for each 32 of them (OCP MX).
+"nvfp4" is e2m1 with a scale for each 16 values."""
 
 
 def check_product_dtype(dtype: str) -> None:

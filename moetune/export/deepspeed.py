@@ -26,8 +26,8 @@ _CUTS = (
     },
     {"patterns": [r".*\.(mlp|shared_expert)\.down_proj\.weight$"], "partition_type": "row"},
 )  # fmt: skip
-"""Of attention and dense FFNs. The tensor plan of transformers, which AutoTP takes otherwise, cuts
-experts in ways that `module_inject/tp_plan_converter.py` refuses."""
+"""Cuts of attention and dense FFNs. The tensor plan of transformers, which AutoTP takes otherwise,
+cuts experts in ways that `module_inject/tp_plan_converter.py` refuses."""
 _SHARDS_WEIGHTS = 3
 """ZeRO stage that shards parameters, too."""
 _RATE = 5e-5
@@ -135,7 +135,7 @@ CONFIG = (
         write=lambda planned: (planned.layout.tp if planned.layout.tp > 1 else None,),
     ),
 )  # fmt: skip
-"""Of DeepSpeed's configuration, by their paths."""
+"""Settings of DeepSpeed's configuration, by their paths."""
 
 
 def deepspeed_export(planned: Planned) -> Export:

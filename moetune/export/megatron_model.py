@@ -24,13 +24,13 @@ _LAYER_NORMS = frozenset({"gpt2", "nemotron"})
 _ZERO_CENTERED = frozenset({"nemotron", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
 """Families whose norms' weights are around 0 (`layernorm_zero_centered_gamma`)."""
 _BALANCED_SCORES = ("sigmoid", "sqrtsoftplus")
-"""Of routers with a bias that balances loads."""
+"""Scores of routers with a bias that balances loads."""
 _EPSILONS = ("rms_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps")
 _ROPE_FIELDS = {"rope_theta": "rotary_base", "partial_rotary_factor": "rotary_percent"}
 _GPT_OSS: Mapping[str, Value] = {
     "activation_func_clamp_value": 7.0, "glu_linear_offset": 1.0, "softmax_type": "learnable",
 }  # fmt: skip
-"""Of gpt-oss (Megatron-Bridge, `models/gpt_oss/gpt_oss_bridge.py`)."""
+"""Fields of gpt-oss (Megatron-Bridge, `models/gpt_oss/gpt_oss_bridge.py`)."""
 _YARN_FIELDS = {"factor": "rotary_scaling_factor", "mscale": "mscale",
                 "mscale_all_dim": "mscale_all_dim"}  # fmt: skip
 _YARN_LENGTH = 4096

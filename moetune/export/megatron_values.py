@@ -50,7 +50,8 @@ _STASH: Mapping[str, Value] = MappingProxyType({
     "moe_paged_stash_buffer_size_factor_cuda": 1.2, "moe_paged_stash_buffer_size_factor_cpu": 1.0,
     "use_transformer_engine_op_fuser": True,
 })  # fmt: skip
-"""Of whole steps with experts: Megatron-Bridge 0.6, `perf_recipes/qwen/common.py`."""
+"""Fields for graphs of whole steps with experts: Megatron-Bridge 0.6,
+`perf_recipes/qwen/common.py`."""
 _FIRST_FSDP_STAGE = 2
 
 
@@ -211,7 +212,7 @@ LAYOUT = (
         keys={"cuda_graph_impl": "none", "cuda_graph_modules": (), "cuda_graph_scope": ()},
     ),
 )  # fmt: skip
-"""Of `TransformerConfig`."""
+"""Settings of `TransformerConfig`."""
 EXPERTS = (
     Setting(
         name="dispatcher", write=lambda planned: _DISPATCHERS[planned.layout.dispatcher],
@@ -245,7 +246,7 @@ DDP = (
            lambda planned: planned.layout.zero > 0 and planned.job.optimizer != "muon",
            default=False),
 )  # fmt: skip
-"""Of `DistributedDataParallelConfig`."""
+"""Settings of `DistributedDataParallelConfig`."""
 OPTIMIZER = (
     Setting(
         name="optimizer", write=_write_optimizer, read=_read_optimizer,
@@ -259,7 +260,7 @@ OPTIMIZER = (
               "overlap_cpu_optimizer_d2h_h2d": False},
     ),
 )  # fmt: skip
-"""Of `OptimizerConfig`; dtypes as "fp32" and "bf16"."""
+"""Settings of `OptimizerConfig`; dtypes as "fp32" and "bf16"."""
 JOB = (
     size("micro_batch", "micro_batch_size", None),
     size("global_batch", "global_batch_size", None),
@@ -269,7 +270,7 @@ JOB = (
         keys={"bf16": False, "fp16": False, "accumulate_allreduce_grads_in_fp32": False},
     ),
 )  # fmt: skip
-"""Of the training loop."""
+"""Settings of the training loop."""
 SETTINGS = (*LAYOUT, *EXPERTS, *NARROW, *DDP, *OPTIMIZER, *JOB)
 
 

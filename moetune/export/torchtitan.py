@@ -69,7 +69,7 @@ PARALLELISM = (
         keys={"pipeline_parallel_schedule": "1F1B", "pipeline_parallel_microbatch_size": 1},
     ),
 )  # fmt: skip
-"""Of `ParallelismConfig`."""
+"""Settings of `ParallelismConfig`."""
 TRAINING = (
     Setting(
         name="local", keys={"local_batch_size": _USUAL_LOCAL}, read=lambda local: local,
@@ -78,7 +78,7 @@ TRAINING = (
     size("global_batch", "global_batch_size", -1),  # a local batch on each replica
     size("length", "seq_len", _USUAL_LENGTH),
 )  # fmt: skip
-"""Of `TrainingConfig`."""
+"""Settings of `TrainingConfig`."""
 BACKEND = Setting(
     name="dispatcher", keys={"moe_comm_backend": "standard"},
     write=lambda planned: (

@@ -63,7 +63,7 @@ DISTRIBUTED = (
         read=lambda name: "all_gather" if name == "all_reduce" else "all_to_all",
     ),
 )  # fmt: skip
-"""Of `DistributedConfig`."""
+"""Settings of `DistributedConfig`."""
 
 
 def _implementation(planned: Planned) -> str:

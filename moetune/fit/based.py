@@ -1,14 +1,14 @@
 """A reference machine's times for another machine, of which less is known.
 
 A described machine (`scaled_base`, `without_foreign`) has faster parts, other nodes, own lines.
-What a file says itself counts. Of the reference's times those stay that hold on the machine: of
-groups inside a node, and between nodes where nodes and cards are the reference's own. The rule for
-more ranks (`fit.collectives`) has the other groups.
+What a file says itself counts. Of the reference's times those stay that hold on the machine. These
+are of groups inside a node, and between nodes where nodes and cards are the reference's own. The
+rule for more ranks (`fit.collectives`) has the other groups.
 
-A measured machine (`merged`) has points, which count where they cover. The reference's, for all
-else, are multiplied by what the machine takes of the reference's time over the points that both
-have (their median ratio): of a collective over that group, else of all its groups, else of all
-collectives; of GEMMs over those of the dtype. Without such points they stay as they are.
+A measured machine (`merged`) has points, which count where they cover. For all else the reference's
+times are multiplied by what the machine takes of them over the points that both have (their median
+ratio). The points of a collective are those of its group, else of all its groups, else all
+collectives'. Those of GEMMs are of the dtype. Without such points they stay as they are.
 """
 
 import math
@@ -206,7 +206,7 @@ _LEAST_SPREAD, _SPREAD_OF_FEW = 0.05, 0.10
 _FEW = 3
 _NOWHERE = (math.inf, -math.inf)
 Ratios = dict[tuple[str, ...], list[float]]
-"""Measured over reference at each common point, by ("gemm", dtype), ("comm", op, group), …"""
+"""Measured over reference times at each common point, by ("gemm", dtype), ("comm", op, group), …"""
 
 
 def check_base(base: Profile, machine: Machine) -> None:

@@ -6,8 +6,8 @@ The rule, for groups of more nodes, or of more ranks of one node:
     inside a node    the nearest group at as many bytes on the wire, + growth of its start-up
 
 `startup` and `rate` are `Network`'s; nodes lose rate with their number where all send to all, and
-not in a ring. Crossing bytes are those of a whole node (`wire_share`): in an all-to-all every rank
-sends y·(P − p)/P to other nodes, p of P ranks in each; in a ring y·2·(P − 1)/P (all-reduce) or half
+not in a ring. Crossing bytes are those of a whole node (`wire_share`). In an all-to-all every rank
+sends y·(P − p)/P to other nodes, p of P ranks in each. In a ring y·2·(P − 1)/P (all-reduce) or half
 of it cross once a node. `inside` is the time of the p ranks of one node for what stays there. A
 send crosses alone, on the cards of its own rank.
 
@@ -15,7 +15,7 @@ The start-up of gathers and scatters grows with their ranks, and they lose some 
 nodes; switches sum an all-reduce.
 
 Start-up inside a node grows with every peer of an all-to-all, and with every doubling of the ranks
-otherwise; the slope is that between the two largest known groups.
+otherwise. The slope is that between the two largest known groups.
 """
 
 import math
@@ -38,8 +38,8 @@ from moetune.fit.index import Points, ProfileIndex, Source
 def wire_share(op: CollectiveOp, group: Group, machine: Machine) -> float:
     """Return the bytes on the slowest wire for each input byte of one rank.
 
-    Inside a node one rank's bytes, between nodes one node's: in a ring one rank of each of the
-    node's groups sends to another node, in an all-to-all every rank does.
+    They are one rank's inside a node, and one node's between nodes. In a ring one rank of each of
+    the node's groups sends to another node, in an all-to-all every rank does.
 
     Source: ring all-reduce sends 2·(g − 1)/g of its input, Patarasuk and Yuan, JPDC 69 (2009).
     """
@@ -65,9 +65,9 @@ def nearest_group(
 ) -> tuple[Group, float]:
     """Return the known group that stands in for another, and its bytes for one of the other's.
 
-    Groups on the same kind of wire, inside a node or between nodes, come first; of them, those
-    placed alike, and then the size nearest in ratio. No ratio between different wires is known, so
-    there the times are taken as they are.
+    Groups on the same kind of wire, inside a node or between nodes, come first. Those placed alike
+    follow, and then the size nearest in ratio. No ratio between different wires is known, so there
+    the times are taken as they are.
     """
 
     def crosses(group: Group) -> bool:
@@ -133,9 +133,9 @@ def _nearest_flight(wanted: int, numbers: Sequence[int]) -> tuple[int, Trust]:
 _RINGS = ("all_gather", "reduce_scatter")
 _RING_HOP_SECONDS, _RING_LOSS, _RING_LOSS_PER_NODE = 5e-6, 1.07, 0.0018
 """Start-up of each rank of a ring, and what a ring's bytes take longer than an exchange's, in all
-and for each node: all-gathers of 2 and 8 GB on 16 to 512 B200 with eight 400 Gbit/s cards a node
-(together-dgxc-benchmarking, NCCL 2.29.7), which this rule meets within 5 %, one of twelve within 13
-%."""
+and for each node. They are from all-gathers of 2 and 8 GB on 16 to 512 B200 with eight 400 Gbit/s
+cards a node (together-dgxc-benchmarking, NCCL 2.29.7). The rule meets them within 5 %, one of
+twelve within 13 %."""
 _SEND_RANKS = 2
 
 

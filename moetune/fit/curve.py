@@ -107,9 +107,9 @@ class Times(Protocol):
 class Curve:
     """Times that never fall as the size grows, a monotone cubic between points in log-log.
 
-    Between two points alone it is a start-up time and a rate, the straight line through both.
-    Below the smallest size the time runs straight to `floor_seconds` at size 0; above the
-    largest it grows by `growth_seconds` for each size, or where nobody knows it the rate is held.
+    Between two points alone it is a start-up time and a rate, the straight line through both. Below
+    the smallest size the time runs straight to `floor_seconds` at size 0. Above the largest it
+    grows by `growth_seconds` for each size, or where nobody knows it the rate is held.
 
     Args:
         sizes: of the points, ascending, shape (1 or curves, points).
@@ -119,8 +119,8 @@ class Curve:
         relative_error: the typical error of a prediction between the points, for draws.
         least_seconds_per_size: the fastest rate between points, shape (1 or curves, 1).
         growth_seconds: above the largest size, of that shape; None for its rate.
-        deviates: of random draws: by how many standard deviations each lies away from the curve,
-            below the smallest size and above the largest, shape (2, curves, 1); None of no draws.
+        deviates: standard deviations by which each random draw lies away from the curve, below the
+            smallest size and above the largest, shape (2, curves, 1). None of no draws.
     """
 
     sizes: Floats
@@ -272,16 +272,16 @@ def curve_through(
 ) -> Curve:
     """Return the curve through the points, or one through each row of them.
 
-    A cubic, because coarse sizes are common: straight lines in log-log overrate a start-up
-    time plus a rate by up to 25 % between sizes 16 times apart, the cubic by 7 %. Two points have
-    no bend to show, and make a straight line in size and time.
-    Where the times fall as the size grows they are replaced by their isotonic regression
-    (in log time), so only points that contradict each other move.
+    The curve is a cubic, because coarse sizes are common. Between sizes 16 times apart straight
+    lines in log-log overrate a start-up time plus a rate by up to 25 %, the cubic by 7 %. Two
+    points have no bend to show, and make a straight line in size and time. Where the times fall as
+    the size grows they are replaced by their isotonic regression (in log time). Only points that
+    contradict each other move so.
 
-    The floor is the time at size 0 of the straight line through the two smallest points, at
-    least `alpha_seconds` and at most the smallest point's time. A single point does not tell a
-    start-up time from a rate: its time is held below it and its rate above it, the slowest α–β
-    line through it on either side, so that no plan cuts work up for a gain nobody measured.
+    The floor is the time at size 0 of the straight line through the two smallest points. It is at
+    least `alpha_seconds`, and at most the smallest point's time. A single point does not tell a
+    start-up time from a rate. Its time is held below it and its rate above it: the slowest α–β line
+    through it on either side. No plan then cuts work up for a gain nobody measured.
 
     Args:
         sizes: at least one, positive, distinct and ascending; of all curves, or a row for each.
@@ -316,14 +316,14 @@ def _floors(sizes: Floats, seconds: Floats, alpha_seconds: float | Floats) -> Fl
 LINE_ERROR = 0.017
 """Error of a straight line between two sizes, for each e-fold between them.
 
-On public curves with two sizes kept: 4.3 and 5.9 % in the median for collectives and GEMMs at sizes
-16 times apart, 10.4 and 14.9 % at 4,096 times.
+Public curves of collectives and GEMMs with two sizes left have 4.3 and 5.9 % in the median at sizes
+16 times apart. At 4,096 times they have 10.4 and 14.9 %.
 """
 SPACING_SHARE = 0.35
 """Error between measured sizes over that of a size left out, around which the gap is twice as wide.
 
-On 194 curves of collectives and 638 of GEMMs that others measured on GPUs, every second size kept:
-the median error at the others was 0.35 and 0.28 of the median error of kept ones left out.
+Every second size was taken of 194 curves of collectives and 638 of GEMMs, measured on GPUs by
+others. The median error between them was 0.35 and 0.28 of that of taken ones left out.
 """
 
 
@@ -334,8 +334,8 @@ def interpolation_errors(
 
     A point is predicted from the others, and the curve between all of them errs by `SPACING_SHARE`
     of that. The two ends are never left out, as they would be extrapolated. Between two points
-    nothing can be left out: their error is that of such lines through two sizes so far apart; of
-    times that fall as the size grows, half of that fall. A single point has no error.
+    nothing can be left out: their error is that of such lines through two sizes so far apart. Where
+    times fall as the size grows, it is half of that fall. A single point has no error.
     """
     if len(sizes) == 2:  # noqa: PLR2004 - a line has two ends
         fall = (seconds[0] / seconds[1] - 1) / 2

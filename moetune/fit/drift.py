@@ -4,8 +4,8 @@ Each time is compared with the median of the job's first ones, in units of their
 Clipping bounds what one straggler adds. Source: Page, Biometrika 41 (1954).
 
 The constants are for `WATCH_EVERY` = 5: a change of 30 % is seen after 6 to 8 watched steps, so
-within 30 to 40. Of 300 simulated runs of 10,000 steps each, with a jitter of 5 % and 5 % of steps 2
-to 5 times too long, none raised an alarm (an allowance of 1.0 raised 36, a limit of 6 raised 2).
+within 30 to 40. 300 runs of 10,000 steps were simulated, with a jitter of 5 % and 5 % of steps 2 to
+5 times too long. None raised an alarm (an allowance of 1.0 raised 36, a limit of 6 raised 2).
 """
 
 import math

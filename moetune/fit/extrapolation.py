@@ -2,7 +2,7 @@
 
 A spread is a standard deviation of a time's logarithm. The laws were chosen on 892 curves of
 collectives and GEMMs that others measured on GPUs (aiconfigurator's tables). One to five points of
-each were kept, and the rest within 64 times their sizes predicted: 91 to 99 % of them lay inside
+each were kept, and the rest within 64 times their sizes predicted. 91 to 99 % of them lay inside
 the 90 % interval, above and below, from one point or several.
 """
 
@@ -18,13 +18,14 @@ MEDIAN_OF_ABSOLUTE_NORMAL = 0.6745
 INTERVAL_END = 1.645
 """Standard deviations from the middle of a 90 % interval to its ends."""
 DRIFT_PER_OCTAVE = 0.1
-"""By which a rate or a start-up time has changed one octave away; a random walk, so that four
-octaves away it is twice that. A token bucket alone makes short phases seem 20 % faster."""
+"""A rate or a start-up time has changed by this spread one octave away. It is a random walk, so
+that four octaves away it is twice that. A token bucket alone makes short phases seem 20 %
+faster."""
 SPREAD_OF_FLIGHT = math.log(2) / INTERVAL_END
-"""Spread where one collective alone stands in for several in flight, or the other way around: with
+"""Spread where one collective alone stands in for several in flight, or the other way around. With
 gloo one alone takes up to twice as long."""
 SPREAD_PER_OCTAVE_OF_GROUP = 0.3
-"""Spread where another group on the same kind of wire stands in, from the same tables: 0.31 for
+"""Spread where another group on the same kind of wire stands in. In the same tables it is 0.31 for
 groups of twice or half the size, 0.56 for four times."""
 SPREAD_OF_WIRE = math.log(2)
 """Spread where a group on another kind of wire stands in, for which no ratio is known."""
@@ -52,10 +53,10 @@ class Spread:
 def above_largest(*, sizes: Floats, seconds: Floats, size: Floats) -> Spread:
     """Return the spread above the largest measured size, where the rate there is held.
 
-    Times never fall as the size grows, and the part that does not grow weighs less and less: the
-    time lies between one that keeps the curve's exponent at its end and one in proportion to
-    the size, which is the prediction. The former is the end of the 90 % interval. A single point
-    shows no exponent: there it is 0, and the time may stay what it is.
+    Times never fall as the size grows, and the part that does not grow weighs less and less. The
+    time lies between one that keeps the curve's exponent at its end and one in proportion to the
+    size, which is the prediction. The former is the end of the 90 % interval. A single point shows
+    no exponent: there it is 0, and the time may stay what it is.
 
     Args:
         sizes, seconds: of each curve's points, the last dimension.
@@ -71,9 +72,9 @@ def below_smallest(
 ) -> Spread:
     """Return the spread below the smallest measured size, where the time runs to its floor.
 
-    The time lies between one that keeps the curve's exponent at its start and that of the
-    smallest size; both are ends of the 90 % interval. From a single point it may fall in
-    proportion to the size.
+    The time lies between one that keeps the curve's exponent at its start and that of the smallest
+    size. Both are ends of the 90 % interval. From a single point it may fall in proportion to the
+    size.
     """
     exponent = _exponent(sizes[..., :2], seconds[..., :2], single=1.0)
     with np.errstate(divide="ignore"):

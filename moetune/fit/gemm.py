@@ -30,10 +30,10 @@ from moetune.fit.pool import Series, series_of
 Bools = NDArray[np.bool_]
 
 _AS_NEAR = 1e-12
-"""Squared relative errors that rounding alone makes differ: of such fits the first, simplest one is
+"""Squared relative errors that rounding alone makes differ. Of such fits the first, simplest one is
 taken, so that processors which round in other ways predict alike."""
 _DEPENDS = 1e-12
-"""Share of its largest singular value below which a set's columns depend on each other."""
+"""A set's columns depend on each other below this share of its largest singular value."""
 _SETS = tuple(chain.from_iterable(combinations(range(3), size) for size in range(1, 4)))
 """Sets of the columns of a roofline, the simplest first."""
 
@@ -133,9 +133,9 @@ def roofline_of(table: Table, use: Bools) -> Roofline:
 def _non_negative_fit(features: Floats) -> list[float]:
     """Return x ≥ 0 with features · x nearest to 1.
 
-    It is the nearest of all sets of columns alone, which need not depend on each other: what such
-    columns reach, fewer of them reach, too (Carathéodory). A fit of some columns is one of the same
-    columns of the triangle (R of QR) of all of them.
+    It is the nearest of all sets of columns alone, which need not depend on each other. What
+    columns that do reach, fewer of them reach, too (Carathéodory). A fit of some columns is one of
+    the same columns of the triangle (R of QR) of all of them.
 
     Args:
         features: none negative, shape (points, 3).
@@ -165,7 +165,7 @@ _UNCHECKED_SHAPE_ERROR = 0.30
 
 
 FADE = 0.5
-"""Share of a shape's own ratio to others that is left an octave beyond its measured rows."""
+"""This share of a shape's own ratio to others is left an octave beyond its measured rows."""
 
 
 MOST_LEFT_OUT = 32
@@ -177,9 +177,9 @@ _Value = TypeVar("_Value")
 class Surface(Tables):
     """The measured GEMMs of one dtype and one form, over (num_experts, d_in, d_out) and rows.
 
-    A measured shape has its own curve over rows. Any other shape takes the roofline fitted to
-    all of them, times the mean ratio of the measured shapes to it at the same number of rows,
-    weighted by nearness in log sizes. The rate never exceeds the best measured one.
+    A measured shape has its own curve over rows. Any other shape takes the roofline fitted to all
+    of them, times a mean ratio. The ratio is that of the measured shapes to it at the same number
+    of rows, weighted by nearness in log sizes. The rate never exceeds the best measured one.
 
     Args:
         shapes: times over rows of each measured shape; at least one.
@@ -212,8 +212,8 @@ class Surface(Tables):
     def completed(self, shape: Shape) -> Series:
         """Return a known shape's times, and between and beyond them those at other shapes' rows.
 
-        They are the blend of the others, times the shape's own ratio to it: straight in logarithms
-        between its rows, and halfway back to 1 with each octave beyond them.
+        They are the blend of the others, times the shape's own ratio to it. The ratio is straight
+        in logarithms between its rows, and halfway back to 1 with each octave beyond them.
         """
         measured, table = self.shapes[shape], self._table
         if len(self.shapes) == 1:
@@ -282,7 +282,7 @@ class Surface(Tables):
     def _blend(self, shape: Shape, use: Bools, relative_error: float) -> Curve:
         """Return the curve blended from the shapes in `use`.
 
-        With more rows than any shape was measured with, it grows as the roofline does: the last
+        With more rows than any shape was measured with, it grows as the roofline does. The last
         time may be all start-up, which more rows do not repeat.
         """
         seconds, best_rate = self._blend_times(shape, use)

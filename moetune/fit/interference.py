@@ -1,9 +1,9 @@
 """Interference: by how much overlapped operations slow each other down.
 
 The table has one factor for each class while each set of others runs. One factor for all sizes is
-wrong where the cores that compute also serve the link: an exchange then costs them a constant (its
-calls and wake-ups) and its copies, however long it takes on the wire. With gloo on two cores
-0.25 ms and 0.1 to 0.6 ms a MiB were measured at any rate of the link: a quarter of a small
+wrong where the cores that compute also serve the link. An exchange then costs them a constant (its
+calls and wake-ups) and its copies, however long it takes on the wire. With gloo on two cores 0.25
+ms and 0.1 to 0.6 ms a MiB were measured at any rate of the link. That is a quarter of a small
 exchange and a tenth of a large one. With one factor plans cut too fine.
 """
 

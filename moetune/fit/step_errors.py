@@ -20,8 +20,9 @@ from moetune.domain.samples import GemmPoint, Point, Sample, StepRecord, undistu
 from moetune.domain.step_errors import SHARED_OCTAVES, StepErrors
 
 RECORDED_SPREAD = 0.068
-"""Standard deviation of the network lab's steps, measured over predicted as sums of operations: 12
-cells of five numbers of chunks (`docs/results/netlab-sums.json`), whose cells share no error."""
+"""Standard deviation of the network lab's steps, measured over predicted as sums of operations.
+There are 12 cells of five numbers of chunks (`docs/results/netlab-sums.json`), which share no
+error."""
 NUM_OCTAVES = 11
 """Powers of two among numbers of chunks, from 1 to 1024; more chunks have the error of 1024."""
 TOKEN_OCTAVES = 3.0
@@ -37,7 +38,7 @@ EXACT = 0.002
 """Standard deviation of a residual under a refit of the costs: practically none. Refits differ in
 what they say of a measured step by more than any error that was seen."""
 DRIFT = 0.06
-"""Standard deviation of what a machine is slower or faster by in a later job: steps of the network
+"""Standard deviation of what a machine is slower or faster by in a later job. Steps of the network
 lab's unseen cells, measured again minutes later, differed by -8 to +13 % in nine of ten cases."""
 LARGEST_SEEN, LARGEST_BUSY = 0.15, 0.5
 """Upper limits of the drift that visits of GEMMs show: of a quiet machine, and of one that was busy
@@ -71,7 +72,7 @@ class MachineErrors(Tables):
 
     @cached_property
     def _prior_errors(self) -> StepErrors:
-        """Of a layer that no measured step is like, with any number of tokens."""
+        """Errors of a layer that no measured step is like, with any number of tokens."""
         roots = _roots(self._prior + self.drift**2)
         return StepErrors(mean=np.zeros(NUM_OCTAVES), roots=roots)
 
@@ -121,7 +122,7 @@ def drift_of(samples: Iterable[Sample]) -> float:
     """Return the spread of GEMMs' visits around those that were disturbed least.
 
     A profile predicts an undisturbed machine, and jobs run on the machine as it is. GEMMs repeat
-    best, so that what their visits differ by is the machine's; those during which other programs
+    best, so that what their visits differ by is the machine's. Those during which other programs
     were seen count only where there are no others. Visits that make up nine tenths of the time set
     the spread: a step consists of its long GEMMs, and short ones vary by more. They are minutes
     apart at most, so that half of the variance is the record's, `DRIFT`.

@@ -33,17 +33,17 @@ def resample_costs(
 ) -> tuple[Costs, ...]:
     """Return `num` costs drawn within the noise of the samples and the errors of the fits.
 
-    In each draw every measured point has the median of raw times drawn again with
-    replacement, independent of its neighbours, and every curve one log-normal factor with the
-    curve's leave-one-out error, up to a spread of a factor of 2: noise of points averages out
-    over a plan, a smooth error of a fit does not. Beyond the measured sizes a curve is off by a
-    normal number of `fit.extrapolation`'s spreads, and what stands in for another operation by a
-    factor of its own. Lines without samples have α and β each
-    changed by their assumed error. Interference factors come from raw times drawn again, unless
-    the profile's factors are not those of its samples: then they were set by hand, and hold.
+    In each draw every measured point has the median of raw times drawn again with replacement,
+    independent of its neighbours. Every curve has one log-normal factor with the curve's
+    leave-one-out error, up to a spread of a factor of 2. Noise of points averages out over a plan,
+    a smooth error of a fit does not. Beyond the measured sizes a curve is off by a normal number of
+    `fit.extrapolation`'s spreads. What stands in for another operation is off by a factor of its
+    own. Lines without samples have α and β each changed by their assumed error. Interference
+    factors come from raw times drawn again, unless the profile's factors are not those of its
+    samples. Then they were set by hand, and hold.
 
-    An operation is drawn when it is first wanted; its draws depend on the seed and on the
-    operation alone, not on the order of the queries.
+    An operation is drawn when it is first wanted. Its draws depend on the seed and on the operation
+    alone, not on the order of the queries.
     """
     index, noise = index_of(profile), _Noise(num=num, seed=seed)
     return tuple(

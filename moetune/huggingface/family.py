@@ -40,8 +40,8 @@ class Family:
         needs_groups: whether the class chooses among groups of experts without a field.
         qkv_bias, out_bias, mlp_bias: of projections; `out_bias` None is as `qkv_bias`.
         has_bias_by_default: `qkv_bias` of the class, where it is a flag that is absent.
-        qk_norm: of queries and keys: of each head's width, of all heads', or none; the name of a
-            flag that says whether there are norms of a head's width.
+        qk_norm: norms of queries and keys: of each head's width, of all heads', or none. Or the
+            name of a flag that says whether there are norms of a head's width.
         gate: outputs of the attention's output gate: as wide as its output, one a head, or none.
         gate_flag: flag without which there is no such gate; "" where there always is.
         sinks: kinds of attention with learned sinks.

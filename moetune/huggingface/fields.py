@@ -1,8 +1,8 @@
 """Fields of a configuration: read with checks under each spelling, and accounted for at the end.
 
-A field that nobody read and that is not known to be harmless is an error, so that a configuration
-of an unknown variant is never read as a known one. Errors are gathered, not raised: reading goes
-on with a value that stands in, and all fields in the way are named at once.
+A field that nobody read and that is not known to be harmless is an error. A configuration of an
+unknown variant is then never read as a known one. Errors are gathered, not raised: reading goes on
+with a value that stands in, and all fields in the way are named at once.
 
 A field is harmless because its meaning is known, by its whole name. Endings decide for values
 alone that cannot be a size: an index of a token, a probability, a name of a precision. Sources:

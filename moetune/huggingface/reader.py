@@ -206,8 +206,8 @@ def _decoder(fields: Fields, family: Family, *, name: str, towers: tuple[str, ..
 def _tables(fields: Fields, vocabulary: int) -> tuple[int, int]:
     """Return the parameters of LongCat's tables of n-grams, and of their projections.
 
-    Table i has ratio·vocabulary + 2i + 1 rows; k·(n − 1) tables share the width, and each has a
-    projection to all of it (arXiv 2601.21204; modeling_longcat_ngram.py of LongCat-Flash-Lite).
+    Table i has ratio·vocabulary + 2i + 1 rows. Of k·(n − 1) tables, which share the width, each has
+    a projection to all of it (arXiv 2601.21204; modeling_longcat_ngram.py of LongCat-Flash-Lite).
     """
     if not fields.has("ngram_vocab_size_ratio"):
         return 0, 0

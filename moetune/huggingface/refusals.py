@@ -1,7 +1,7 @@
 """Errors of configurations that cannot be read: all fields in the way, and what to write instead.
 
-A family is proposed only after it was tried: all families that account for every field must come
-to the same parameters, which the proposal states, so that they can be compared with the authors'.
+A family is proposed only after it was tried: all families that account for every field must come to
+the same parameters. The proposal states them, so that they can be compared with the authors'.
 """
 
 import difflib

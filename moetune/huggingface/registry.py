@@ -1,8 +1,8 @@
 """Models by name or by path: of the papers, of sizes, of the registry, of a `config.json`.
 
 Each model of the registry is a JSON file: its `title`, the `source` of its configuration,
-`aliases`, what its authors published, and the `config`: the fields that give sizes, which are read
-like a user's file.
+`aliases`, what its authors published, and the `config`. The last has the fields that give sizes,
+which are read like a user's file.
 """
 
 import json

@@ -19,9 +19,9 @@ _LAUNCHERS = (
 )  # fmt: skip
 _NODES, _PER_NODE = ("nnodes", "num_nodes"), ("nproc_per_node", "num_gpus")
 _ALL_RANKS = "num_processes"
-"""Of accelerate's launcher."""
+"""Argument of accelerate's launcher."""
 PER_DEVICE = "per_device_train_batch_size"
-"""By which arguments of transformers' Trainer are known."""
+"""Argument by which those of transformers' Trainer are known."""
 _SWIFT = frozenset({"megatron", "swift"})
 
 

@@ -14,7 +14,7 @@ _PARAMETER = re.compile(
     r"(#?)([A-Za-z_]\w*|\d+|[@*#?!$-])(\[[@*]\]|\[\d+\])?(:?[-=?+])?(.*)", re.DOTALL
 )
 _CHOICE = re.compile(r"^([^?:]+)\?([^?:]+):([^?:]+)$")
-"""Of C, which Python writes otherwise."""
+"""A choice of C, which Python writes otherwise."""
 _NAME = re.compile(r"[A-Za-z_]\w*|\d|[@*#?!$]")
 _OPERATIONS: Mapping[type, Callable[[int, int], int]] = MappingProxyType({
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,

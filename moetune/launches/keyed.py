@@ -131,7 +131,7 @@ _POLICY = Setting(
     name="policy", keys={"activation_checkpoint.mode": None}, read=lambda mode: mode,
     write=lambda planned: (next(iter(planned.layout.recompute), "none"),),
 )  # fmt: skip
-"""As TOML and arguments have it; programs assign a class to `activation_checkpoint`."""
+"""The policy as TOML and arguments have it; programs assign a class to `activation_checkpoint`."""
 
 
 def _titan(settings: SettingValues, values: Mapping[str, Any], ranks: int) -> None:

@@ -29,7 +29,7 @@ _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", 
 _LATENT_DEFAULTS: Values = {
     "kv_lora_rank": 32, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128,
 }  # fmt: skip
-"""Of `_add_mla_args` (`megatron/training/arguments.py`)."""
+"""Defaults of `_add_mla_args` (`megatron/training/arguments.py`)."""
 _ROUTED = ("num_moe_experts", "moe_router_topk", "moe_shared_expert_intermediate_size")
 _LINEAR = (
     "experimental_attention_variant", "linear_key_head_dim", "linear_value_head_dim",

@@ -11,7 +11,7 @@ from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.export.keys import Setting, Value
 
 LARGEST_BYTES = 2**20
-"""Of a file that is read."""
+"""Largest file that is read."""
 Severity = Literal["stops", "costs", "note"]
 SEVERITIES: tuple[Severity, ...] = ("stops", "costs", "note")
 

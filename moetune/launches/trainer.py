@@ -24,9 +24,9 @@ _RANKS = ("lora_rank", "lora_r")
 _MODULES = ("lora_target", "target_modules", "lora_target_modules")
 _BITS = ("quantization_bit", "quant_bits", "load_in_4bit")
 _DEFAULT_RANK, _DEFAULT_MODULES = 8, "all"
-"""Of LLaMA-Factory and ms-swift."""
+"""Defaults of LLaMA-Factory and ms-swift."""
 _TRL_RANK, _TRL_MODULES = 16, ("q_proj", "v_proj")
-"""Of TRL (`trl/trainer/model_config.py`), whose modules are PEFT's for most families."""
+"""Defaults of TRL (`trl/trainer/model_config.py`), whose modules are PEFT's for most families."""
 _ATTENTION, _FFNS = {f"{name}_proj" for name in "qkvo"}, {"gate_proj", "up_proj", "down_proj"}
 
 

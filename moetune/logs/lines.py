@@ -6,12 +6,12 @@ from typing import BinaryIO, NamedTuple
 
 _BLOCK_BYTES = 2**20
 _LONGEST_BYTES, _READ_BYTES = 2**16, 2**13
-"""Of a line without an end, before it is cut, and of a line that is read."""
+"""Most bytes of a line without an end, before it is cut, and of a line that is read."""
 _WHOLE_BYTES, _MOST_LINES = 16 * 2**20, 1000
-"""Behind so many bytes of a log so many lines of a mark and block are read: the steps of a log of
+"""Behind so many bytes of a log so many lines of a mark and block are read. The steps of a log of
 nothing else would take longer to read than a median needs."""
 _MOST_STATES = 1000
-"""Of a progress bar in a block: those between them are like their neighbours."""
+"""Most states of a progress bar in a block: those between them are like their neighbours."""
 _COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 

@@ -17,7 +17,7 @@ from moetune.logs.lines import marked_lines
 _MOST_STEPS = 100_000
 """Newest steps of a run that are kept."""
 _SLOW = 1.1
-"""Of the median of a run's second half: steps at its beginning that take longer warm up."""
+"""Steps at a run's beginning warm up that take longer than this many medians of its second half."""
 _NO_STEPS = (
     "lines of Megatron, Megatron-Bridge, torchtitan, DeepSpeed and the Trainer of transformers are "
     "read: give the log of a rank that prints them, or the step itself with --step 19.7s"

@@ -36,8 +36,8 @@ class SqlStore(MeasurementStore, ObservedRunStore, PlanStore):
     """Storage of measurements and plans, made by `open_store`.
 
     Rows are appended, never averaged away. Safe for several processes and threads; every method
-    commits before it returns. Lists that take `after` are pages, newest first: `after` is the id
-    of the previous page's last entry, and rows appended meanwhile do not shift later pages.
+    commits before it returns. Lists that take `after` are pages, newest first. `after` is the id of
+    the previous page's last entry, and rows appended meanwhile do not shift later pages.
     """
 
     def check_ready(self) -> None:

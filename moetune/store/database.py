@@ -1,6 +1,6 @@
 """One open database: transactions that fail with one clear error, the base of the store.
 
-One that meets a lost connection or a conflict is run once more: a connection of the pool may be
+One that meets a lost connection or a conflict is run once more. A connection of the pool may be
 lost long before it is used.
 """
 

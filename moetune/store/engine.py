@@ -1,8 +1,8 @@
 """SQLAlchemy engines of SQLite and PostgreSQL that several processes can share.
 
-SQLAlchemy's defaults for SQLite lose concurrent updates without an error (the driver does
-not BEGIN before a SELECT), and deferred transactions fail as locked when they start to
-write. Hence: every writing transaction takes the write lock as its first statement.
+SQLAlchemy's defaults for SQLite lose concurrent updates without an error (the driver does not BEGIN
+before a SELECT). Deferred transactions fail as locked when they start to write. Hence: every
+writing transaction takes the write lock as its first statement.
 
 A SQLite file that was removed or replaced can still be written to by who has it open, and the
 rows are gone. Hence: a connection to a file that is no longer the one at its path is given up.

@@ -1,7 +1,7 @@
 """Checks of what a store accepts: times that steps and operations can take.
 
-Every page can show these. Values are checked where they enter a store, and not where they are
-read: rows of older versions stay readable, and `moetune db check` names them.
+Every page can show these. Values are checked where they enter a store, and not where they are read.
+Rows of older versions stay readable, and `moetune db check` names them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ from moetune.domain.samples import Sample
 _SHORTEST = {"step": SHORTEST_SECONDS, "operation": 1e-12}
 """A small table's entry at the highest rate of a data sheet is above that of an operation."""
 FASTEST_SECONDS = 1e-15
-"""Of a million bytes, elements or multiply-accumulates: a rate of 1e21 a second."""
+"""Least time of a million bytes, elements or multiply-accumulates: a rate of 1e21 a second."""
 LARGEST_SIZE = 1e21
 _SIZE = 1e6
 _Times = Iterator[tuple[str, str, Iterable[float]]]
