@@ -52,7 +52,7 @@ def read(file: Path) -> dict[str, object]:
     Raises:
         InputError: the file cannot be read.
     """
-    return _place_files(_parse(file, _read_text(file)), file.parent)
+    return _resolve_paths(_parse(file, _read_text(file)), file.parent)
 
 
 def _read_project(file: Path) -> dict[str, object] | None:
@@ -61,7 +61,7 @@ def _read_project(file: Path) -> dict[str, object] | None:
         return None
     tool = _parse(file, text).get("tool")
     table = tool.get("moetune") if isinstance(tool, dict) else None
-    return _place_files(table, file.parent) if isinstance(table, dict) else None
+    return _resolve_paths(table, file.parent) if isinstance(table, dict) else None
 
 
 def _read_text(file: Path) -> str:
@@ -84,7 +84,7 @@ def _parse(file: Path, text: str) -> dict[str, object]:
         raise InputError(f"settings file {file} is not valid TOML: {error}") from None
 
 
-def _place_files(values: dict[str, object], folder: Path) -> dict[str, object]:
+def _resolve_paths(values: dict[str, object], folder: Path) -> dict[str, object]:
     """Resolve relative paths against the settings file's folder, not the working directory."""
     placed = dict(values)
     for key in ("db", "profile"):

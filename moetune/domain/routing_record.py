@@ -175,4 +175,5 @@ class RecordedLayers(Tables):
         return decoder.with_records(first[layer] for layer in self.layers)
 
     def _with_spread(self, layer: int, mean: float, ep: int) -> RankSkew:
+        """Return a mean with its layer's spread over steps: a rank has no more than all rows."""
         return RankSkew(mean=mean, p99=min(float(ep), mean * self.layers[layer].spread))

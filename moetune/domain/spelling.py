@@ -59,7 +59,7 @@ class Arguments(Spelling):
     """Names of a program's arguments: those of flags with underscores."""
 
     def of_flag(self, flag: str) -> str:
-        """Return the argument."""
+        """Return the argument of a flag: "memory_limit" of "memory-limit"."""
         return flag.replace("-", "_")
 
 

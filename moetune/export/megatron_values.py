@@ -66,7 +66,7 @@ def _write_recompute(planned: Planned) -> tuple[Value, ...]:
 def _read_recompute(
     granularity: str | None, _: object, __: object, modules: tuple[str, ...]
 ) -> tuple[Recompute, ...]:
-    """Return the modules; without a granularity their list means nothing."""
+    """Return the recomputed modules; without a granularity their list means nothing."""
     if granularity != "selective":
         return ("full",) if granularity == "full" else ()
     names = {"norm" if name == "layernorm" else name for name in modules}

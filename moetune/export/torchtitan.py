@@ -155,7 +155,7 @@ def _not_expressed(planned: Planned) -> Iterator[str]:
 def _statements(planned: Planned, recipe: Recipe) -> Iterator[str]:
     layout = planned.layout
     yield f"config = {recipe.function}()"
-    yield from _model(planned, recipe)
+    yield from _model_lines(planned, recipe)
     yield "config.loss = ChunkedLossWrapper.Config("
     yield "    loss_fn=CrossEntropyLoss.Config("
     yield "        global_vocab_size=decoder_vocab_size(config.model_spec)"
@@ -176,7 +176,8 @@ def _local(planned: Planned) -> int:
     return planned.job.global_batch // layout.dp if layout.pp > 1 else layout.micro_batch
 
 
-def _model(planned: Planned, recipe: Recipe) -> Iterator[str]:
+def _model_lines(planned: Planned, recipe: Recipe) -> Iterator[str]:
+    """Yield the lines that choose the flavor, its exchange and its number format."""
     yield "config.model_spec = model_registry("
     yield f'    "{recipe.flavor}",'
     yield '    attn_backend="flex",'

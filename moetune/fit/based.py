@@ -80,7 +80,7 @@ def scaled_base(base: Profile, scaled: BaseScaling) -> Profile:
     Equal peaks change no time, and widen its range all the same.
     """
 
-    def of_table(table: Table) -> Table:
+    def scale_table(table: Table) -> Table:
         if isinstance(table, GemmTable):
             if scaled.computation is None:
                 return table
@@ -103,7 +103,7 @@ def scaled_base(base: Profile, scaled: BaseScaling) -> Profile:
     return replace(
         base,
         gemm=tuple(changed_line(line, rate=slower["computation"]) for line in base.gemm),
-        collective=tuple(links), tables=tuple(map(of_table, base.tables)), rows=tuple(rows),
+        collective=tuple(links), tables=tuple(map(scale_table, base.tables)), rows=tuple(rows),
         copy=tuple(changed_line(line, rate=slower["host"]) for line in base.copy),
     )  # fmt: skip
 

@@ -254,7 +254,7 @@ class Operations(Tables):
     def _predict_by_rule(self, key: CollectiveKey) -> Predictor:
         """Return the times of an unknown group by the profile's rule; ProfileError without one."""
         profile, alone = self.index.profile, key._replace(in_flight=1)
-        rule = rule_of(alone, index=self.index, predictor=self._of_group)
+        rule = rule_of(alone, index=self.index, predictor=self._known_predictor)
         if rule is None or profile.network is None:
             groups = self.index.groups(key.op)
             raise missing_collective(profile, op=key.op, group=key.group, measured=groups)
@@ -267,7 +267,8 @@ class Operations(Tables):
             stand_in=f"the {profile.network.label} rule for more ranks",
         )
 
-    def _of_group(self, key: CollectiveKey) -> Predictor:
+    def _known_predictor(self, key: CollectiveKey) -> Predictor:
+        """Return the predictor of a collective that the rule starts from."""
         predictor = self.predictor(key)
         assert predictor is not None  # noqa: S101 - collectives are known, or an error
         return predictor

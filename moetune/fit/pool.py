@@ -218,6 +218,7 @@ def series_of(points: Iterable[tuple[float, ...]]) -> Series:
 
 
 def _join_series(measured: Series | None, table: Series) -> Series:
+    """Return the measured points, and a table's beyond their sizes."""
     if measured is None:
         return table
     low, high = measured.sizes[0], measured.sizes[-1]

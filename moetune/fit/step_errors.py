@@ -134,7 +134,9 @@ def drift_of(samples: Iterable[Sample]) -> float:
         if isinstance(sample.point, GemmPoint) and sample.seconds:
             visits.setdefault(sample.point, []).append(sample)
     all_visits = [visit for several in visits.values() for visit in several]
-    is_busy = 2 * _seconds(visit for visit in all_visits if visit.marks) > _seconds(all_visits)
+    is_busy = 2 * _total_seconds(visit for visit in all_visits if visit.marks) > _total_seconds(
+        all_visits
+    )
     distances: list[float] = []
     weights: list[float] = []
     for several in visits.values():
@@ -152,7 +154,7 @@ def drift_of(samples: Iterable[Sample]) -> float:
     return max(drift, min(spread, LARGEST_BUSY)) if is_busy else drift
 
 
-def _seconds(visits: Iterable[Sample]) -> float:
+def _total_seconds(visits: Iterable[Sample]) -> float:
     return math.fsum(visit.median_seconds for visit in visits)
 
 

@@ -375,6 +375,7 @@ def _pattern(fields: Fields, letters: str, *lists: str) -> tuple[str, ...] | Non
 
 
 def _hybrid_block(fields: Fields, family: Family, kind: str, number: int) -> Block:
+    """Return a block of a hybrid's pattern, which is a single part."""
     part: Part
     if kind == "moe":
         part = routed_experts(fields, family, number)

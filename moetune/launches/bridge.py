@@ -165,6 +165,7 @@ def _check_all_trained(entries: tuple[Entry, ...]) -> None:
 
 
 def _leaf(entry: Entry) -> str:
+    """Return the last name of an entry's path, as Megatron spells it."""
     leaf = entry.path.rpartition(".")[2]
     return "seq_length" if leaf == "sequence_length" else leaf
 

@@ -300,7 +300,7 @@ class _Source:
 
 
 def words_of(text: str, given: Mapping[str, Given]) -> Iterator[Place]:
-    """Yield the overrides and arguments of a command that are given, such as `model.x=4`."""
+    """Yield the places of the overrides and arguments of a command, such as `model.x=4`."""
     lines = {number: (start, line) for number, start, line in _lines_of(text)}
     for place in given.values():
         start, line = lines.get(place.line, (0, ""))

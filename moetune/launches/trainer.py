@@ -60,9 +60,9 @@ def with_named_files(entries: tuple[Entry, ...], asked: Asked) -> tuple[Entry, .
         if file is None:
             rest.append(entry)
         else:
-            inner = _of_file(file)  # accelerate's names DeepSpeed's, which names no other
+            inner = _read(file)  # accelerate's names DeepSpeed's, which names no other
             innermost = (_file(deeper, asked) for deeper in inner)
-            named += [row for deeper in innermost if deeper is not None for row in _of_file(deeper)]
+            named += [row for deeper in innermost if deeper is not None for row in _read(deeper)]
             named += [row for row in inner if _file(row, asked) is None]
     return (*named, *rest)
 
@@ -147,7 +147,7 @@ def _file(entry: Entry, asked: Asked) -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
-def _of_file(file: Path) -> list[Entry]:
+def _read(file: Path) -> list[Entry]:
     """Return the values of a named file but "auto"; raise InputError where it cannot be read."""
     try:
         if file.stat().st_size > LARGEST_BYTES:

@@ -66,8 +66,10 @@ def read_verl(launch: Launch, asked: Asked) -> Reading:
     batch = numbers[_MINI] * numbers[_RESPONSES]
     micro = numbers[_MICRO]
     if words.get(_IS_DYNAMIC, Word("", 0)).text == "True":
-        most = numbers[_MOST_TOKENS] * _size(values, "context") // length
-        model_ranks = prod(_size(values, name) for name in ("tensor", "pipeline", "context"))
+        most = numbers[_MOST_TOKENS] * _parallel_size(values, "context") // length
+        model_ranks = prod(
+            _parallel_size(values, name) for name in ("tensor", "pipeline", "context")
+        )
         micro = _largest_divisor(batch * model_ranks // ranks, most)
     defaults: dict[str, Value] = {
         "sequence_parallel": True, "use_distributed_optimizer": True, "bf16": True,
@@ -85,7 +87,8 @@ def read_verl(launch: Launch, asked: Asked) -> Reading:
     return replace(reading, problems=(*reading.problems, *core_problems(reading)))
 
 
-def _size(values: Mapping[str, Value], name: str) -> int:
+def _parallel_size(values: Mapping[str, Value], name: str) -> int:
+    """Return the ranks of a kind of parallelism, such as "tensor"; 1 where no key gives them."""
     size = values.get(f"{name}_model_parallel_size", values.get(f"{name}_parallel_size"))
     return size if isinstance(size, int) and size > 0 else 1
 

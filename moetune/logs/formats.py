@@ -65,13 +65,14 @@ class Entry:
 
 
 @cache
-def _behind(key: str) -> re.Pattern[str]:
+def _number_behind(key: str) -> re.Pattern[str]:
+    """Return the pattern of a number that stands behind a key."""
     return re.compile(key + r"\s*" + _NUMBER)
 
 
 def _of(text: str, key: str) -> float | None:
     """Return the number behind a key, which is a regular expression."""
-    match = _behind(key).search(text)
+    match = _number_behind(key).search(text)
     return None if match is None else _number(match[1])
 
 
@@ -213,7 +214,7 @@ def _summary(text: str) -> _Values | None:
     return {"seconds": 1 / rate, "is_mean": True} if rate else None
 
 
-def _swift(text: str) -> _Values | None:
+def _swift_step(text: str) -> _Values | None:
     """Read ms-swift's "{'loss': …, 'memory(GiB)': 70.2, 'train_speed(s/it)': 12.3}"."""
     seconds = _of(text, r"train_speed\(s/it\)['\"]:")
     step = _count(text, r"(?:iteration|global_step/max_steps)['\"]:")
@@ -248,7 +249,7 @@ READERS: Mapping[bytes, tuple[LogFormat, Callable[[str], _Values | None]]] = Map
     b"iter time (s):": ("deepspeed", _pipe_step),
     b"/it": ("transformers", _bar), b"it/s": ("transformers", _bar),
     b"train_steps_per_second": ("transformers", _summary),
-    b"train_speed(s/it)": ("transformers", _swift),
+    b"train_speed(s/it)": ("transformers", _swift_step),
     b"Total train batch size": ("transformers", _BATCH),
     b"***** Running training *****": ("transformers", _begins),
 })  # fmt: skip

@@ -67,14 +67,15 @@ def _of_block(
         last = begin
         line = block[begin:end].rstrip(b"\r")
         if b"\r" not in line:
-            yield Line(number, _text(line))
+            yield Line(number, _plain_text(line))
             continue
         states = line.split(b"\r")
         for state in states[:: max(1, len(states) // _MOST_STATES)]:
             if any(mark in state for mark in marks):
-                yield Line(number, _text(state))
+                yield Line(number, _plain_text(state))
 
 
-def _text(line: bytes) -> str:
+def _plain_text(line: bytes) -> str:
+    """Return the beginning of a line as text, without the colours of a terminal."""
     text = line[:_READ_BYTES].decode("utf-8", errors="replace")
     return _COLORS.sub("", text) if "\x1b" in text else text

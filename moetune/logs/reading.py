@@ -207,7 +207,7 @@ class _Run:
         return entry.step < last[-1].step - 2 * self._pace
 
     def take(self, entry: Entry) -> None:
-        """Count a line."""
+        """Take what a line says into the run."""
         for name, value in entry.sizes.items():
             self.sizes.setdefault(name, Size(value, entry.line))
         for scope, size in entry.memory.items():

@@ -129,6 +129,7 @@ def _x_labels(figure: Figure, x: Scale, bottom: float) -> Iterator[str]:
 
 
 def _swatch(series: Series) -> str:
+    """Return a series' sign in the legend: a point, a bar or a line."""
     if series.size:
         return _circle(series, (0.35, 6))
     height = 10 if series.bars else 2

@@ -250,13 +250,13 @@ def _remove(
 ) -> Removed:
     """Delete rows, or count them; the plans last, which the others refer to."""
 
-    def number(table: Table, mine: ColumnElement[bool]) -> int:
+    def remove_rows(table: Table, condition: ColumnElement[bool]) -> int:
         if dry_run:
-            return connection.scalar(select(func.count()).select_from(table).where(mine)) or 0
-        return connection.execute(delete(table).where(mine)).rowcount
+            return connection.scalar(select(func.count()).select_from(table).where(condition)) or 0
+        return connection.execute(delete(table).where(condition)).rowcount
 
     return Removed(
-        observations=number(observations, of_observations),
-        settled=number(settled_sizes, of_settled),
-        plans=number(plans, of_plans),
+        observations=remove_rows(observations, of_observations),
+        settled=remove_rows(settled_sizes, of_settled),
+        plans=remove_rows(plans, of_plans),
     )
