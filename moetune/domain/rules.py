@@ -169,7 +169,7 @@ def _batch_rules(layout: FoldedLayout, job: TrainingJob) -> Iterator[BrokenRule]
     if layout.cp > 1 and job.length % (2 * layout.cp):
         yield BrokenRule(
             f"sequences of {job.length} tokens do not divide by 2·cp ({2 * layout.cp}): a rank has "
-            "two chunks of a sequence, so that all have as much of the causal mask",
+            "two chunks, so that all have as much of the causal mask",
             f"use cp {1 if job.length % 2 else divisor_words(job.length // 2, layout.cp)}",
         )
     yield from micro_batch_rules(layout, job.global_batch // per_batch)

@@ -19,8 +19,8 @@ _MOST_STEPS = 100_000
 _SLOW = 1.1
 """Steps at a run's beginning warm up that take longer than this many medians of its second half."""
 _NO_STEPS = (
-    "lines of Megatron, Megatron-Bridge, torchtitan, DeepSpeed and the Trainer of transformers are "
-    "read: give the log of a rank that prints them, or the step itself with --step 19.7s"
+    "lines of Megatron, Megatron-Bridge, torchtitan, DeepSpeed and transformers' Trainer are read: "
+    "give a rank's log that has them, or the step with --step 19.7s"
 )
 
 
