@@ -124,7 +124,7 @@ def _kept_gemms(
         )
         errors, missed = [], False
         for shape, curve in curves.items():
-            found = surface.completed((1, *shape))
+            found = surface.complete_series((1, *shape))
             predicted = curve_through(sizes=found.sizes, seconds=found.medians)
             for rows in curve.keys() - kept[shape].keys():
                 error = abs(predicted.predict(rows).seconds / curve[rows] - 1)

@@ -27,7 +27,7 @@ from typing import (
 
 from moetune.domain.errors import InputError
 from moetune.domain.spelling import nearest_or
-from moetune.domain.withdrawn import UNREAD_KEYS, withdrawn
+from moetune.domain.withdrawn import UNREAD_KEYS, withdrawal_of
 
 T = TypeVar("T")
 _LONGEST_KEY = 60
@@ -170,7 +170,7 @@ def _decode(kind: Any, plain: object, where: str) -> object:  # noqa: ANN401 - a
     if origin is Literal:
         if plain in get_args(kind):
             return plain
-        if (row := withdrawn(where.rpartition(".")[2], plain)) is not None:
+        if (row := withdrawal_of(where.rpartition(".")[2], plain)) is not None:
             raise row.refusal(where)
         raise InputError(f"{where} must be one of {_names(get_args(kind))}, got {shown(plain)}")
     if origin is tuple:
@@ -273,7 +273,7 @@ def _decode_dataclass(kind: type, plain: object, where: str) -> object:
 
 def _refuse_key(kind: type, key: object, value: object, where: str) -> None:
     """Raise InputError for a key that a class has no field for, or no longer."""
-    if (row := withdrawn(kind.__name__, key)) is not None:
+    if (row := withdrawal_of(kind.__name__, key)) is not None:
         if not value:  # null or empty: files of before say that it was not used
             return
         raise row.refusal(where)

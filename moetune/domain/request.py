@@ -16,7 +16,7 @@ from moetune.domain.question import ASKS
 from moetune.domain.routing import LayerRouting
 from moetune.domain.spelling import nearest_or
 from moetune.domain.units import DTYPE_BYTES
-from moetune.domain.withdrawn import withdrawn
+from moetune.domain.withdrawn import withdrawal_of
 
 _MOST_DIGITS = 18
 
@@ -53,7 +53,7 @@ class PlanInputs:
 
     def __post_init__(self) -> None:
         for flag in self.constraints:
-            if (row := withdrawn("PlanInputs", flag)) is not None:
+            if (row := withdrawal_of("PlanInputs", flag)) is not None:
                 raise row.refusal("inputs.constraints")
 
     @property

@@ -115,7 +115,7 @@ def whole_model_refusal(inputs: object) -> InputError:
     )
 
 
-def withdrawn(place: str, key: object) -> Withdrawn | None:
+def withdrawal_of(place: str, key: object) -> Withdrawn | None:
     """Return what was taken away of a class's documents by that key, or of a key by that value."""
     return next((row for row in _ROWS if (row.place, row.key) == (place, key)), None)
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from moetune.domain.torch_rules import AUTOEP
-from moetune.export.keys import Setting, Value, size, written
+from moetune.export.keys import Setting, Value, size, write_keys
 from moetune.export.planned import Export, Planned, remarks
 from moetune.export.transformers import load_arguments, load_imports
 
@@ -164,7 +164,7 @@ def _config(planned: Planned) -> dict[str, object]:
 
     The global batch follows from two of its sizes and the replicas, which DeepSpeed counts itself.
     """
-    layout, keys = planned.layout, written(CONFIG, planned)
+    layout, keys = planned.layout, write_keys(CONFIG, planned)
     batch = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     document: dict[str, object] = {
         **{key: keys[key] for key in batch},

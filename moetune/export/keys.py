@@ -63,7 +63,7 @@ def _number(planned: Planned, name: str) -> int:
     return number
 
 
-def written(settings: Iterable[Setting], planned: Planned) -> dict[str, Value]:
+def write_keys(settings: Iterable[Setting], planned: Planned) -> dict[str, Value]:
     """Return the keys that say a plan; those without a value are left out."""
     pairs = (
         pair for setting in settings

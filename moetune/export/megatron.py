@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from types import MappingProxyType
 
-from moetune.export.keys import Value, written
+from moetune.export.keys import Value, write_keys
 from moetune.export.megatron_model import MegatronModel, megatron_model
 from moetune.export.megatron_values import JOB, megatron_values, stage_letters
 from moetune.export.planned import Export, Planned, remarks
@@ -102,7 +102,7 @@ def _arguments(planned: Planned, model: MegatronModel) -> Iterator[str]:
         yield f"--pipeline-model-parallel-layout '{stage_letters(planned)}'"
     if planned.layout.cuda_graphs == "full":
         yield _NO_NAN_CHECK
-    for field, value in (written(JOB, planned) | values.ddp | values.optimizer).items():
+    for field, value in (write_keys(JOB, planned) | values.ddp | values.optimizer).items():
         yield from _argument(field, value)
     if "use_megatron_fsdp" in values.ddp:
         yield "--ckpt-format fsdp_dtensor"

@@ -25,7 +25,7 @@ from moetune.domain.training import (
     TrainingDtype,
     ZeroStage,
 )
-from moetune.export.keys import Setting, Value, size, switch, written
+from moetune.export.keys import Setting, Value, size, switch, write_keys
 from moetune.export.planned import Planned
 
 Keys: TypeAlias = Mapping[str, str | Callable[[Any], Value]]
@@ -307,9 +307,9 @@ def values_of(keys: Keys, source: object) -> dict[str, Value]:
 def megatron_values(planned: Planned) -> MegatronValues:
     """Return the fields that make Megatron run the layout."""
     layout, decoder = planned.layout, planned.decoder
-    model = written(LAYOUT, planned)
+    model = write_keys(LAYOUT, planned)
     if decoder.num_moe_layers:
-        model |= written(EXPERTS, planned)
+        model |= write_keys(EXPERTS, planned)
     if layout.cuda_graphs == "full" and planned.core >= GRAPHS_BY_MODULE:
         model |= _stash(planned)
     model |= _exchanged_sequence(planned)
@@ -319,8 +319,8 @@ def megatron_values(planned: Planned) -> MegatronValues:
         model["num_layers_in_last_pipeline_stage"] = last
     optimizer = optimizer_of(planned.job.optimizer)
     return MegatronValues(
-        model=model | written(NARROW, planned), ddp=written(DDP, planned),
-        optimizer=written(OPTIMIZER, planned),
+        model=model | write_keys(NARROW, planned), ddp=write_keys(DDP, planned),
+        optimizer=write_keys(OPTIMIZER, planned),
         reduces_in_fp32=optimizer.gradient_bytes == _FP32_BYTES,
         keeps_remainders=optimizer.keeps_remainders, max_connections=_connections(planned),
     )  # fmt: skip

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from moetune.domain.pipeline import SPLITTING, Schedule
 from moetune.domain.torch_rules import Recipe, recipe_of
 from moetune.domain.training import TokenDispatcher
-from moetune.export.keys import Setting, Value, size, written
+from moetune.export.keys import Setting, Value, size, write_keys
 from moetune.export.planned import Export, Planned, remarks
 
 _FILE = "torchtitan_layout.py"
@@ -161,7 +161,7 @@ def _statements(planned: Planned, recipe: Recipe) -> Iterator[str]:
     yield "        global_vocab_size=decoder_vocab_size(config.model_spec)"
     yield "    )"
     yield ")"
-    for key, value in written(TRAINING, planned).items():
+    for key, value in write_keys(TRAINING, planned).items():
         yield f"config.training.{key} = {value}"
     yield "config.training.disable_cuda_graphs = True"
     yield from _parallelism(planned, recipe)
@@ -202,7 +202,7 @@ def _model_lines(planned: Planned, recipe: Recipe) -> Iterator[str]:
 def _parallelism(planned: Planned, recipe: Recipe) -> Iterator[str]:
     layout = planned.layout
     yield "config.parallelism = ParallelismConfig("
-    for key, value in written(PARALLELISM, planned).items():
+    for key, value in write_keys(PARALLELISM, planned).items():
         yield f"    {key}={json.dumps(value)},"
     if layout.pp > 1:
         yield "    module_fqns_per_model_part=["

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from moetune.domain.training import TokenDispatcher
-from moetune.export.keys import Setting, size, written
+from moetune.export.keys import Setting, size, write_keys
 from moetune.export.peft import (
     DATA,
     FROZEN_NAMES,
@@ -142,7 +142,7 @@ def transformers_export(planned: Planned) -> Export:
         frozen=_freeze_lines(planned),
         model=model_words(planned),
         layout=layout,
-        keys=written(DISTRIBUTED, planned),
+        keys=write_keys(DISTRIBUTED, planned),
         num_micro_batches=planned.num_micro_batches,
         is_recomputed="full" in layout.recompute,
         is_cast=layout.dp == 1,  # with replicas FSDP casts

@@ -209,7 +209,7 @@ class Surface(Tables):
         return max(self.relative_error, typical)
 
     @once(lambda shape: shape)
-    def completed(self, shape: Shape) -> Series:
+    def complete_series(self, shape: Shape) -> Series:
         """Return a known shape's times, and between and beyond them those at other shapes' rows.
 
         They are the blend of the others, times the shape's own ratio to it. The ratio is straight

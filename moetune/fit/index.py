@@ -142,7 +142,7 @@ class ProfileIndex(Tables):
             return None
         origin = self.pool.origins.get(key)
         if origin is not None and origin.low > origin.high:  # no times of the machine itself
-            series = surface.completed(key.shape)
+            series = surface.complete_series(key.shape)
         return Points(
             label=f"{surface.family} {key.shape}",
             family=surface.family,

@@ -159,7 +159,7 @@ class Fields:
             self.report(f"{self.path}{name} has unknown entries: {unknown}", f"known are {words}")
         return None if unknown or values is None else tuple(meanings[value] for value in values)
 
-    def nested(self, name: str) -> "Fields | None":
+    def nested_fields(self, name: str) -> "Fields | None":
         """Return the fields of a nested configuration, None where there is none."""
         self.read.add(name)
         values = self.values.get(name)
@@ -179,9 +179,9 @@ class Fields:
         Keys of its own are accounted for as fields of the model are.
         """
         changed: dict[str, object] = {}
-        blocks = self.nested("per_layer_config")
+        blocks = self.nested_fields("per_layer_config")
         if blocks is not None:
-            block = blocks.nested(str(number)) or blocks.nested(f"{number:02d}")
+            block = blocks.nested_fields(str(number)) or blocks.nested_fields(f"{number:02d}")
             if block is not None:
                 block.read = self.read
                 changed |= block.values
@@ -249,7 +249,7 @@ class Fields:
         return present[0], value
 
 
-def described(fields: Mapping[str, object]) -> str:
+def name_fields(fields: Mapping[str, object]) -> str:
     """Return fields and their values in words, such as "memory_slots (64), use_residual (true)"."""
     return ", ".join(f"{name} ({_as_json(value)})" for name, value in fields.items())
 

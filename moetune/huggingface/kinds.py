@@ -192,7 +192,7 @@ def every_fourth(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
 
 def sparse_listed(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
     """`sparse_attention_freq` with 1 for an indexer (MiniMax-M3)."""
-    nested = fields.nested("sparse_attention_config")
+    nested = fields.nested_fields("sparse_attention_config")
     flags = _from_list("sparse_attention_freq", no_block)
     listed = () if nested is None else flags(nested, num_layers)
     return _split(listed or [False] * num_layers, true="indexed", false="full")
@@ -200,7 +200,7 @@ def sparse_listed(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
 
 def kimi(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
     """Blocks of `full_attn_layers`, counted from 1; else every fourth."""
-    nested = fields.nested("linear_attn_config")
+    nested = fields.nested_fields("linear_attn_config")
     if nested is None:
         return _split(((block + 1) % 4 == 0 for block in range(num_layers)), false="linear")
     chosen = nested.sequence("full_attn_layers")

@@ -111,7 +111,7 @@ def indexer_of(fields: Fields, rank: int) -> Indexer:
 
 def block_indexer(fields: Fields, d_model: int) -> Indexer:
     """Return MiniMax-M3's scorer, which selects blocks of keys for each group of queries."""
-    nested = fields.nested("sparse_attention_config")
+    nested = fields.nested_fields("sparse_attention_config")
     inner = fields if nested is None else nested
     width = inner.count("index_head_dim", "sparse_index_dim")
     block = inner.count("index_block_size", "sparse_block_size")
@@ -207,7 +207,7 @@ def mimo(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
 def step(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     """Return Step-3.5's attention: windows may have another number of heads."""
     plain = grouped_query(fields, family, kind)
-    of_windows = fields.nested("attention_other_setting")
+    of_windows = fields.nested_fields("attention_other_setting")
     if kind != "sliding":
         fields.optional("num_sliding_attention_heads")
         return plain
@@ -297,7 +297,7 @@ def _delta(
 
 def kimi_delta(fields: Fields, _family: Family, _kind: MixerKind) -> Mixer:
     """Return Kimi Delta Attention: decay of each channel and output gate of low rank."""
-    nested = fields.nested("linear_attn_config")
+    nested = fields.nested_fields("linear_attn_config")
     inner, prefix = (fields, "linear_") if nested is None else (nested, "")
     heads, width = inner.count(f"{prefix}num_heads"), inner.count(f"{prefix}head_dim")
     inner.skip("gate_lower_bound")

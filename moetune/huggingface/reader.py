@@ -79,7 +79,9 @@ def read_decoder(document: Mapping[str, object], *, name: str, where: str) -> De
     stated = fields.text("model_type")
     family = _family_of(values, stated)
     if family is None:
-        raise refusals.unknown(where, fields, stated or _class_of(values), _readings(values))
+        raise refusals.unknown_architecture(
+            where, fields, stated or _class_of(values), _readings(values)
+        )
     decoder = _read(fields, family, name=name, towers=towers)
     if decoder is None:
         for tried, _ in _readings(values).values():  # what was not reached is not in the way

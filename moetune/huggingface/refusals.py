@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InputError
 from moetune.huggingface.family import ACTIVATION
-from moetune.huggingface.fields import Fields, described
+from moetune.huggingface.fields import Fields, name_fields
 
 _OTHERWISE: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("dim", "model_dim", "embed_dim"),
@@ -50,7 +50,7 @@ def unreadable(where: str, fields: Fields, family_name: str, decoder: Decoder | 
     if add:
         todos.append(f"add {', '.join(add)}: sizes have no default that holds for every model")
     if unread:
-        whats.append(f"{family_name} does not have {described(unread)}, which may change sizes")
+        whats.append(f"{family_name} does not have {name_fields(unread)}, which may change sizes")
         todos += [f"write {right} for {wrong}" for wrong, right in renamed.items() if right]
     if not all(renamed.values()):
         todos.append(_rest(None if fields.is_flawed else decoder))
@@ -78,7 +78,7 @@ def _name_for(name: str, absent: set[str]) -> str:
     return next(iter(difflib.get_close_matches(name, sorted(absent), n=1, cutoff=0.9)), "")
 
 
-def unknown(
+def unknown_architecture(
     where: str,
     fields: Fields,
     family_name: str,
@@ -129,7 +129,7 @@ def _in_the_way(
     if fields.lacking:
         ways.append(f"{', '.join(fields.lacking)} {_is(fields.lacking)} missing")
     if fields.unread() and decoder is not None:
-        ways.append(f"it does not have {described(fields.unread())}")
+        ways.append(f"it does not have {name_fields(fields.unread())}")
     return f"it cannot be read as {near[0]}: {'; '.join(ways)}; {models}"
 
 

@@ -33,7 +33,7 @@ from moetune.launches.megatron import KEYS, flag_of_key, plain_value, read_megat
 from moetune.launches.megatron_changes import (
     argument_text,
     argument_words,
-    edited,
+    edit_script,
     megatron_changes,
 )
 from moetune.launches.megatron_checks import Context, megatron_problems
@@ -373,7 +373,7 @@ class MegatronFile:
             key: "" if value in (None, False) else argument_text(key, value)
             for key, value in changes.items()
         }
-        return Copy(edited(self.text, self.reading.given, texts))
+        return Copy(edit_script(self.text, self.reading.given, texts))
 
     def read_again(self, copy: Copy) -> LaunchFile:
         """Return another script."""

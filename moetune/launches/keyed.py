@@ -13,7 +13,7 @@ from moetune.domain.torch_rules import RECIPES
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.tuning import Tuning
 from moetune.export.deepspeed import CONFIG
-from moetune.export.keys import Setting, Value, names_of, read_settings, size, written
+from moetune.export.keys import Setting, Value, names_of, read_settings, size, write_keys
 from moetune.export.planned import Planned
 from moetune.export.torchtitan import BACKEND, PARALLELISM, TRAINING, stage_modules
 from moetune.export.transformers import DISTRIBUTED
@@ -375,7 +375,7 @@ def misspellings(
 def keyed_changes(dialect: Dialect, reading: Reading, layout: FoldedLayout) -> dict[str, Value]:
     """Return the keys that another layout has otherwise; None for one that is left out."""
     before, after = (
-        written(dialect.settings, Planned(plan_id="", job=reading.job, target=reading.target,
+        write_keys(dialect.settings, Planned(plan_id="", job=reading.job, target=reading.target,
                                           layout=row.explicit(reading.decoder)))
         for row in (reading.layout, layout)
     )  # fmt: skip

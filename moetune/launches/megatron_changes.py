@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from moetune.domain.errors import InputError
 from moetune.domain.training import FoldedLayout
-from moetune.export.keys import Value, keys_of, written
+from moetune.export.keys import Value, keys_of, write_keys
 from moetune.export.megatron import NO_ARGUMENT
 from moetune.export.megatron_values import SETTINGS, SHARED_CONNECTIONS, stage_letters
 from moetune.export.planned import Planned
@@ -32,7 +32,7 @@ def megatron_changes(
         facts: of the target that are to hold, such as `hides_gradients`.
     """
     planned = Planned(plan_id="", job=reading.job, layout=layout, target=reading.target)
-    wanted = written(SETTINGS, planned)
+    wanted = write_keys(SETTINGS, planned)
     names = [*_differences(reading.layout, layout), *facts]
     keys = [key for name in names for key in keys_of(SETTINGS, name) if key != NO_ARGUMENT]
     changes: dict[str, Value] = {
@@ -119,7 +119,7 @@ def argument_text(key: str, value: Value) -> str:
     return f"{flag} '{text}'" if set(text) & set("*|") else f"{flag} {text}"
 
 
-def edited(text: str, given: Mapping[str, Given], changes: Mapping[str, str]) -> str:
+def edit_script(text: str, given: Mapping[str, Given], changes: Mapping[str, str]) -> str:
     """Return the script with arguments changed in their lines.
 
     Args:
