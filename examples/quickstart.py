@@ -8,6 +8,7 @@ import argparse
 import statistics
 import sys
 import webbrowser
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from moetune.cli.render import Screen
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape
 from moetune.domain.records import prediction_error
-from moetune.domain.units import format_seconds
+from moetune.domain.units import format_seconds, format_share
 from moetune.report.section import Cell, Table, plural
 
 if TYPE_CHECKING:
@@ -81,15 +82,16 @@ def _train_here(screen: Screen) -> int:
     training = TrainingConfig(
         plan=plan, batch=_BATCH, length=_LENGTH, num_blocks=2, num_heads=4, num_steps=_NUM_STEPS
     )
+    ways = "the plan" if plan.pipeline.forward_degree == 1 else "the plan and with one chunk"
     screen.say(
         f"3. Train a byte-level language model on Python's sources for {_NUM_STEPS} steps, with "
-        "the plan and with one chunk."
+        f"{ways}."
     )
     results = run_on_ranks(
         train_twice, training, num_ranks=_NUM_RANKS, launch=None, environ=environ,
         oversubscribe=True,
     )  # fmt: skip
-    return _report(screen, plan, *results)
+    return _report(screen, plan, results)
 
 
 def _show_cluster(screen: Screen) -> None:
@@ -145,39 +147,55 @@ def _plan() -> "Plan":
     return plan_question(question, settings, profile=_NAME, save=True).plan.as_layer()
 
 
-def _report(
-    screen: Screen, plan: "Plan", planned: "TrainingResult", one_chunk: "TrainingResult"
-) -> int:
-    predicted = plan.predicted
+def _report(screen: Screen, plan: "Plan", results: Sequence["TrainingResult"]) -> int:
+    """Say what was measured and learned; return 1 where chunks changed the losses."""
+    predicted, planned = plan.predicted, results[0]
+    seconds = (predicted.step_seconds, predicted.sequential_step_seconds)
+    names = ("plan", "one chunk")
     screen.say()
     screen.table(
         Table(
             name="training",
             header=("", "chunks", "loss before", "after", "predicted step", "measured", "error"),
-            rows=(
-                _row("plan", planned, predicted.step_seconds),
-                _row("one chunk", one_chunk, predicted.sequential_step_seconds),
-            ),
+            rows=tuple(map(_row, names[: len(results)], results, seconds)),
         )
     )
     screen.say()
-    low, high = (
-        format_seconds(one) for one in (predicted.p05_step_seconds, predicted.p95_step_seconds)
-    )
-    screen.say(f"Nine steps of ten with the plan were expected between {low} and {high}.")
     screen.say(
         "A step is the forward and backward pass of one MoE layer on the trained model's own "
         f"tokens. The busiest rank had {planned.steps.imbalance:.2f} × the mean rows; a plan "
         "assumes 1."
     )
-    difference = abs(planned.loss_after - one_chunk.loss_after)
-    same = difference <= _SAME_LOSS
-    screen.say(f"The losses after training differ by {difference:.1e}.")
+    difference = abs(planned.loss_after - results[-1].loss_after)
+    if len(results) > 1:
+        screen.say(f"The losses after training differ by {difference:.1e}.")
+    screen.say(" ".join(_learned(plan, [_median(result) for result in results])))
     location = wiring.configure().settings.db
     screen.line(f"Plan {plan.id[:6]} is in {config.without_password(location)}")
     screen.line(f"Explain it: .venv/bin/moetune explain {plan.id[:6]}")
     _draw(screen, plan)
-    return 0 if same else 1
+    return 0 if difference <= _SAME_LOSS else 1
+
+
+def _learned(plan: "Plan", seconds: Sequence[float]) -> Iterator[str]:
+    """Yield what the run says of the plan: whether chunks paid, and whether its range held."""
+    measured, low, high = seconds[0], *plan.range_seconds
+    span = f"{format_seconds(low)} to {format_seconds(high)}"
+    if len(seconds) == 1:
+        yield "Learned: on this machine one chunk is best, as exchanges take little of a step."
+    else:
+        gain = seconds[1] / measured - 1
+        how = "shorter" if gain > 0 else "longer"
+        chunks = plural(plan.pipeline.forward_degree, "chunk")
+        yield f"Learned: on this machine {chunks} make a step {format_share(abs(gain))} {how}."
+    inside = "inside" if low <= measured <= high else "outside"
+    yield f"The step of {format_seconds(measured)} is {inside} the plan's range of {span}."
+    if len(seconds) == 1:
+        yield "Chunks pay where the wire is slow: make quickstart LAB=1 shows it."
+
+
+def _median(trained: "TrainingResult") -> float:
+    return statistics.median(trained.steps.step_seconds)
 
 
 def _draw(screen: Screen, plan: "Plan") -> None:
@@ -194,7 +212,7 @@ def _draw(screen: Screen, plan: "Plan") -> None:
 
 
 def _row(name: str, trained: "TrainingResult", predicted_seconds: float) -> tuple[Cell, ...]:
-    measured = statistics.median(trained.steps.step_seconds)
+    measured = _median(trained)
     decision = trained.decision
     losses = (trained.loss_before, trained.loss_after)
     return (
