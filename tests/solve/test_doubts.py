@@ -7,6 +7,7 @@ import pytest
 
 from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs, Doubt
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.plan import Plan
 from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.doubts import doubt_warnings
@@ -79,6 +80,23 @@ def test_one_chunk_as_the_safe_answer_holds_everywhere_in_the_plan() -> None:
     promised = [one for one in plan.alternatives if one.step_seconds < plan.predicted.step_seconds]
     assert degree_of(several) in {one.forward_degree for one in promised}
     assert plan.decision.why != several.decision.why
+
+
+@pytest.mark.parametrize(("spread", "is_luck"), [(0.01, False), (0.5, True)])
+def test_chunks_that_hide_nothing_gain_more_than_the_error_or_are_not_taken(
+    spread: float, *, is_luck: bool
+) -> None:
+    half = Interference(comp=CompSpeed(comm=0.5), comm=CommSpeed(comp=0.5))
+    costs = LinearCosts(has_points=True, power=1.15, interference=half)  # small ones are quicker
+    beta = costs.transfer_cost.beta_seconds
+    resamples = [
+        replace(costs, transfer_cost=replace(costs.transfer_cost, beta_seconds=factor * beta))
+        for factor in (1 - spread, 1.0, 1 + spread)
+    ]
+    assert degree_of(solve(costs, ())) > 1
+    plan = solve(costs, resamples)
+    assert (degree_of(plan) == 1) == is_luck
+    assert ("within the profile's error" in plan.decision.why) == is_luck
 
 
 def test_warnings_name_each_operation_with_all_its_sizes_and_what_measures_them() -> None:

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moetune.domain.arrays import floats_of
+from moetune.domain.arrays import Floats, floats_of
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, STRATEGIES, Bounds, Strategy
 from moetune.domain.costs import Costs
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.kernels import KernelChoice
 from moetune.domain.layer import Workload
 from moetune.domain.layout import divisors
-from moetune.domain.units import format_bytes, format_chunks
+from moetune.domain.units import format_bytes, format_chunks, format_seconds, format_share
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser, Ranking, rank_degrees
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
@@ -33,11 +33,11 @@ class Declined:
     """Several chunks that were not taken, as they may lose more than they promise.
 
     Args:
-        regret: mean relative loss against one chunk, over refits.
+        because: why they were not, in words.
     """
 
     step: StepTime
-    regret: float
+    because: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class RankedLayer:
 
     Args:
         contenders: each strategy whose operations were measured, the chosen one too.
-        declined: several chunks that would have been the choice, had they been measured.
+        declined: several chunks that would have been the choice by nominal costs alone.
     """
 
     best: Ranking
@@ -117,16 +117,21 @@ def choose_strategy(
 
 
 def choose_safely(ranked: RankedLayer, resamples: Sequence[Costs]) -> RankedLayer:
-    """Return one chunk where several rest on what was not measured and may lose more.
+    """Return one chunk where what several promise may be an error of the profile.
 
     Nominal costs decide where they are measured. A time that was not may be wrong by far, and
     the more so the further one of the two choices is from what was measured; so here the choice
     with the smaller expected loss over the refits is taken, which are as wide as that error.
+
+    Chunks that hide nothing gain only where smaller products are measured as quicker a row. Errors
+    of the two sizes do not cancel, as those of the same work hidden or not do. So the gain must be
+    above one chunk's error over the refits.
     """
     ranking, several, single = ranked.best, ranked.best.step, ranked.best.sequential
     if not ranking.has_one_chunk or several.degree == 1 or ranking.strategy != "none":
         return ranked
-    if not resamples or not (several.doubts or single.doubts):
+    is_measured = not (several.doubts or single.doubts)
+    if not resamples or (is_measured and several.hidden_seconds > TIE * several.seconds):
         return ranked
     refits = refits_of(ranking.chooser.costs, resamples, tokens=ranking.table.tokens)
     seconds, seconds_of_one = (
@@ -136,19 +141,47 @@ def choose_safely(ranked: RankedLayer, resamples: Sequence[Costs]) -> RankedLaye
         ).seconds
         for step in (several, single)
     )  # fmt: skip
-    ratios = floats_of(seconds) / seconds_of_one
-    regret, regret_of_one = (
-        float(np.maximum(ratio - 1, 0.0).mean()) for ratio in (ratios, 1 / ratios)
-    )
-    if regret < regret_of_one:
+    because = (
+        _luck(several, floats_of(seconds_of_one)) if is_measured
+        else _risk(floats_of(seconds) / seconds_of_one)
+    )  # fmt: skip
+    if not because:
         return ranked
     best = ranking.in_one_chunk()
     contenders = (
         best if contender.strategy == best.strategy else contender
         for contender in ranked.contenders
     )
-    declined = Declined(step=several, regret=regret)
+    declined = Declined(step=several, because=because)
     return replace(ranked, best=best, contenders=tuple(contenders), declined=declined)
+
+
+def _luck(several: StepTime, seconds_of_one: Floats) -> str:
+    """Return why chunks that hide nothing are declined; "" where they gain beyond the error."""
+    least = float(np.percentile(seconds_of_one, 5))
+    if several.seconds < least:
+        return ""
+    return (
+        "they hide nothing, and that smaller products are quicker is within the profile's error: "
+        f"one chunk may take {format_seconds(least)}, too"
+    )
+
+
+def _risk(ratios: Floats) -> str:
+    """Return why chunks that rest on what was not measured are declined; "" where they are not.
+
+    Args:
+        ratios: their seconds over one chunk's, of each refit.
+    """
+    regret, regret_of_one = (
+        float(np.maximum(ratio - 1, 0.0).mean()) for ratio in (ratios, 1 / ratios)
+    )
+    if regret < regret_of_one:
+        return ""
+    return (
+        "that rests on times that were not measured; as far as these may be wrong, more is lost by "
+        f"cutting ({format_share(regret)} on average) than gained"
+    )
 
 
 def _allowed(budget: MemoryBudget, costs: LayerCosts, bounds: Bounds) -> Sequence[Strategy]:

@@ -109,6 +109,16 @@ class StepTime:
         return self.forward.seconds + self.backward.seconds + self.overhead.seconds
 
     @property
+    def work_seconds(self) -> float:
+        """Both phases' transfers, experts and copies behind one another."""
+        return self.forward.work_seconds + self.backward.work_seconds
+
+    @property
+    def hidden_seconds(self) -> float:
+        """Work that overlapping saves; negative where it costs time."""
+        return self.work_seconds - self.forward.seconds - self.backward.seconds
+
+    @property
     def trust(self) -> Trust:
         """The least trust in any number; the overhead counts only above `OVERHEAD_SHARE`."""
         return least_trust(part.trust for part in self._parts())

@@ -88,8 +88,7 @@ def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
         return (
             f"One chunk is the safe answer: {_chunks(declined.step)} promise "
             f"{format_seconds(declined.step.seconds)} instead of {format_seconds(step.seconds)}, "
-            "but that rests on times that were not measured; as far as these may be wrong, more is "
-            f"lost by cutting ({format_share(declined.regret)} on average) than gained."
+            f"but {declined.because}."
         )
     if ranking.chooser.costs.world_size == 1 and ranking.degree == 1:
         return _ONE_RANK
@@ -154,8 +153,8 @@ def explain_loss(*, rival: StepTime, best: StepTime) -> str:
     work, hidden = (
         0.0 if abs(seconds) <= TIE * best.seconds else seconds
         for seconds in (
-            _work_seconds(rival) - _work_seconds(best),
-            _hidden_seconds(rival) - _hidden_seconds(best),
+            rival.work_seconds - best.work_seconds,
+            rival.hidden_seconds - best.hidden_seconds,
         )
     )
     if work <= 0:
@@ -225,8 +224,8 @@ def _busy_words(step: StepTime) -> str:
 
 def _gain(step: StepTime, sequential: StepTime) -> str:
     """Return the time that chunks hide, or lose by overlapping, and what smaller ones cost."""
-    hidden = _hidden_seconds(step)
-    work = _work_seconds(step) - _work_seconds(sequential)
+    hidden = step.hidden_seconds
+    work = step.work_seconds - sequential.work_seconds
     if hidden > TIE * step.seconds:
         hide, but = f"hide {format_seconds(hidden)} of it", "and"
     elif hidden < -TIE * step.seconds:
@@ -246,14 +245,6 @@ def _all_seconds(step: StepTime) -> tuple[float, float, float]:
         sum(phase.device_seconds for phase in phases),
         sum(phase.copy_seconds for phase in phases),
     )
-
-
-def _work_seconds(step: StepTime) -> float:
-    return step.forward.work_seconds + step.backward.work_seconds
-
-
-def _hidden_seconds(step: StepTime) -> float:
-    return _work_seconds(step) - step.forward.seconds - step.backward.seconds
 
 
 def _critical_seconds(step: StepTime) -> tuple[float, float]:
