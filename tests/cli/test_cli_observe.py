@@ -175,8 +175,9 @@ def test_runs_of_a_profile_as_it_was_before_calibrate_nothing_and_say_so(cli: Cl
     assert "profile h100-x8 has changed since its 1 observed run" in changed.err
 
 
-def test_a_trace_says_what_is_hidden_and_is_not_kept(cli: Cli) -> None:
-    planned(cli)
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_trace_says_what_is_hidden_and_is_not_kept(cli: Cli, recompute: str) -> None:
+    planned(cli, "--recompute", recompute)
     product, exchange = (
         next(name for name, kind in KERNELS.items() if kind.startswith(word))
         for word in ("matrix", "exchanges")

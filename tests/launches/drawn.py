@@ -17,7 +17,7 @@ from moetune.huggingface.registry import named_model as read_model
 from tests.golden.cases import CASES
 
 SIZES: dict[str, tuple[int, ...]] = {
-    "tp": (1, 2, 4), "cp": (1, 2), "pp": (1, 2, 4), "vpp": (1, 2, 3), "ep": (1, 2, 4, 8),
+    "tp": (1, 2, 4, 8), "cp": (1, 2), "pp": (1, 2, 4), "vpp": (1, 2, 3), "ep": (1, 2, 4, 8),
     "etp": (1, 2), "micro_batch": (1, 2), "dp": (1, 2, 4, 8),
 }  # fmt: skip
 named_model = functools.cache(read_model)
