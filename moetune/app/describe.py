@@ -102,8 +102,8 @@ def reference_of(gpu: str) -> Profile:
         there = f"known: {', '.join(machines)}\n  {_BY_HAND}"
         # GPUs of another generation are no misspellings of a chip.
         near = [
-            other for other in machines
-            if chip is None or ((of := chip_of(other)) and of.generation == chip.generation)
+            machine for machine in machines
+            if chip is None or ((of := chip_of(machine)) and of.generation == chip.generation)
         ]  # fmt: skip
         raise InputError(
             f"no reference machine has the GPU {gpu!r}", nearest_then(there, name, near)

@@ -166,15 +166,15 @@ class LaunchCheck:
             note = Problem(severity="note", line=None, what=what, fix=error.hint)
             return self._answered([*problems, *refusals, note])
         fits = priced is not None and search.fits(priced.layout)
-        known = priced if fits and not refusals else None
+        startable = priced if fits and not refusals else None
         if self._refuses_job:
             return self._answered([*problems, *refusals], priced)
-        better = self._better(known)
+        better = self._better(startable)
         problems += [_with_fix(problem, better) for problem in refusals]
         if priced is not None:
             problems += [] if fits else [self._too_large(priced, better)]
             problems += self._costs(priced)
-        return self._answered(problems, priced, better, self._best(known, better))
+        return self._answered(problems, priced, better, self._best(startable, better))
 
     def _answered(
         self, problems: list[Problem], priced: PricedLayout | None = None,
@@ -308,8 +308,8 @@ class LaunchCheck:
         answers = (self._fastest(search, pins.without(group), priced) for group in _GROUPS)
         changes = [self._change(best, priced) for best in answers if best is not None]
         for name in self._off if priced is not None else ():
-            other = self._search({**self.facts, name: True})
-            row = other.answer_of(other.price(self.reading.layout))
+            changed = self._search({**self.facts, name: True})
+            row = changed.answer_of(changed.price(self.reading.layout))
             changes.append(self._change(row, priced, name))
         ordered = sorted(
             filter(None, changes), key=lambda better: better.answer.predicted.step_seconds

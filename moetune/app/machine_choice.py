@@ -95,11 +95,11 @@ class Comparison:
         """Return the cheapest choice that is both faster and cheaper; None where there is none."""
         here = choice.days, choice.money
         better = (
-            other for other in self.solved
-            if choice.plan is not None and (other.days, other.money) != here
-            and other.days <= choice.days and other.money <= choice.money
+            rival for rival in self.solved
+            if choice.plan is not None and (rival.days, rival.money) != here
+            and rival.days <= choice.days and rival.money <= choice.money
         )  # fmt: skip
-        return min(better, key=lambda other: other.money, default=None)
+        return min(better, key=lambda rival: rival.money, default=None)
 
 
 def compare_machines(

@@ -20,7 +20,7 @@ from typing import Any, cast
 from moetune.app import wiring
 from moetune.app.export import ExportDocument, export_plan
 from moetune.app.files import find_plan, is_plan_path, write_text
-from moetune.app.observe import kept
+from moetune.app.observe import keep
 from moetune.app.observe import observe as observed_of
 from moetune.app.planner import Planner, local_planner, plan_question
 from moetune.app.predicted_runs import of_plan
@@ -227,7 +227,7 @@ class PlanView(Drawn):
             )  # fmt: skip
             if save and observed.is_kept:
                 with wiring.open_store(wiring.configure(db=self.db).settings) as store:
-                    observed = kept(store, observed)
+                    observed = keep(store, observed)
         return self._answer(tuple(observe_sections(observed)), observe_document(observed))
 
     def export(self, to: str, *, model: str | None = None) -> ExportDocument:

@@ -149,7 +149,7 @@ def observe(
     return observed if memory_bytes is None else _with_memory(observed, memory_bytes, "device")
 
 
-def kept(store: "SqlStore", observed: Observed) -> Observed:
+def keep(store: "SqlStore", observed: Observed) -> Observed:
     """Keep an observed run, and return it with the next calibration; errors as of the store."""
     number = store.add_observed_run(observed.run)
     run, target = observed.run, observed.prediction.target

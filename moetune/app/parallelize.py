@@ -202,11 +202,11 @@ def _decoder(plan: TrainingDocument) -> Decoder | None:
 
 def _tell_dtype(plan: TrainingDocument, model: "nn.Module") -> None:
     dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
-    others = sorted(dtypes - {plan.inputs.dtype})
-    if others:
+    unplanned = sorted(dtypes - {plan.inputs.dtype})
+    if unplanned:
         _LOGGER.warning(
             "plan %s has the memory and the time of %s, and the model's parameters are %s",
-            plan.id[:6], plan.inputs.dtype, " and ".join(others),
+            plan.id[:6], plan.inputs.dtype, " and ".join(unplanned),
         )  # fmt: skip
 
 

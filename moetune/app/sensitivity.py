@@ -166,16 +166,16 @@ def _words(effects: Sensitivity) -> Iterator[str]:
     if not effects.parts:
         yield f"No part of the machine changes the step of {format_seconds(effects.step_seconds)}."
         return
-    first, *others = effects.parts
+    first, *following = effects.parts
     more, share = format_seconds(abs(first.seconds_per_percent)), abs(first.share_per_percent)
     yield (
         f"The step follows the {first.name} most: {more} for every percent, {100 * share:.2g} % of "
         f"its {format_seconds(effects.step_seconds)}."
     )
-    if others:
+    if following:
         rest = [
             f"the {part.name} ({format_seconds(abs(part.seconds_per_percent))})"
-            for part in others[:2]
+            for part in following[:2]
         ]
         yield f"Then {' and '.join(rest)}."
     yield from _knob_words(effects)

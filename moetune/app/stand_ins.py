@@ -82,11 +82,11 @@ def _network_words(job: TrainingJob, profile: Profile) -> Iterator[str]:
 def _stand_in_words(doubts: Iterable[Doubt]) -> Iterator[str]:
     """Yield a sentence for the collectives, and one for the GEMMs, that other ones stand in for."""
     names = {doubt.operation: doubt.stand_in for doubt in doubts if doubt.stand_in}
-    gemms, others = [name for name in names if " GEMM of " in name], dict[str, list[str]]()
+    gemms, collectives = [name for name in names if " GEMM of " in name], dict[str, list[str]]()
     for name, stand_in in names.items():
         if name not in gemms:
-            others.setdefault(stand_in, []).append(name)
-    for stand_in, operations in others.items():
+            collectives.setdefault(stand_in, []).append(name)
+    for stand_in, operations in collectives.items():
         rest = len(operations) - _NUM_NAMED
         words = ", ".join(operations[:_NUM_NAMED]) + (f" and {rest} more" if rest > 0 else "")
         yield f"not in the profile: {words}; {stand_in} stands in"

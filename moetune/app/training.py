@@ -258,7 +258,7 @@ def _document(
     limit = request.memory_limit_bytes or usable_bytes(profile.machine)
     inputs, device = request.inputs(profile, limit), profile.machine.device
     facts, target = request.target, request.target.name
-    chosen, *others = (
+    chosen, *alternatives = (
         answer_of(row, request.job, device, facts, factor=request.factor) for row in ranked
     )  # fmt: skip
     sure = confidence_of(
@@ -275,7 +275,7 @@ def _document(
             *_routing_words(request, ranked[0].layout, limit), *_loading_words(request, limit),
             *_host_words(ranked[0], search, profile),
         ),
-        alternatives=tuple(others),
+        alternatives=tuple(alternatives),
         origin=PlanOrigin(
             provenance=profile.provenance, device=device, public_ratios=public_ratios(target)
         ),

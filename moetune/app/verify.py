@@ -209,7 +209,7 @@ def observations_of(plan: Plan, verification: Verification) -> tuple[Observation
 def _decisions(plan: Plan) -> tuple[Decision, ...]:
     """Return one chunk, the plan without reuse, other degrees, the plan, and its other kernels."""
     planned = plan.decide(plan.inputs.tokens_per_rank)
-    others = (
+    degrees = (
         planned.with_degree(degree)
         for degree in (*DEGREES, planned.degree)
         if degree == planned.degree or 1 < degree <= plan.inputs.tokens_per_rank
@@ -218,7 +218,7 @@ def _decisions(plan: Plan) -> tuple[Decision, ...]:
     without_reuse = replace(planned, strategy="none")
     kernels = plan.kernel.others if plan.kernel else ()
     by_kernel = (replace(planned, kernel=kernel.name) for kernel in kernels)
-    return tuple(dict.fromkeys((one_chunk, without_reuse, *others, *by_kernel)))
+    return tuple(dict.fromkeys((one_chunk, without_reuse, *degrees, *by_kernel)))
 
 
 def _verified(plan: Plan, costs: Costs | None, measured: "MeasuredSteps") -> VerifiedStep:

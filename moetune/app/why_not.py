@@ -221,11 +221,11 @@ def _step_words(answer: WhyNotAnswer, rival: ComparedChoice) -> Iterator[str]:
 
 def _way_words(chosen: ComparedChoice, rival: ComparedChoice) -> Iterator[str]:
     """Yield the decisions in which both differ beside their names."""
-    mine, other = chosen.decision, rival.decision
+    mine, theirs = chosen.decision, rival.decision
     differing = [
-        f"{name} {other[name]} instead of {mine[name]}"
+        f"{name} {theirs[name]} instead of {mine[name]}"
         for name in _WAYS
-        if name in mine and other.get(name, mine[name]) != mine[name] and name not in chosen.name
+        if name in mine and theirs.get(name, mine[name]) != mine[name] and name not in chosen.name
     ]
     if differing:
         yield f"Besides, {', '.join(differing)}."

@@ -92,7 +92,7 @@ def observe(
     read. The run is kept, and calibrates plans of the same machine and runtime; that of a trace is
     not, as profiling takes time.
     """
-    from moetune.app.observe import kept
+    from moetune.app.observe import keep
     from moetune.app.observe import observe as observed_of
     from moetune.app.predicted_runs import predicted_run
     from moetune.app.views.observe import observe_document, observe_sections
@@ -108,7 +108,7 @@ def observe(
     if not no_save and observed.is_kept:
         try:
             with session.open_store() as store:
-                observed = kept(store, observed)
+                observed = keep(store, observed)
         except OF_STORES as problem:
             session.screen.note(f"warning: the run is not kept in the store: {problem}")
     session.screen.answer(observe_sections(observed), observe_document(observed))

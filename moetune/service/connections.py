@@ -53,14 +53,14 @@ class LimitedProtocol(HttpToolsProtocol):
         self._since = time.monotonic()
         self._set_timer()
         if len(self.connections) > self.most:
-            others = (
+            peers = (
                 cast("LimitedProtocol", protocol)
                 for protocol in self.connections
                 if protocol is not self
             )
             idle = [
                 protocol
-                for protocol in others
+                for protocol in peers
                 if protocol.is_idle and not protocol.transport.is_closing()
             ]
             min(idle, key=lambda protocol: protocol._since, default=self).transport.abort()  # noqa: SLF001

@@ -135,9 +135,9 @@ async def checked(pools: WorkerPools, request: Request) -> Response:
     Nothing of the text is run, and no file that it names is read. Nothing is stored.
     """
     sent = await read_document(request, pools, LaunchText)
-    found = await pools.solve(check_text, pools.planner, sent)
-    sections = [values_of(section) for section in check_sections(found)]
-    return document({**check_document(found), "sections": sections})
+    checked = await pools.solve(check_text, pools.planner, sent)
+    sections = [values_of(section) for section in check_sections(checked)]
+    return document({**check_document(checked), "sections": sections})
 
 
 async def stored_plans(pools: WorkerPools, after: PlanCursor = "", limit: Limit = 50) -> Response:

@@ -174,7 +174,7 @@ def _verdict(choice: Choice, compared: Comparison) -> Cell:
 def choice_figure(compared: Comparison) -> Figure:
     """Return time against cost of all choices that have a plan."""
     front = [choice for choice in compared.solved if not compared.better_than(choice)]
-    others = [choice for choice in compared.solved if choice not in front]
+    dominated = [choice for choice in compared.solved if choice not in front]
     line = _points(sorted(front, key=lambda choice: choice.money))
     points = _points(compared.solved)
     return Figure(
@@ -185,7 +185,7 @@ def choice_figure(compared: Comparison) -> Figure:
         y=_axis("days", [point.y for point in points]),
         series=(
             Series(color="accent/0.6", points=line),
-            Series(name="dominated", color="second", size=8, points=_points(others)),
+            Series(name="dominated", color="second", size=8, points=_points(dominated)),
             Series(name="not dominated", size=8, points=_points(front)),
         ),
     )  # fmt: skip

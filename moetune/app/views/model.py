@@ -61,7 +61,7 @@ def model_sections(subject: ModelSubject) -> Iterator[Section]:
     settings = facts("layout", _settings(plan), header=("layout", ""))
     yield Section(name="settings", title="Layout and settings", tables=(settings,))
     if plan.alternatives:
-        yield Section(name="alternatives", title="The next layouts", tables=(_others(plan),))
+        yield Section(name="alternatives", title="The next layouts", tables=(_alternatives(plan),))
     if plan.front:
         yield Section(
             name="front", title="The fastest layout for each memory", tables=(_front(plan),),
@@ -193,7 +193,7 @@ def _front(plan: TrainingDocument) -> Table:
     )
 
 
-def _others(plan: TrainingDocument) -> Table:
+def _alternatives(plan: TrainingDocument) -> Table:
     return Table.of(
         "alternatives",
         plan.alternatives,

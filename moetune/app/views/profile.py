@@ -270,14 +270,14 @@ def _interference(profile: Profile) -> Section:
         nothing = "No interference is known: overlapped operations run at full speed."
         return Section(name="interference", paragraphs=losses or (nothing,))
 
-    def speed_of(victim: ResourceClass, *others: ResourceClass) -> Cell:
-        if others == (victim,):
+    def speed_of(victim: ResourceClass, *running: ResourceClass) -> Cell:
+        if running == (victim,):
             return Cell(text="–", unit="1")
-        speed = speeds.speed(victim, frozenset(others))
+        speed = speeds.speed(victim, frozenset(running))
         return Cell(text=f"{speed:.2f}", value=speed, unit="1")
 
     rows = (
-        (Cell.words(name), *(speed_of(victim, other) for other in CLASSES),
+        (Cell.words(name), *(speed_of(victim, rival) for rival in CLASSES),
          speed_of(victim, *CLASSES))
         for victim, name in CLASSES.items()
     )  # fmt: skip
