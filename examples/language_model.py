@@ -21,9 +21,10 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from moetune.domain.model import Transformer, paper_decoder
+from moetune.domain.model import Transformer
 from moetune.domain.rules import check_layout
 from moetune.domain.training import TrainingJob
+from moetune.huggingface.registry import paper_decoder
 from moetune.runtime.moe.layer import ExpertLayer
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.own_layers import with_loss

@@ -17,11 +17,12 @@ from pathlib import Path
 from moetune.app.training import plan_training
 from moetune.app.training_plan import TrainingRequest
 from moetune.domain.errors import LayoutTooLargeError
-from moetune.domain.model import WHOLE_MODELS, paper_decoder
+from moetune.domain.model import WHOLE_MODELS
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.targets import find_target
 from moetune.domain.training import TOKEN_DISPATCHERS, LayoutRequest, TrainingJob, ZeroStage
 from moetune.domain.training_document import TrainingAnswer
+from moetune.huggingface.registry import paper_decoder
 
 RESULT = Path("docs/results/ppmoe-table2.md")
 _PROFILE = Path("profiles/v100-x256.toml")

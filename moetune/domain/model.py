@@ -1,13 +1,10 @@
-"""Models of the papers by name: MoE layers, and whole transformers with their decoders."""
+"""Models of the papers by name: MoE layers, and whole transformers."""
 
 import re
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from moetune.domain.architecture import Block, Decoder, Part
-from moetune.domain.attention import GroupedQueryAttention
 from moetune.domain.errors import InputError, check_positive
-from moetune.domain.experts import DenseFfn, RoutedExperts, Router
 from moetune.domain.layer import ACTIVATIONS, Activation, LayerShape
 from moetune.domain.layout import divisor_words
 from moetune.domain.spelling import nearest_then
@@ -263,45 +260,4 @@ def find_model(name: str) -> Model:
             name.lower(),
             MODELS,
         ),
-    )
-
-
-def paper_decoder(name: str, transformer: Transformer) -> Decoder:
-    """Return a paper's transformer as a decoder: learned positions, layer norms, no biases."""
-    layer, d_model = transformer.moe, transformer.moe.d_model
-    attention = GroupedQueryAttention(
-        d_model=d_model,
-        num_heads=transformer.num_heads,
-        num_kv_heads=transformer.num_heads,
-        head_dim=transformer.head_dim,
-        v_head_dim=transformer.head_dim,
-    )
-    dense = DenseFfn(
-        d_model=d_model,
-        d_hidden=layer.d_hidden,
-        is_gated=layer.activation == "swiglu",
-        function=layer.activation,
-    )
-    experts = RoutedExperts(
-        d_model=d_model,
-        num_experts=layer.num_experts,
-        top_k=layer.top_k,
-        d_hidden=layer.d_hidden,
-        is_gated=dense.is_gated,
-        function=layer.activation,
-        router=Router(score="softmax", parameters=d_model * layer.num_experts),
-    )
-    parts: list[Part] = [
-        experts if transformer.has_experts(block) else dense
-        for block in range(transformer.num_layers)
-    ]
-    norm = 2 * d_model  # weight and bias
-    return Decoder(
-        name=name,
-        family="gpt",
-        d_model=d_model,
-        vocab_size=transformer.vocab_size,
-        blocks=tuple(Block(parts=(attention, part), norms=2 * norm) for part in parts),
-        norms=norm,
-        embedding_extra=transformer.length * d_model,
     )

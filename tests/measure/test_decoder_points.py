@@ -9,11 +9,11 @@ from moetune.domain.cluster import Machine
 from moetune.domain.cost_keys import AttentionKey, CollectiveKey, GemmKey
 from moetune.domain.costs import Costs, Estimate, seconds_if_known
 from moetune.domain.layer import LayerShape
-from moetune.domain.model import Transformer, paper_decoder
+from moetune.domain.model import Transformer
 from moetune.domain.profile import Profile
 from moetune.domain.samples import AttentionPoint, GemmForm, GemmPoint, Point, RowsPoint, Sample
 from moetune.fit.costs import costs_of
-from moetune.huggingface.registry import named_model
+from moetune.huggingface.registry import named_model, paper_decoder
 from moetune.measure.grid import Preset
 from moetune.measure.layer_points import MeasuredModel
 from moetune.measure.points import PointScope

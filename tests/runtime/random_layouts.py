@@ -14,11 +14,12 @@ import torch
 from examples.language_model import LanguageModel, next_token_loss
 from moetune.domain.layer import Activation, LayerShape
 from moetune.domain.layout import divisors
-from moetune.domain.model import Transformer, paper_decoder
+from moetune.domain.model import Transformer
 from moetune.domain.pipeline import StageLetters, stages_of_sizes
 from moetune.domain.rules import broken_rules
 from moetune.domain.targets import find_target
 from moetune.domain.training import Degrees, FoldedLayout, LayoutRequest, TrainingJob
+from moetune.huggingface.registry import paper_decoder
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.solve.model.space import LayoutSpace
 from tests.solve.model.brute_force import layouts_of

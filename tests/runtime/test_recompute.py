@@ -13,9 +13,10 @@ from torch.utils.checkpoint import checkpoint
 from examples.language_model import Attention, FeedForward, TransformerBlock
 from moetune.comm.group import OneRank
 from moetune.domain.layer import Activation, LayerShape
-from moetune.domain.model import Transformer, paper_decoder
+from moetune.domain.model import Transformer
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
+from moetune.huggingface.registry import paper_decoder
 from moetune.runtime.moe.layer import MoELayer
 from moetune.solve.model.activations import block_modules
 

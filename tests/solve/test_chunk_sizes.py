@@ -9,10 +9,10 @@ import moetune
 from examples.language_model import LanguageModel
 from moetune.domain.chunks import FEWEST_PLACES
 from moetune.domain.layer import LayerShape
-from moetune.domain.model import WHOLE_MODELS, Transformer, paper_decoder
+from moetune.domain.model import WHOLE_MODELS, Transformer
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_document import TrainingDocument
-from moetune.huggingface.registry import named_model
+from moetune.huggingface.registry import named_model, paper_decoder
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.sharded.units import find_units
 from moetune.solve.model.model_chunks import chunks_of, modules_of
