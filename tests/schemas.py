@@ -191,8 +191,8 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
     "training-explanation/1": Keys({
         "plan": str, "step_seconds": float, "confidence": Confidence,
         "profile_quality": ProfileQuality | None, "kinds": _Parts,
-        "saved_by_overlap_seconds": float, "hidden_by_shared_experts_seconds": float,
-        "model_tflops_per_device": float, "mfu": float | None, "parts": _Parts,
+        "saved_by_overlap_seconds": float, "model_tflops_per_device": float, "mfu": float | None,
+        "parts": _Parts,
         "memory": Keys({
             "peak_bytes": int, "limit_bytes": int | None, "parts": Mapping[str, int],
         }),

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -21,13 +21,11 @@ from moetune.adapters.layers import (
     shape_of,
 )
 from moetune.adapters.saving import load_checkpoint, teach_libraries
-from moetune.adapters.shared import run_shared_beside, weigh_inputs
 from moetune.comm.agree import agree
 from moetune.comm.gloo import check_joined, communicator_of, shared_communicator
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, check_divisible
-from moetune.runtime.moe.function import SharedWork
 from moetune.runtime.moe.layer import expert_group
 from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.moe.routed_layer import RoutedLayer
@@ -56,8 +54,7 @@ def adapt(
 ) -> ModelT:
     """Make a transformers model's experts run in chunks over the ranks, and return it.
 
-    Routers, shared experts and everything else stay the model's own; the shared experts of blocks
-    that it knows run while the rows of the others travel. Experts are spread over the
+    Routers, shared experts and everything else stay the model's own. Experts are spread over the
     ranks, rank r of P keeping experts r·E/P … (r+1)·E/P − 1 of each layer; parameters keep their
     names, and are cut in place, before an optimizer is made. Every rank has tokens of its own.
     Gradients of experts are sums over all ranks' tokens: see `moetune.prepare_ddp`. State dicts
@@ -146,9 +143,7 @@ def _install(module: _Found, layer: RoutedLayer) -> None:
     module.experts.add_module(_LAYER, layer)
     module.experts.forward = partial(_forward, layer)
     if module.family.weighs_inputs:
-        module.block.forward = partial(weigh_inputs, module.block)
-    else:
-        run_shared_beside(module.block, rank=layer.communicator.rank)
+        module.block.forward = partial(_weigh_inputs, module.block)
 
 
 def _forward(
@@ -156,10 +151,31 @@ def _forward(
     hidden_states: torch.Tensor,
     top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor,
-    shared: SharedWork | None = None,
 ) -> torch.Tensor:
-    result: torch.Tensor = layer(hidden_states, top_k_index, top_k_weights, shared)
+    result: torch.Tensor = layer(hidden_states, top_k_index, top_k_weights)
     return result
+
+
+def _weigh_inputs(
+    block: Any,  # noqa: ANN401 - a module of transformers
+    hidden_states: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what Llama 4's block returns: its output (T, D), and the router's logits.
+
+    Its router's weights multiply the experts' inputs, and transformers gives every expert all
+    tokens. Here a chosen pair of a token and an expert is a token, which takes one expert with
+    weight 1.
+    """
+    x_TD = hidden_states.reshape(-1, hidden_states.shape[-1])
+    scores_TE, logits_TE = block.router(x_TD)
+    # Experts that were not chosen have the score 0.
+    scores_TK, experts_TK = scores_TE.topk(block.router.top_k, dim=1)
+    rows_TKD = x_TD.unsqueeze(1) * scores_TK.unsqueeze(2)
+    routed = block.experts(
+        rows_TKD.flatten(0, 1), experts_TK.reshape(-1, 1), torch.ones_like(scores_TK).view(-1, 1)
+    )
+    y_TD = block.shared_expert(x_TD) + routed.view_as(rows_TKD).sum(dim=1)
+    return y_TD, logits_TE
 
 
 def _usable(

@@ -154,7 +154,6 @@ def answer_of(
             mfu=None if peak is None else rate / peak,
             saved_by_overlap_seconds=factor * priced.saved_seconds,
             saved_by_graphs_seconds=factor * priced.saved_by_graphs_seconds,
-            hidden_by_shared_experts_seconds=factor * step.hidden_by_shared_experts,
             bound_by_host_seconds=factor * step.bound_by_host,
             bound_by_replicas_seconds=factor * step.bound_by_replicas,
             mean_parts=scaled_parts(priced.mean_parts, factor),

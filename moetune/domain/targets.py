@@ -104,8 +104,6 @@ class Target:
             bfloat16 and in 8 bits. In bfloat16 they are two layers of three GEMMs. In 8 bits each
             has rounding of inputs and of gradients and the order of scales besides. 0 where grouped
             kernels do all at once.
-        shared_beside: whether, whatever the overlap, shared experts that no tensor parallelism cuts
-            run next to a layer's first dispatch, and backward next to its last combine.
         scatters_beside_weights: whether inputs' gradients are scattered beside weights' GEMMs.
         multiplies_in_pieces: whether GEMMs in pieces, one for each tensor rank, hide all but one of
             their exchanges (`tp_comm_overlap`, which exports leave off).
@@ -159,7 +157,6 @@ class Target:
     kept_by_experts: KeptByExperts = AS_MEGATRON
     cuda_graphs: tuple[CudaGraphs, ...] = ("none",)
     graphs_in_recipes: tuple[GraphsInRecipes, ...] = ()
-    shared_beside: bool = False
     scatters_beside_weights: bool = False
     multiplies_in_pieces: bool = False
     places_experts: bool = False
@@ -316,7 +313,7 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
         tp_dispatchers=("all_gather",),  # TensorExpertLayer; torch cuts the dense parts
         schedules=("1f1b", "interleaved"), hides_gradients=False,
         kept_by_experts=KeptByExperts(activations=False, results=False, router_copies=1),
-        shared_beside=True, places_experts=True, offloads_states=True, sends_tokens_once=True,
+        places_experts=True, offloads_states=True, sends_tokens_once=True,
     ),),
     "megatron": (
         _MEGATRON, _megatron("0.17.1", (0, 17)), _megatron("0.18.2", (0, 18)),

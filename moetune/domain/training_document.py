@@ -88,7 +88,6 @@ class TrainingStep:
         mean_parts: the same on the ranks' mean; empty without a pipeline, or in old plans.
         saved_by_overlap_seconds: as against no overlap.
         saved_by_graphs_seconds: of CUDA graphs, as against none.
-        hidden_by_shared_experts_seconds: of exchanges on that rank, whatever the overlap.
         bound_by_host_seconds: of blocks on that rank that take as long as their launches.
         bound_by_replicas_seconds: of passes that collectives of gradients and parameters outlast.
     """
@@ -101,7 +100,6 @@ class TrainingStep:
     mfu: float | None = None
     saved_by_overlap_seconds: float = 0.0
     saved_by_graphs_seconds: float = field(default=0.0, metadata=UNLESS_DEFAULT)
-    hidden_by_shared_experts_seconds: float = field(default=0.0, metadata=UNLESS_DEFAULT)
     bound_by_host_seconds: float = field(default=0.0, metadata=UNLESS_DEFAULT)
     bound_by_replicas_seconds: float = field(default=0.0, metadata=UNLESS_DEFAULT)
     mean_parts: Mapping[str, float] = field(default_factory=dict, metadata=UNLESS_DEFAULT)

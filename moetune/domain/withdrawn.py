@@ -40,6 +40,7 @@ _CORRECTED = "delete its [[corrections]], or measure the machine again"
 _SIZE = "plan again: `moetune plan` with --{} {}, or for another --target"
 _SPLIT = "backward passes in two halves, of inputs and of weights, in a pipeline of moetune's own"
 _SHARDS = "shards of the tokens around experts of a tensor-parallel group"
+_HIDDEN = "the layer that runs shared experts between its exchanges"
 _OF_MOETUNE = tuple(
     Withdrawn("FoldedLayout", key, what, _SIZE.format(key, instead))
     for key, instead, what in (
@@ -69,6 +70,7 @@ _ROWS = tuple(
         ("Alternative", "memory_bytes", _WHOLE, _AGAIN),
         ("TrainingInputs", "search_trials", "the search by trials", _AGAIN),
         ("LayoutRequest FoldedLayout", "dispatcher_sms", "the choice of DeepEP's SMs", _AGAIN),
+        ("TrainingStep", "hidden_by_shared_experts_seconds", _HIDDEN, _AGAIN),
         ("Profile", "corrections", "correction by observed steps", _CORRECTED),
         ("PlacementChoice ModelPlacement", "replicas", _REPLICAS, _AGAIN),
         ("dispatcher", "hierarchical", _HIERARCHICAL, _AGAIN),

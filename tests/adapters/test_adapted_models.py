@@ -21,18 +21,9 @@ def test_one_rank_equals_a_llama_with_one_expert_for_each_token() -> None:
     workers.equal_models(["Llama4"], (3,), ("none", "S2"), num_experts_per_tok=1)
 
 
-@pytest.mark.parametrize("family", workers.WITH_SHARED)
-def test_shared_experts_run_while_rows_travel(family: str) -> None:
-    assert workers.order_in(family) == ["issues dispatch 0", "shared", "has dispatch 0"]
-
-
-def test_a_block_in_an_order_of_its_own_keeps_it(caplog: pytest.LogCaptureFixture) -> None:
-    workers.keeps_other_orders(caplog)
-
-
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # asked for by the compiler
 def test_a_compiled_block_is_one_graph_with_the_models_numbers() -> None:
-    workers.compiles_with_shared_experts()
+    workers.compiles_blocks()
 
 
 def test_one_rank_fills_a_model_from_a_checkpoint(tmp_path: Path) -> None:

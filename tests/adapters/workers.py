@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import transformers
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -29,14 +28,12 @@ from transformers.modeling_outputs import CausalLMOutput
 import moetune
 from examples import finetune
 from moetune.comm.gloo import shared_communicator
-from moetune.comm.group import OneRank
 from moetune.domain.constraints import Strategy
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Decision, Plan
 from moetune.runtime.moe.routed_layer import RoutedLayer
 from tests.adapters.tiny_models import FAMILIES, fill, loss_of, tiny, tokens_of
 from tests.runtime.plans import small_plan
-from tests.runtime.workers import Events, Recorder
 
 TOLERANCE = 1e-10
 
@@ -57,7 +54,6 @@ class Odd(torch.nn.Module):
         self.experts = OddExperts()
 
 
-WITH_SHARED = ("Qwen2Moe", "Qwen3Next", "DeepseekV2", "DeepseekV3", "Glm4Moe", "Llama4")
 STRATEGIES: tuple[Strategy, ...] = ("none", "S1", "S2", "S3", "S4")
 WIDTH_OF_FOUR: dict[str, Any] = {"intermediate_size": 12, "moe_intermediate_size": 12}
 """Of experts that four ranks can share."""
@@ -153,59 +149,7 @@ def equal_models(
             check_step(adapted, whole, wanted)
 
 
-class Wire(OneRank):
-    """One rank that exchanges rows with itself: a plain one exchanges nothing."""
-
-
-def order_in(family: str, **changes: Any) -> list[str]:
-    """Return when a model's first shared expert has run, among its layer's exchanges."""
-    if family == "Llama4":
-        changes = {"num_experts_per_tok": 1}
-    adapted = moetune.adapt(tiny(family, **changes))
-    events: Events = []
-    layer = layers_of(adapted)[0]
-    layer.recorder, layer.communicator = Recorder(events), Wire()
-    _shared_of(adapted).register_forward_hook(lambda *_: events.append(("forward", "shared")))
-    adapted(input_ids=tokens_of(0))
-    return [name for _, name in events if "weights" not in name][:3]
-
-
-def _shared_of(model: torch.nn.Module) -> torch.nn.Module:
-    names = ("shared_expert", "shared_experts")
-    found: torch.nn.Module = next(
-        each for name, each in model.named_modules() if name.endswith(names)
-    )
-    return found
-
-
-def keeps_other_orders(caplog: pytest.LogCaptureFixture) -> None:
-    """A block whose class, or whose own forward, is another than the known ones."""
-    kind = transformers.models.glm4_moe.modeling_glm4_moe.Glm4MoeMoE
-
-    class Twice(kind):  # type: ignore[misc, valid-type] # transformers has no types
-        def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = super().forward(hidden_states) + self.shared_experts(hidden_states)
-            return y
-
-    def of_class(block: Any) -> None:
-        block.__class__ = Twice
-
-    def of_instance(block: Any) -> None:
-        block.forward = partial(kind.forward, block)
-
-    for change in (of_class, of_instance):
-        whole = tiny("Glm4Moe")
-        blocks = [each for each in whole.modules() if isinstance(each, kind)]
-        assert blocks
-        for block in blocks:
-            change(block)
-        caplog.clear()
-        adapted = moetune.adapt(copy.deepcopy(whole))
-        assert "computes in an order of its own" in caplog.text
-        check_step(adapted, whole, reference(whole))
-
-
-def compiles_with_shared_experts() -> None:
+def compiles_blocks() -> None:
     """A model of compiled blocks, each one graph, has the same numbers."""
     for family, backend in (("Glm4Moe", "aot_eager"), ("Qwen2Moe", "eager"), ("Llama4", "eager")):
         torch._dynamo.reset()

@@ -34,16 +34,16 @@ class Block(nn.Module):
         self.mix = nn.Linear(WIDTH, WIDTH)
         self.ffn: nn.Module = nn.Linear(WIDTH, WIDTH)
         if number % 2:
-            shared = nn.Linear(WIDTH, WIDTH) if number % 4 == 1 else None
             self.ffn = moetune.MoELayer(
                 WIDTH, 2 * WIDTH, EXPERTS, top_k=2, communicator=moetune.OneRank(), pipeline=False,
-                shared_experts=shared,
             )  # fmt: skip
+        self.shared = nn.Linear(WIDTH, WIDTH) if number % 4 == 1 else None
 
     def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         x = x + 0.1 * self.mix(self.norm1(x) * scale).cumsum(1)
-        result: torch.Tensor = x + self.ffn(self.norm2(x))
-        return result
+        y = self.norm2(x)
+        result: torch.Tensor = x + self.ffn(y)
+        return result if self.shared is None else result + self.shared(y)
 
 
 class Decoder(nn.Module):

@@ -128,24 +128,6 @@ def test_exchanges_in_chunks_have_degrees_that_layers_get(cli: Cli, tmp_path: Pa
     assert free["predicted"]["step_seconds"] <= found["step_seconds"]
 
 
-def test_what_shared_experts_hide_is_said_and_counted(cli: Cli, tmp_path: Path) -> None:
-    file, key = tmp_path / "plan.json", "hidden_by_shared_experts_seconds"
-    pins = (
-        *("plan", "--model", "glm-4.5-air", "--profile", "h100-x8", "--world-size", "64"),
-        *("--global-batch", "64", "--seq", "4096", "--pp", "4", "--ep", "8", "--overlap", "none"),
-        *("--micro-batch", "1"),
-    )
-    found = cli(*pins, "--target", "moetune", "--tp", "1", "--output", str(file), "--json").document
-    hidden = found["predicted"][key]
-    assert 0 < hidden < found["predicted"]["parts"]["shared_experts"] * 1.01
-    said = " ".join(cli("explain", str(file)).out.split())
-    assert "Shared experts run beside a layer's first dispatch" in said
-    assert cli("explain", str(file), "--json").document[key] == hidden
-    megatron = "--target", "megatron", "--tp", "1", "--output", str(file), "--json"
-    assert key not in cli(*pins, *megatron).document["predicted"]
-    assert "Shared experts run beside" not in cli("explain", str(file)).out
-
-
 def test_skewed_routing_is_slower_and_a_file_is_of_the_model(cli: Cli, tmp_path: Path) -> None:
     even, skewed = (cli(*PINNED, "--routing", one, "--json").document for one in (
         "balanced", "natural"))  # fmt: skip

@@ -14,7 +14,7 @@ from moetune.domain.plan import Alternative, Plan
 from moetune.domain.profile import CollectiveLine, Profile, profile_from_document
 from moetune.domain.samples import CollectivePoint, GemmPoint, RowsPoint, Sample, StepPoint
 from moetune.domain.training import FoldedLayout, LayoutRequest
-from moetune.domain.training_document import TrainingInputs
+from moetune.domain.training_document import TrainingInputs, TrainingStep
 from moetune.domain.withdrawn import without_unread_points
 from tests.report.lab import lab_profile
 from tests.runtime.plans import small_plan
@@ -93,6 +93,7 @@ def test_a_profile_is_read_without_what_only_withdrawn_things_asked_for() -> Non
     (Alternative, "layout", {"dp": 8}, "the planner of the papers' whole models"),
     (Plan, "chunks", {"offload": True}, "the planner of the papers' whole models"),
     (Workload, "sequence_parallel", True, "shards of the tokens"),
+    (TrainingStep, "hidden_by_shared_experts_seconds", 0.1, "the layer that runs shared experts"),
     (TrainingInputs, "search_trials", 64, "the search by trials"),
     (LayoutRequest, "dispatcher_sms", 20, "the choice of DeepEP's SMs"),
     (FoldedLayout, "dispatcher_sms", 20, "the choice of DeepEP's SMs"),

@@ -50,7 +50,7 @@ def steps() -> Iterator[dict[str, Any]]:
                 continue
             yield row | {
                 "seconds": step.seconds, "parts": dict(step.parts),
-                "hidden": [step.hidden_by_shared_experts, step.bound_by_host],
+                "bound by host": step.bound_by_host,
             }  # fmt: skip
 
 

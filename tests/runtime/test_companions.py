@@ -117,19 +117,6 @@ def micro_batches_add_up(group: dist.ProcessGroup | None = None) -> None:
     _check_gradients(fsdp, wanted)
 
 
-def shared_experts_train_with_the_others() -> None:
-    def shared() -> nn.Module:
-        torch.manual_seed(5)
-        return nn.Sequential(nn.Linear(WIDTH, 5), nn.Tanh(), nn.Linear(5, WIDTH)).double()
-
-    wanted = trained_alone(STEPS, shared_experts=shared()).state_dict()
-    plain = moetune.prepare_ddp(Net(shared_experts=shared()))
-    fsdp = sharded(Net(shared_experts=shared()), _world())
-    for net, wrapped in ((plain, DistributedDataParallel(plain)), (fsdp, fsdp)):
-        train(wrapped, adam(net), _mine(), STEPS)
-        check_equal(whole_state(net), wanted)
-
-
 def fsdp_computes_in_bfloat16_with_float32_masters() -> None:
     exact = _gradients_alone(dtype=torch.float32)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -314,7 +301,6 @@ def a_layer_takes_the_groups_of_a_mesh() -> None:
 
 TWO_RANKS: tuple[Callable[[], None], ...] = (
     fsdp_equals_one_process,
-    shared_experts_train_with_the_others,
     fsdp_computes_in_bfloat16_with_float32_masters,
     fsdp_draws_what_was_made_on_the_meta_device,
     fully_shard_is_refused_where_it_would_mix_experts,

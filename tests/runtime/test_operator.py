@@ -83,7 +83,7 @@ def equal_eager(block: Block, backend: str, *decisions: Decision, uneven: int = 
 @pytest.mark.parametrize(
     ("backend", "options"),
     [
-        ("aot_eager", {"shared_experts": nn.Linear(WIDTH, WIDTH, dtype=torch.float64)}),
+        ("aot_eager", {}),
         pytest.param("aot_eager", {"capacity_factor": 0.6}, marks=pytest.mark.thorough),
         pytest.param("inductor", {}, marks=pytest.mark.thorough),
     ],

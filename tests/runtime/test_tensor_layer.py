@@ -86,7 +86,7 @@ def dense_of_group(layer: TensorExpertLayer, num_tokens: int) -> Dense:
     assert weights.gate.grad is not None
     return Dense(
         weights=weights, x=x.detach(), dy=dy, y=y.detach(), aux=aux.detach(),
-        num_dropped=dropped, x_grad=x.grad, gate_grad=weights.gate.grad, shared_grads=(),
+        num_dropped=dropped, x_grad=x.grad, gate_grad=weights.gate.grad,
     )  # fmt: skip
 
 
@@ -195,7 +195,6 @@ def test_chunks_are_computed_while_others_are_summed_forward_and_backward() -> N
 def test_what_would_drop_pairs_or_reuse_memory_is_refused() -> None:
     for options in (
         {"capacity_factor": 1.0}, {"memory_reuse": "S4"}, {"placement": (1, 0)},
-        {"shared_experts": torch.nn.Linear(4, 4)},
     ):  # fmt: skip
         (name,) = options
         with pytest.raises(InputError, match=f"{name} is not available in a tensor-parallel group"):

@@ -1,7 +1,6 @@
 """What ranks do in the tests of the layer."""
 
 import contextlib
-import copy
 import itertools
 import logging
 from collections.abc import Sequence
@@ -96,7 +95,7 @@ class Dense:
 
     Args:
         weights: with the gradients of all ranks' tokens.
-        gate_grad, shared_grads: of this rank's tokens alone.
+        gate_grad: of this rank's tokens alone.
     """
 
     weights: Weights
@@ -107,13 +106,11 @@ class Dense:
     num_dropped: int
     x_grad: torch.Tensor
     gate_grad: torch.Tensor
-    shared_grads: Sequence[torch.Tensor]
 
 
 def dense_of(layer: MoELayer, tokens: Sequence[int]) -> Dense:
     """Return the reference of a layer's weights; every degree and strategy has the same."""
-    weights, shared = all_weights(layer), copy.deepcopy(layer.shared_experts)
-    of_shared = [] if shared is None else [*shared.parameters()]
+    weights = all_weights(layer)
     loss: Any = 0
     steps = []
     for rank in range(_num_ranks()):
@@ -123,17 +120,16 @@ def dense_of(layer: MoELayer, tokens: Sequence[int]) -> Dense:
             x, weights, top_k=layer.shape.top_k, activation=layer.shape.activation,
             normalize=layer.gate.normalize_topk, capacity_factor=layer.gate.capacity_factor,
         )  # fmt: skip
-        y = y if shared is None else y + shared(x)
         term = torch.sum(y * dy) + AUX_SCALE * aux
-        grads = torch.autograd.grad(term, [weights.gate, *of_shared], retain_graph=True)
-        steps.append((x, dy, y.detach(), aux.detach(), dropped, grads))
+        (gate_grad,) = torch.autograd.grad(term, [weights.gate], retain_graph=True)
+        steps.append((x, dy, y.detach(), aux.detach(), dropped, gate_grad))
         loss = loss + term
     loss.backward()
-    x, dy, y, aux, dropped, (gate_grad, *shared_grads) = steps[_rank()]
+    x, dy, y, aux, dropped, gate_grad = steps[_rank()]
     assert x.grad is not None
     return Dense(
         weights=weights, x=x.detach(), dy=dy, y=y, aux=aux, num_dropped=dropped,
-        x_grad=x.grad, gate_grad=gate_grad, shared_grads=shared_grads,
+        x_grad=x.grad, gate_grad=gate_grad,
     )  # fmt: skip
 
 
@@ -158,10 +154,6 @@ def check_against_dense(layer: ExpertLayer, dense: Dense) -> None:
         assert parameter.grad is not None, name
         assert torch.equal(parameter, reference[mine]), name
         assert relative_error(parameter.grad, reference.grad[mine]) <= RELATIVE, name
-    of_shared = () if layer.shared_experts is None else layer.shared_experts.parameters()
-    for parameter, wanted in zip(of_shared, dense.shared_grads, strict=True):
-        assert parameter.grad is not None
-        assert relative_error(parameter.grad, wanted) <= RELATIVE
 
 
 class Recorder(SpanRecorder):

@@ -42,7 +42,7 @@ from moetune.solve.trace import num_drawn, rank_spans
 EXPLANATION_SCHEMA = "moetune.training-explanation/1"
 LAUNCHES, POSTED = "launches", "posted messages"
 _EXPLAINED = (
-    "step_seconds", "saved_by_overlap_seconds", "hidden_by_shared_experts_seconds",
+    "step_seconds", "saved_by_overlap_seconds",
     "model_tflops_per_device", "mfu", "parts",
 )  # fmt: skip
 _MOVED = ("tp", "cp", "pp", "ep", "micro_batch")

@@ -259,7 +259,7 @@ def _skew(skew: float) -> Cell:
 
 
 def _hidden(best: TrainingAnswer) -> Iterator[str]:
-    """Yield what the overlap of exchanges saves, and what shared experts hide."""
+    """Yield what the overlap of exchanges saves."""
     saved, step = best.predicted.saved_by_overlap_seconds, best.predicted.step_seconds
     if saved > 0:
         words = "Exchanges run beside another micro-batch's computation"
@@ -270,10 +270,4 @@ def _hidden(best: TrainingAnswer) -> Iterator[str]:
         yield (
             f"{words}: that saves {format_seconds(saved)}, {share} of the "
             f"{format_seconds(step + saved)} without it."
-        )
-    hidden = best.predicted.hidden_by_shared_experts_seconds
-    if hidden > 0:
-        yield (
-            "Shared experts run beside a layer's first dispatch, backward beside its last combine: "
-            f"that hides {format_seconds(hidden)} of exchanges."
         )

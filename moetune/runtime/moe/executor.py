@@ -6,7 +6,6 @@ steps in the same order, which follows from the plan and never from the data: no
 even one without rows, because the others' collectives would wait for it.
 """
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,11 +69,6 @@ def ring_schedule(degree: int) -> Schedule:
 def local_schedule(degree: int) -> Schedule:
     """Return the steps of a phase whose ranks have all rows: no dispatch."""
     return tuple(step for i in range(degree) for step in (("compute", i), ("combine", i)))
-
-
-def leading(schedule: Schedule) -> Schedule:
-    """Return the dispatches that are issued before any experts compute."""
-    return tuple(itertools.takewhile(lambda step: step[0] == "dispatch", schedule))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

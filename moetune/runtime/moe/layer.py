@@ -10,7 +10,6 @@ from typing import ClassVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.gloo import check_joined, communicator_of, shared_communicator
@@ -99,12 +98,11 @@ class ExpertLayer(PlannedLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         communicator: Communicator | None = None,
-        shared_experts: nn.Module | None = None,
         expert_kernel: ExpertKernel | None = None,
     ) -> None:
         if self.expert_parallel == "tensor":
             _check_without_exchange(
-                capacity_factor=capacity_factor, placement=placement, shared_experts=shared_experts,
+                capacity_factor=capacity_factor, placement=placement,
                 memory_reuse=None if forced_strategy(memory_reuse) in {None, "none"} else True,
             )  # fmt: skip
         shape = LayerShape(
@@ -143,7 +141,6 @@ class ExpertLayer(PlannedLayer):
         )
         self._last_loss = LastLoss()
         self.gate, self.experts = gate, experts
-        self.shared_experts = shared_experts
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -166,7 +163,7 @@ class ExpertLayer(PlannedLayer):
         self.experts.reset(seed)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the experts' weighted outputs, with those of the shared experts.
+        """Return the experts' weighted outputs.
 
         Args:
             x: (…, d_model), this rank's tokens; ranks may have different numbers of them.
@@ -175,14 +172,12 @@ class ExpertLayer(PlannedLayer):
             The same shape and dtype as `x`.
 
         Raises:
-            InputError: `x` has another width or dtype than the layer (one rank), or shared experts
-                return another shape, or change `x`.
+            InputError: `x` has another width or dtype than the layer (one rank).
             RankMismatchError: the ranks differ; the same on every rank.
             CollectiveError: an exchange failed.
             AllocationError: there is no memory for the step.
         """
-        shared = None if self.shared_experts is None else partial(self.shared_experts, x)
-        return self.run(x, partial(self._route, x), shared=shared)
+        return self.run(x, partial(self._route, x))
 
     def _route(self, x: torch.Tensor) -> Routing:
         routing: Routing = self.gate(x.reshape(-1, self.shape.d_model))
@@ -239,9 +234,6 @@ class MoELayer(ExpertLayer):
             default, the plan's. The gate and checkpoints know experts by their own numbers.
         device, dtype: of the parameters.
         communicator: in place of the group's, for example one that models a slower wire.
-        shared_experts: a module that every token passes beside its experts, whose output is added.
-            It runs while the first rows travel, and its backward pass while the last ones do. Its
-            parameters are dense ones, equal on all ranks.
         expert_kernel: "grouped_mm", "liger" or "loop" for the experts' products; None takes the
             plan's, and without a plan torch's `grouped_mm` where the GPU has it.
 
@@ -271,7 +263,7 @@ class TensorExpertLayer(ExpertLayer):
         d_model, d_hidden, num_experts, top_k, activation, bias: as in `MoELayer`.
         normalize_topk, plan, planbook, device, dtype, communicator, expert_kernel: as in
             `MoELayer`.
-        capacity_factor, placement, shared_experts: None; no pair is dropped.
+        capacity_factor, placement: None; no pair is dropped.
         group: tensor-parallel group, default the world. All its ranks construct the layer.
         mesh: in place of a group, as in `MoELayer`.
         pipeline: as in `MoELayer`: a chunk of the output, or of the gradient of x, is summed

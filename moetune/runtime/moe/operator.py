@@ -28,8 +28,6 @@ from moetune.runtime.moe.gate import Routing
 from moetune.runtime.plans.timers import Watch
 
 _NUM_PARAMETERS = 5
-_NUM_UNDIFFERENTIATED = 2
-"""Arguments of `ExpertFunction` between the weights and the parameters."""
 
 
 def handle_of(layer: nn.Module) -> torch.Tensor:
@@ -65,7 +63,6 @@ class _SavedStep:
     """What the backward pass of a step needs and no graph has; stands for autograd's context."""
 
     policy: MemoryPolicy
-    crossing: None
     is_averaged: bool
     saved_tensors: tuple[Any, ...] = ()
     needs_input_grad: tuple[bool, ...] = ()
@@ -93,7 +90,7 @@ class _SavedStep:
         """Return the gradients of x, of the weights, and of the parameters that need one."""
         saved = [x_TD if is_x else each for each, is_x in zip(self._saved, self._is_x, strict=True)]
         self.saved_tensors = weights_TK, *saved, *parameters
-        self.needs_input_grad = (True, True, *(False,) * _NUM_UNDIFFERENTIATED, *needs)
+        self.needs_input_grad = (True, True, False, *needs)  # x, weights, policy, parameters
         self.watch.begin_backward()
         try:
             grads = ExpertFunction.backward(self, grad_TD)
@@ -127,9 +124,7 @@ def _routed_experts(
         started = _carried(layer)().start_step(x_TD, x_TD.dtype, lambda: given, problem, gradients)
         step = _SavedStep(started.watch, x_TD)
         step.watch.begin()
-        y_TD = ExpertFunction.forward(
-            step, x_TD, weights_TK, started.policy, None, w1, b1, w2, b2, w3
-        )
+        y_TD = ExpertFunction.forward(step, x_TD, weights_TK, started.policy, w1, b1, w2, b2, w3)
         if trains:
             step.watch.note_forward()
     return y_TD, _carrier(step if trains else None)

@@ -29,14 +29,7 @@ from moetune.runtime.moe.dispatcher import AllGather, AllToAll
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.expert_kernels import grouped_kernel
 from moetune.runtime.moe.expert_module import LocalExperts
-from moetune.runtime.moe.function import (
-    CallersWork,
-    MemoryPolicy,
-    SharedWork,
-    StartedStep,
-    Work,
-    checked_output,
-)
+from moetune.runtime.moe.function import MemoryPolicy, StartedStep
 from moetune.runtime.moe.gate import Routing, no_routing
 from moetune.runtime.moe.loads import LoadRecorder
 from moetune.runtime.moe.operator import handle_of, run_as_operator
@@ -44,7 +37,6 @@ from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.moe.products import GroupedKernel
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
-from moetune.runtime.plans.timers import CallWatch
 from moetune.runtime.trace import SpanRecorder
 
 Route = Callable[[], Routing]
@@ -99,26 +91,20 @@ class PlannedLayer(nn.Module):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._handle = handle_of(self)
 
-    def run(
-        self, x: torch.Tensor, route: Route, problem: str = "", shared: SharedWork | None = None
-    ) -> torch.Tensor:
-        """Return the experts' weighted outputs, and added to them those of shared experts.
+    def run(self, x: torch.Tensor, route: Route, problem: str = "") -> torch.Tensor:
+        """Return the experts' weighted outputs.
 
-        Compilers and policies of selective checkpointing see an operator, and shared experts behind
-        it.
+        Compilers and policies of selective checkpointing see an operator.
 
         Args:
             x: (…, d_model), this rank's tokens; ranks may have different numbers of them.
             problem: why this rank has no routing; "" if it has one.
-            shared: gives what shared experts make of the same tokens, shaped as `x`. It runs while
-                the first rows travel, and its backward pass while the last ones do.
 
         Returns:
             The same shape and dtype as `x`.
 
         Raises:
-            InputError: `x` has another width or dtype than the layer (one rank), or `shared`
-                returns another shape, or changes `x`.
+            InputError: `x` has another width or dtype than the layer (one rank).
             RankMismatchError: the ranks differ; the same on every rank.
             CollectiveError: an exchange failed.
             AllocationError: there is no memory for the step.
@@ -126,9 +112,8 @@ class PlannedLayer(nn.Module):
         dtype = self.experts.compute_dtype or dtype_of_step(x)
         problem = problem or problem_of(x, dtype, self.shape, self.experts)
         if torch.compiler.is_compiling() or sees_selective_checkpoints():
-            y = self._run_as_operator(x, dtype, route, problem)
-            return y if shared is None else y + checked_output(shared, x).to(y.dtype)
-        return self._run(x, dtype, route, problem, shared)
+            return self._run_as_operator(x, dtype, route, problem)
+        return self._run(x, dtype, route, problem)
 
     def _run_as_operator(
         self, x: torch.Tensor, dtype: torch.dtype, route: Route, problem: str
@@ -149,25 +134,12 @@ class PlannedLayer(nn.Module):
     # `torch.compiler.disable` would load the compiler with this module, in every process that only
     # measures.
     @_disable_dynamo
-    def _run(
-        self,
-        x: torch.Tensor,
-        dtype: torch.dtype,
-        route: Route,
-        problem: str,
-        shared: SharedWork | None,
-    ) -> torch.Tensor:
-        work = None if shared is None else CallersWork(shared, x)
+    def _run(self, x: torch.Tensor, dtype: torch.dtype, route: Route, problem: str) -> torch.Tensor:
         with unseen_by_selective_checkpoints():
             step = self.start_step(x, dtype, route, problem)
-            behind: Work | None = work
-            if work is not None and isinstance(step.watch, CallWatch):
-                work()  # plans predict a phase by itself, and so it is timed
-                behind = None
             with torch.autocast(x.device.type, enabled=False):
-                y_TD = self.experts(step.x_TD, step.weights_TK, partial(step.run, behind))
-        y = shaped_as(x, y_TD)
-        return y if work is None else y + work.result.to(y.dtype)
+                y_TD = self.experts(step.x_TD, step.weights_TK, step.run)
+        return shaped_as(x, y_TD)
 
     def start_step(
         self, x: torch.Tensor, dtype: torch.dtype, route: Route, problem: str, gradients: str = ""

@@ -15,7 +15,6 @@ from moetune.domain.layer import LayerKey, LayerShape
 from moetune.domain.plan import Plan
 from moetune.runtime.moe.decisions import LayerDecisions, dtype_name
 from moetune.runtime.moe.expert_module import LocalExperts
-from moetune.runtime.moe.function import SharedWork
 from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.planned_layer import PlannedLayer, sizes_of
 from moetune.runtime.moe.workspace import MemoryTracker
@@ -61,19 +60,14 @@ class RoutedLayer(PlannedLayer):
         self.training = experts.module.training
 
     def forward(
-        self,
-        x: torch.Tensor,
-        experts_TK: torch.Tensor,
-        weights_TK: torch.Tensor,
-        shared: SharedWork | None = None,
+        self, x: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
     ) -> torch.Tensor:
-        """Return the experts' weighted outputs, and added to them those of shared experts.
+        """Return the experts' weighted outputs.
 
         Args:
             x: (…, d_model), this rank's tokens; ranks may have different numbers of them.
             experts_TK: chosen experts, below the number of all of them.
             weights_TK: of the choices; they get gradients.
-            shared: as of `run`.
 
         Returns:
             The same shape and dtype as `x`.
@@ -89,7 +83,7 @@ class RoutedLayer(PlannedLayer):
                 f"{sizes_of(weights_TK)}, for {index(num_tokens)} tokens they must be "
                 f"{tuple(map(index, wanted))}"
             )
-        return self.run(x, _given(x, experts_TK, weights_TK), problem, shared)
+        return self.run(x, _given(x, experts_TK, weights_TK), problem)
 
 
 def _given(

@@ -6,7 +6,7 @@ Every tensor that a step makes is counted by the `MemoryTracker`, or cut from th
 import contextlib
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -166,21 +166,10 @@ class Workspace:
         self.tracker = tracker
         self.poison = poison
         self._memory: torch.Tensor | None = None
-        self._end: Callable[[], None] | None = None
 
     def __getstate__(self) -> dict[str, object]:
         """Omit the memory: a copy allocates its own."""
-        return self.__dict__ | {"_memory": None, "_end": None}
-
-    def hold(self, end: Callable[[], None]) -> None:
-        """Keep the buffers of a phase whose exchanges are under way, until `end` waits for them."""
-        self._end = end
-
-    def end_held(self) -> None:
-        """End the phase that holds the buffers, if one does."""
-        end, self._end = self._end, None
-        if end is not None:
-            end()
+        return self.__dict__ | {"_memory": None}
 
     def buffers(self, shapes: Mapping[str, Shape], like: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return a phase's uninitialised buffers by name; they overwrite the last phase's.
@@ -189,9 +178,7 @@ class Workspace:
 
         Raises:
             AllocationError: they do not fit.
-            CollectiveError: exchanges that still used the memory failed.
         """
-        self.end_held()
         if not shapes:
             return {}
         if like.device.type != "cpu":
@@ -216,7 +203,7 @@ class Workspace:
         try:
             yield
         except BaseException as error:
-            self._memory = self._end = None
+            self._memory = None
             self.tracker.check(error, phase)
             raise
 

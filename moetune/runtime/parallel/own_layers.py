@@ -61,7 +61,7 @@ def spread_experts(
 ) -> None:
     """Replace the layers of experts by ones over the ranks of the layout; a collective.
 
-    Their gates and shared experts stay the modules that they are, and experts keep their values.
+    Their gates stay the modules that they are, and experts keep their values.
 
     Args:
         kept: the blocks of this rank: other layers are not replaced.
@@ -144,7 +144,7 @@ def _spread(layer: MoELayer, ranks: ParallelGroups, experts: Sequence[int]) -> E
         new.requires_grad_(old.requires_grad)
     if not weight.is_meta:
         give_memory(spread.experts, weight.device)
-    spread.gate.weight, spread.shared_experts = layer.gate.weight, layer.shared_experts
+    spread.gate.weight = layer.gate.weight
     return spread
 
 

@@ -20,7 +20,6 @@ def makespan(
     degree: int,
     transfer_seconds: float,
     compute_seconds: float,
-    beside_seconds: float = 0.0,
     comm_speed: float = 1.0,
     comp_speed: float = 1.0,
     order: Order = "dispatch_first",
@@ -28,21 +27,15 @@ def makespan(
     """Return the time of a phase in equal chunks.
 
         T(r) = max(2·r·t_d, 2·t_d + r·t_e)                 dispatch first, undisturbed
-        T(r) = 2·r·t_d + r·t_e + t_s + (1 − μ − σ)·O       in general: all work, less what overlaps
+        T(r) = 2·r·t_d + r·t_e + (1 − μ − σ)·O       in general: all work, less what overlaps
         O    = min((2·r − 2)·a, r·b),  a = t_d/μ,  b = t_e/σ
         O    = min((2·r − 2)·a, r·b, 2·a + (r − 2)·b)      interleaved, r ≥ 2
-        O    = min((2·r − 2)·a + min(a, s), r·b + s, r·a + (r − 1)·b),  s = t_s/σ
 
     O is the time in which both run. For equal chunks either the experts never wait between D₁
     and C_r, and every other transfer overlaps them, or the link never idles, and all experts
     overlap it. Interleaved there is a third case, a < b < 2·a: the link waits for the first
     and for the last chunk's experts. The first line is the second with μ = σ = 1, and all of it
     equals the fluid simulation of `timeline`.
-
-    The last line is of t_s that is computed as well, dispatches first: forward it begins with D₁,
-    backward it follows the last experts, next to C_r, which is the same read from its end. Where it
-    is long, the link waits for it between the dispatches, which it hides, and the combines, which
-    all experts but the first hide.
 
     Source: PipeMoE Eq. 9–12 with the term that Eq. 11 lacks and Eq. 25, 33 and 40 assume: C₁
     cannot use the link before D_r has left it. The orders are those of MPipeMoE §III-B.
@@ -51,7 +44,6 @@ def makespan(
         degree: r, at least 1.
         transfer_seconds: t_d of one chunk.
         compute_seconds: t_e of one chunk.
-        beside_seconds: t_s of what neither needs the experts' results nor they its own.
         comm_speed: μ, above 0 and at most 1.
         comp_speed: σ, above 0 and at most 1.
         order: in which the link serves the chunks.
@@ -60,11 +52,7 @@ def makespan(
     overlap = shorter((2 * degree - 2) * a, degree * b)
     if order == "interleaved" and np.max(degree) > 1:
         overlap = shorter(overlap, longer(2 * a + (degree - 2) * b, 0.0))  # 0 in one chunk
-    if beside_seconds:
-        hidden = beside_seconds / comp_speed
-        overlap = shorter((2 * degree - 2) * a + shorter(a, hidden), degree * b + hidden)
-        overlap = shorter(overlap, degree * a + (degree - 1) * b)
-    work = 2 * degree * transfer_seconds + degree * compute_seconds + beside_seconds
+    work = 2 * degree * transfer_seconds + degree * compute_seconds
     return work + (1 - comm_speed - comp_speed) * overlap
 
 

@@ -290,12 +290,6 @@ class BlockPrices:
         computed = self._experts(part, rows) + self._expert_activation(part, rows)
         return computed, self._exchange(part, self.own_tokens / degree)
 
-    def shared_experts(self, part: RoutedExperts) -> Passes:
-        """Return what runs beside the exchanges of experts in one chunk, too: shared experts."""
-        if part.shared is None or not self.target.shared_beside or self.layout.tp > 1:
-            return NO_TIME
-        return self._ffn(part.shared, "shared_experts")
-
     def _rows(self, part: RoutedExperts) -> float:
         """Return the rows of the fullest rank, for which the others wait."""
         return self.own_tokens * (

@@ -18,7 +18,6 @@ from moetune.solve.model.chunks import (
     ChunkedPasses,
     best_degree,
     chunked_passes,
-    hidden_by_shared_experts,
 )
 from moetune.solve.model.machine import DevicePrices
 from moetune.solve.model.passes import (
@@ -40,7 +39,7 @@ _Priced = TypeVar("_Priced")
 
 
 def _of_exchange(prices: BlockPrices) -> _Key:
-    """Return what exchanges, and what is computed beside them, depend on."""
+    """Return what exchanges depend on."""
     layout = prices.layout
     return prices.own_tokens, layout.tp, layout.ep, layout.etp, layout.dispatcher
 
@@ -98,9 +97,7 @@ class BlockTable(Tables):
         has_idle = not is_chunked and "chunks" not in self.target.overlaps
         seconds = []
         parts, places = self._routed
-        for place, kind, cut, hidden in zip(
-            places, on_device, chunked, self._hidden_in_one_chunk(layout), strict=True
-        ):
+        for place, kind, cut in zip(places, on_device, chunked, strict=True):
             slack, saved = kind.slack, (0.0, 0.0)
             if cut is not None and degrees is not None:
                 slack = slack - cut.launches(degrees.common)
@@ -109,7 +106,7 @@ class BlockTable(Tables):
                 slack = min(slack, -idle_seconds(parts[place], layout))
             seconds.append(
                 block_seconds(
-                    layout, device=kind._replace(slack=slack), saved=saved, shared=hidden,
+                    layout, device=kind._replace(slack=slack), saved=saved,
                     overlap_hidden=self.target.overlap_hidden,
                 )
             )  # fmt: skip
@@ -140,13 +137,10 @@ class BlockTable(Tables):
     def most_saved(self, layout: FoldedLayout) -> float:
         """Return what chunks save of a micro-batch at most: what its exchanges expose."""
         repeats = repeats_exchange(layout)
-        times_of_kinds, hidden = self._times_of_kinds(layout), self._hidden_in_one_chunk(layout)
-        kinds = zip(self._counts, times_of_kinds, hidden, strict=True)
         saved = 0.0
-        for count, times, (forward, backward) in kinds:
+        for count, times in zip(self._counts, self._times_of_kinds(layout), strict=True):
             sent = times.passes("exchange")
-            both = (1 + repeats) * (sent.forward - forward) + sent.grad_input - backward
-            saved += count * both
+            saved += count * ((1 + repeats) * sent.forward + sent.grad_input)
         return saved
 
     @once(_of_tokens)
@@ -181,18 +175,6 @@ class BlockTable(Tables):
             forward += count * max(0.0, block.forward - sent.forward)
             backward += count * max(0.0, block.backward - sent.backward - again)
         return Room(forward, backward)
-
-    def _hidden_in_one_chunk(self, layout: FoldedLayout) -> tuple[tuple[float, float], ...]:
-        """Return what each kind's shared experts hide in one chunk, of both passes."""
-        if not self.target.shared_beside:
-            return ((0.0, 0.0),) * len(self._kinds)
-        return self._hidden(self._prices(layout))
-
-    @once(_of_exchange)
-    def _hidden(self, prices: BlockPrices) -> tuple[tuple[float, float], ...]:
-        return tuple(
-            seconds or (0.0, 0.0) for seconds in self._of_parts(prices, hidden_by_shared_experts)
-        )
 
     def _chunked(
         self, layout: FoldedLayout, on_device: Sequence[DevicePasses]

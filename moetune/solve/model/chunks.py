@@ -3,8 +3,7 @@
 A pass of r equal chunks takes the makespan of the layer's solver (`solve.layer.degree`): the
 exchanges of one chunk run while the experts compute another. What a chunk takes comes from the
 same prices as a whole pass. All layers share a plan book, and so one degree, forward as backward;
-memory is that of whole passes, whose rows are kept whatever the chunks. Shared experts that run
-beside the exchanges are a part of a pass, in one chunk as in several.
+memory is that of whole passes, whose rows are kept whatever the chunks.
 
 Source: PipeMoE Eq. 9-12, with the corrections of `solve.layer.degree`.
 """
@@ -31,12 +30,10 @@ class ChunkedPass:
     Args:
         seconds: by the number of chunks, of which one is 1.
         kernels: that the host launches for one more chunk.
-        work: seconds of all in one chunk, with nothing hidden.
     """
 
     seconds: Mapping[int, float]
     kernels: int
-    work: float
 
     def saved(self, degree: int) -> float:
         """Return the seconds that so many chunks take less than one."""
@@ -89,7 +86,7 @@ def chunked_passes(prices: BlockPrices, part: RoutedExperts, degree: int | None)
     """Return the passes of a layer next to those in one chunk; in up to 16 for None."""
     degrees = range(1, MOST_CHUNKS + 1) if degree is None else sorted({1, degree})
     chunks = {degree: prices.chunk(part, degree) for degree in degrees}
-    shared, gemms = prices.shared_experts(part), part.num_gemms
+    gemms = part.num_gemms
     forward = {
         degree: (computed.forward, sent.forward) for degree, (computed, sent) in chunks.items()
     }
@@ -97,17 +94,9 @@ def chunked_passes(prices: BlockPrices, part: RoutedExperts, degree: int | None)
         degree: (computed.backward, sent.grad_input) for degree, (computed, sent) in chunks.items()
     }
     return ChunkedPasses(
-        _chunked_pass(prices, part, forward, shared.forward, kernels=gemms + 3),
-        _chunked_pass(prices, part, backward, shared.backward, kernels=2 * gemms + 3),
+        _chunked_pass(prices, part, forward, kernels=gemms + 3),
+        _chunked_pass(prices, part, backward, kernels=2 * gemms + 3),
     )
-
-
-def hidden_by_shared_experts(prices: BlockPrices, part: RoutedExperts) -> tuple[float, float]:
-    """Return by what shared experts shorten both passes of a layer in one chunk."""
-    if not prices.exchanges or not prices.shared_experts(part).forward:
-        return 0.0, 0.0
-    forward, backward = chunked_passes(prices, part, 1)
-    return forward.work - forward.seconds[1], backward.work - backward.seconds[1]
 
 
 def best_degree(blocks: Sequence[tuple[int, ChunkedBlock]]) -> int:
@@ -134,7 +123,7 @@ def best_degree(blocks: Sequence[tuple[int, ChunkedBlock]]) -> int:
 
 def _chunked_pass(
     prices: BlockPrices, part: RoutedExperts, chunks: Mapping[int, tuple[float, float]],
-    shared_seconds: float, *, kernels: int,
+    *, kernels: int,
 ) -> ChunkedPass:  # fmt: skip
     """Return a pass by its number of chunks of (experts, exchanges), no less than the whole."""
     whole_experts, whole_exchange = chunks[1]
@@ -147,8 +136,7 @@ def _chunked_pass(
         )
         makespans[degree] = makespan(
             degree=degree, transfer_seconds=transfer,
-            compute_seconds=max(experts, whole_experts / degree), beside_seconds=shared_seconds,
+            compute_seconds=max(experts, whole_experts / degree),
             comm_speed=speeds.comm, comp_speed=speeds.comp,
         )  # fmt: skip
-    work = whole_experts + whole_exchange + shared_seconds
-    return ChunkedPass(seconds=makespans, kernels=kernels, work=work)
+    return ChunkedPass(seconds=makespans, kernels=kernels)

@@ -167,7 +167,6 @@ class BlockSeconds(NamedTuple):
         recomputed: of the backward pass, what is computed and exchanged again.
         launches: that the device waits for.
         hidden: of the exchanges.
-        hidden_by_shared: of these, what shared experts hide in one chunk.
         bound_by_host: of both passes, what takes as long as the host's launches do.
     """
 
@@ -178,7 +177,6 @@ class BlockSeconds(NamedTuple):
     recomputed: float
     launches: float
     hidden: float
-    hidden_by_shared: float = 0.0
     bound_by_host: float = 0.0
 
     @property
@@ -277,7 +275,6 @@ def block_seconds(
     *,
     device: DevicePasses,
     saved: tuple[float, float],
-    shared: tuple[float, float],
     overlap_hidden: float,
 ) -> BlockSeconds:
     """Return a block's passes, with what is recomputed, and exchanges hidden where they are.
@@ -288,7 +285,6 @@ def block_seconds(
     Args:
         device: its passes on the device, launches of chunks counted in their slack.
         saved: by chunks, of the forward and the backward pass.
-        shared: by shared experts in one chunk, of both passes; `saved` is beyond it.
     """
     times, forward, backward, again, slack = device
     exchange, repeats = times.passes("exchange"), repeats_exchange(layout)
@@ -298,9 +294,6 @@ def block_seconds(
         others = forward + backward + waiting
         share = overlap_hidden * min(others, exchange.forward + exchanges) / 2
         saved = share, share
-    if any(shared):
-        shared = shared[0], shared[1] + (shared[0] if repeats else 0.0)
-        saved = saved[0] + shared[0], saved[1] + shared[1]
     repeated = saved[0] if repeats else 0.0
     return BlockSeconds(
         forward=forward + exchange.forward - saved[0] + FORWARD_OF_BOTH * waiting,
@@ -310,7 +303,6 @@ def block_seconds(
         recomputed=again + exchanges - exchange.grad_input - repeated if again else 0.0,
         launches=waiting,
         hidden=sum(saved) - repeated,
-        hidden_by_shared=sum(shared) - (shared[0] if repeats else 0.0),
         bound_by_host=forward + backward + waiting if waiting > _IDLE_SECONDS else 0.0,
     )
 

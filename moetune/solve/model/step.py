@@ -39,7 +39,6 @@ class StepSeconds:
 
     seconds: float
     parts: Mapping[str, float]
-    hidden_by_shared_experts: float
     bound_by_host: float
     bound_by_replicas: float
 
@@ -76,7 +75,6 @@ class StepPrices(UpdatePrices):
         blocks = counted(slowest, self.blocks.seconds(layout))
         return StepSeconds(
             seconds=seconds + sum(rest.values()), parts=parts | rest,
-            hidden_by_shared_experts=num * sum(n * block.hidden_by_shared for n, block in blocks),
             bound_by_host=num * sum(n * block.bound_by_host for n, block in blocks),
             bound_by_replicas=self._bound_by_replicas(layout, pipeline, rest["gradients"]),
         )  # fmt: skip

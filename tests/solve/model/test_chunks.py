@@ -49,7 +49,6 @@ def block_of(
             ChunkedPass(
                 seconds=dict(enumerate(one + one[-1:] * (MOST_CHUNKS - len(one)), start=1)),
                 kernels=kernels,
-                work=0.0,
             )
             for one in (forward, backward)
         )
