@@ -6,11 +6,10 @@ them with the choices and weights of its router. Nothing of torchtitan is import
 names and layouts say which experts they are.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,16 +18,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, check_divisible
-from moetune.domain.plan import Plan
 from moetune.runtime.moe.activations import ClampedGate, FusedForm, GateFunction
 from moetune.runtime.moe.decisions import dtype_name
 from moetune.runtime.moe.expert_module import BorrowedExperts, ExpertNames
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.routed_layer import RoutedLayer
-from moetune.runtime.plans.book import PlanBook, plans_of
+from moetune.runtime.plans.book import GivenPlan, PlanBook, plans_of
 
-AnyPlan: TypeAlias = Plan | PlanBook | str | os.PathLike[str] | None
-"""A plan, a book of plans, the path of a plan file, or None for one chunk without reuse."""
 _AUTOCAST = "bfloat16", "float16"
 """Dtypes of steps with float32 parameters."""
 _FUNCTIONS: MappingProxyType[str, GateFunction] = MappingProxyType({
@@ -175,7 +171,7 @@ def dtype_of(experts: nn.Module, family: ExpertsFamily) -> torch.dtype:
     return experts.get_parameter(family.names.up).dtype
 
 
-def check_dtype(plan: AnyPlan, dtype: torch.dtype) -> None:
+def check_dtype(plan: GivenPlan, dtype: torch.dtype) -> None:
     """Raise InputError unless a plan is for experts of a dtype, or, under autocast, a narrower one.
 
     Raises:
@@ -198,7 +194,7 @@ def routed_layer(
     experts: nn.Module,
     family: ExpertsFamily,
     shape: LayerShape,
-    plan: AnyPlan,
+    plan: GivenPlan,
     communicator: Communicator,
     *,
     mesh: DeviceMesh | None = None,
@@ -221,7 +217,7 @@ def wrapped_layer(
     experts: nn.Module,
     family: ExpertsFamily,
     shape: LayerShape,
-    plan: AnyPlan,
+    plan: GivenPlan,
     communicator: Communicator,
 ) -> RoutedLayer:
     """Return the layer of experts that another library cuts and wraps, once all ranks agree on it.

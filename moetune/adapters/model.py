@@ -11,7 +11,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.adapters.layers import (
-    AnyPlan,
     ExpertsFamily,
     check_dtype,
     dtype_of,
@@ -29,6 +28,7 @@ from moetune.domain.layer import LayerShape, check_divisible
 from moetune.runtime.moe.layer import expert_group
 from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.moe.routed_layer import RoutedLayer
+from moetune.runtime.plans.book import GivenPlan
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 _LAYER = "moetune"
@@ -47,7 +47,7 @@ class _Found:
 
 def adapt(
     model: ModelT,
-    plan: AnyPlan = None,
+    plan: GivenPlan = None,
     mesh: DeviceMesh | None = None,
     *,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -101,7 +101,7 @@ def _ranks_of(mesh: DeviceMesh | None) -> Communicator:
 
 def adapt_over(
     model: ModelT,
-    plan: AnyPlan,
+    plan: GivenPlan,
     communicator: Communicator,
     *,
     mesh: DeviceMesh | None = None,
@@ -180,7 +180,7 @@ def _weigh_inputs(
 
 def _usable(
     model: nn.Module,
-    plan: AnyPlan,
+    plan: GivenPlan,
     checkpoint: str | os.PathLike[str] | None,
     num_ranks: int,
 ) -> Sequence[_Found]:

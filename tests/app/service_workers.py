@@ -67,4 +67,4 @@ def start_job(inputs: dict[str, object], decision: Decision) -> None:
     book = moetune.open_planbook(inputs)
     reference = make(pipeline=False, dtype=torch.float64)
     for _ in range(2):
-        step(make(pipeline=True, planbook=book, dtype=torch.float64), reference, decision)
+        step(make(pipeline=True, plan=book, dtype=torch.float64), reference, decision)

@@ -29,7 +29,7 @@ def plan(tmp_path: Path) -> Plan:
 
 def online(folder: Path) -> tuple[moetune.MoELayer, moetune.PlanBook]:
     book = moetune.open_planbook(db=str(folder / "it.db"), online=True)
-    return moetune.MoELayer(8, 16, 4, 2, planbook=book, dtype=torch.float64), book
+    return moetune.MoELayer(8, 16, 4, 2, plan=book, dtype=torch.float64), book
 
 
 def settled(folder: Path, plan: Plan) -> tuple[Settled, ...]:
@@ -65,7 +65,7 @@ def test_what_one_job_settles_the_next_runs_with(tmp_path: Path, plan: Plan) -> 
 def test_a_plan_that_is_only_a_file_is_stored_with_what_was_settled(tmp_path: Path) -> None:
     plan = small_plan(layer=SHAPE, world_size=1, dtype="float64", degrees=(2, 2))
     book = moetune.open_planbook(plan, db=str(tmp_path / "it.db"), online=True)
-    layer = moetune.MoELayer(8, 16, 4, 2, planbook=book, dtype=torch.float64)
+    layer = moetune.MoELayer(8, 16, 4, 2, plan=book, dtype=torch.float64)
     for _ in range(MOST_STEPS):
         train(layer, 40)
         book.step()

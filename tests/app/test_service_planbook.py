@@ -50,7 +50,7 @@ def service() -> Iterator[Stub]:
 
 
 def layer_of(book: moetune.PlanBook) -> moetune.MoELayer:
-    return moetune.MoELayer(8, 16, 4, 2, planbook=book, dtype=torch.float64)
+    return moetune.MoELayer(8, 16, 4, 2, plan=book, dtype=torch.float64)
 
 
 def test_a_job_asks_for_its_inputs_once_and_runs_the_plan(service: Stub) -> None:

@@ -126,7 +126,7 @@ def online_layer(
     num_ranks = dist.get_world_size() if dist.is_initialized() else 1
     search = OnlineSearch(make_tuner=lambda: tuner, clock=clock)
     book = PlanBook([plan_of(num_ranks)], search=search)
-    layer = make(pipeline=True, planbook=book, dtype=torch.float64, **options)
+    layer = make(pipeline=True, plan=book, dtype=torch.float64, **options)
     clock.layer = layer
     return layer, book, clock, tuner
 
@@ -247,7 +247,7 @@ def failing_tuner() -> None:
         raise OSError("no space left on device")
 
     book = share_plans(find, find_settled=lambda _: [known], make_tuner=fail)
-    layer = make(pipeline=True, planbook=book, dtype=torch.float64)
+    layer = make(pipeline=True, plan=book, dtype=torch.float64)
     for _ in range(3):
         train(layer, 90)
         assert layer.decision == decision
@@ -272,7 +272,7 @@ def settle_with(
     search.clock = clock
     shape = plan.inputs.layer
     sizes = (shape.d_model, shape.d_hidden, shape.num_experts, shape.top_k)
-    clock.layer = layer = MoELayer(*sizes, planbook=book, dtype=torch.float64)
+    clock.layer = layer = MoELayer(*sizes, plan=book, dtype=torch.float64)
     reference = MoELayer(*sizes, pipeline=False, memory_reuse=False, dtype=torch.float64)
     reference.load_state_dict(layer.state_dict())
     tried: set[Decision] = set()
@@ -320,7 +320,7 @@ def group_of_another_size() -> None:
     alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
     search = OnlineSearch(make_tuner=lambda: study_tuner(Path()), group=alone)
     book = PlanBook([plan_of(2)], search=search)
-    layer = make(pipeline=True, planbook=book, dtype=torch.float64)
+    layer = make(pipeline=True, plan=book, dtype=torch.float64)
     with pytest.raises(InputError, match="layer's group"):
         train(layer, 40)
 

@@ -152,7 +152,7 @@ def test_plan_gives_the_degrees_of_its_tokens_and_ranges(tmp_path: Path) -> None
     plan = small_plan(layer=SHAPE, world_size=1)
     path = tmp_path / "plan.json"
     path.write_text(canonical_json(plan))
-    for source in ({"plan": plan}, {"plan": path}, {"planbook": PlanBook([plan])}):
+    for source in ({"plan": plan}, {"plan": path}, {"plan": PlanBook([plan])}):
         layer = make(pipeline=True, **source)
         layer(torch.randn(40, 8))
         assert layer.decision.forward_degree == 4
@@ -187,7 +187,7 @@ def test_other_chunks_backward_than_forward_are_refused() -> None:
         with pytest.raises(InputError, match=text):
             make(pipeline=True, plan=plan)
         with pytest.raises(InputError, match=text):
-            make(pipeline=True, planbook=PlanBook([plan]))(torch.randn(40, 8))
+            make(pipeline=True, plan=PlanBook([plan]))(torch.randn(40, 8))
 
 
 def test_edited_plan_file_is_refused(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def _programs_compare_theirs(folder: Path) -> None:
         TensorExpertLayer(*SIZES, plan=plan)
     book = PlanBook([(PLAN, SAME_QUESTION)[rank]])
     with pytest.raises(RankMismatchError, match=r"rank 1: plan .* with 2 chunks"):
-        MoELayer(*SIZES, planbook=book)
+        MoELayer(*SIZES, plan=book)
     with pytest.raises(InputError, match="not-there"):
         share_plans(lambda: PlanBook(read_plans([folder / "not-there.json"])))
     for name in ("other question", "none"):

@@ -93,7 +93,7 @@ def test_a_tensor_layer_is_searched_for_degrees_alone(tmp_path: Path) -> None:
     clock, tuner = MadeUpClock(best_at(6, 6)), study_tuner(tmp_path)
     plan = small_plan(layer=SHAPE, world_size=1, dtype="float64", expert_parallel="tensor")
     book = PlanBook([plan], search=OnlineSearch(make_tuner=lambda: tuner, clock=clock))
-    layer = TensorExpertLayer(8, 16, 4, 2, planbook=book, dtype=torch.float64)
+    layer = TensorExpertLayer(8, 16, 4, 2, plan=book, dtype=torch.float64)
     clock.layer = layer
     steps_until_settled(layer, book, tuner, [40])
     train(layer, 40)
@@ -107,7 +107,7 @@ def test_a_later_book_starts_from_what_was_settled(tmp_path: Path) -> None:
     later = study_tuner(tmp_path)
     search = OnlineSearch(known=tuner.settled, make_tuner=lambda: later)
     book = PlanBook([plan_of(1)], search=search)
-    layer = make(pipeline=True, planbook=book, dtype=torch.float64)
+    layer = make(pipeline=True, plan=book, dtype=torch.float64)
     for _ in range(3):
         train(layer, 40)
         book.step()
@@ -217,14 +217,14 @@ def test_layers_of_one_shape_share_a_search_and_a_copied_layer_goes_on_with_it(
     tmp_path: Path,
 ) -> None:
     layer, book, _, tuner = online_layer(tmp_path, best_at(6, 6))
-    twin = make(pipeline=True, planbook=book, dtype=torch.float64)
+    twin = make(pipeline=True, plan=book, dtype=torch.float64)
     for _ in range(40):
         train(layer, 40)
         train(twin, 40)
         assert twin.decision == layer.decision
         book.step()
     assert len(tuner.settled) == 1
-    copied = copy.deepcopy(make(pipeline=True, planbook=book, dtype=torch.float64))
+    copied = copy.deepcopy(make(pipeline=True, plan=book, dtype=torch.float64))
     train(copied, 40)
     assert degrees(copied.decision) == (6, 6)
 
@@ -235,7 +235,7 @@ def test_a_forced_strategy_is_searched_for_itself(tmp_path: Path) -> None:
     (settled,) = tuner.settled
     assert (settled.memory_reuse, settled.decision.strategy) == ("S4", "S4")
     free = PlanBook([plan_of(1)], search=OnlineSearch(known=[settled], make_tuner=lambda: tuner))
-    layer = make(pipeline=True, planbook=free, dtype=torch.float64)
+    layer = make(pipeline=True, plan=free, dtype=torch.float64)
     train(layer, 40)
     assert degrees(layer.decision) == PLANNED
 

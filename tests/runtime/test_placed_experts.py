@@ -135,9 +135,9 @@ def _placed(order: tuple[int, ...], tokens: int = 40) -> Plan:
 def plans_place_experts() -> None:
     """By a plan and by a book; those without a placement go with any."""
     plan, none = _placed((3, 0, 1, 2)), small_plan(layer=SHAPE, tokens=41)
-    both: list[dict[str, Any]] = [{"plan": plan}, {"planbook": PlanBook([none, plan])}]
-    for options in both:
-        layer = MoELayer(8, 16, 4, 2, dtype=torch.float64, **options)
+    both: tuple[Plan | PlanBook, ...] = plan, PlanBook([none, plan])
+    for given in both:
+        layer = MoELayer(8, 16, 4, 2, dtype=torch.float64, plan=given)
         assert layer.experts.placement.order == (3, 0, 1, 2)
         assert layer.experts.placement.experts == ((3, 0), (1, 2))[dist.get_rank()]
     assert plan.placement is not None
@@ -145,9 +145,9 @@ def plans_place_experts() -> None:
     assert MoELayer(8, 16, 4, 2, plan=natural).experts.placement.order == ()
     for other in (_placed((0, 3, 1, 2), 41), replace(natural, id=plan.id)):
         with pytest.raises(InputError, match="place the experts of"):
-            MoELayer(8, 16, 4, 2, planbook=PlanBook([plan, other]))
+            MoELayer(8, 16, 4, 2, plan=PlanBook([plan, other]))
     book = PlanBook([plan, _placed((0, 3, 1, 2), 41)])
-    layer = MoELayer(8, 16, 4, 2, planbook=book, placement=(2, 3, 0, 1))
+    layer = MoELayer(8, 16, 4, 2, plan=book, placement=(2, 3, 0, 1))
     assert layer.experts.placement.order == (2, 3, 0, 1)
 
 

@@ -52,7 +52,7 @@ def test_a_copied_book_is_itself_and_a_pickled_one_has_its_plans() -> None:
 
 def test_a_copied_and_a_saved_layer_run_the_plan() -> None:
     plan = small_plan(layer=SHAPE, world_size=1, dtype="float64")
-    layer = MoELayer(8, 16, 4, 2, planbook=PlanBook([plan]), dtype=torch.float64)
+    layer = MoELayer(8, 16, 4, 2, plan=PlanBook([plan]), dtype=torch.float64)
     train(layer, 40)
     saved = pickle.loads(pickle.dumps(layer))  # noqa: S301 - written above
     for one in (layer, copy.deepcopy(layer), saved):
@@ -65,7 +65,7 @@ def test_layers_whose_plan_could_not_be_had_run_one_chunk_without_another_word(
 ) -> None:
     for is_complete in (False, True):
         book = PlanBook((), is_complete=is_complete)
-        layer = MoELayer(8, 16, 4, 2, planbook=book, dtype=torch.float64)
+        layer = MoELayer(8, 16, 4, 2, plan=book, dtype=torch.float64)
         train(layer, 40)
         assert layer.decision == SAFE_DECISION
         assert ("no plan for" in caplog.text) is is_complete

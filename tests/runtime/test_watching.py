@@ -43,7 +43,7 @@ def test_a_layer_whose_calls_change_is_named_once_within_fifty_calls(
     shape = LayerShape(d_model=16, d_hidden=32, num_experts=4, top_k=1)
     plan = small_plan(layer=shape, world_size=1, tokens=32, degrees=(1, 1))
     book = PlanBook([plan], clock=clock)
-    layers = [MoELayer(16, 32, 4, 1, planbook=book) for _ in range(2)]
+    layers = [MoELayer(16, 32, 4, 1, plan=book) for _ in range(2)]
     with caplog.at_level(logging.WARNING, logger="moetune"):
         for time[1] in calls:
             for layer in layers:

@@ -29,7 +29,7 @@ def _train(url: str, process: int, folder: str) -> None:
     """Train; half through the first rank kills the service."""
     torch.manual_seed(0)
     book = moetune.open_planbook(ASKED, service=url)
-    layer = moetune.MoELayer(32, 64, 4, 2, planbook=book, dtype=torch.float32)
+    layer = moetune.MoELayer(32, 64, 4, 2, plan=book, dtype=torch.float32)
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-2)
     for number in range(STEPS):
         if number == STEPS // 2 and dist.get_rank() == 0:

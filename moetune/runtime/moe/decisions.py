@@ -3,7 +3,6 @@
 In `ExpertLayer.forward`, between the ranks' agreement on their tokens and the gate.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,7 +19,7 @@ from moetune.domain.placement import check_order
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.withdrawn import common_degree
 from moetune.runtime.moe.expert_kernels import check_kernel, kernel_problem
-from moetune.runtime.plans.book import PlanBook, plans_of, warn_on_first
+from moetune.runtime.plans.book import GivenPlan, PlanBook, plans_of, warn_on_first
 from moetune.runtime.plans.layer_plans import LayerPlans
 from moetune.runtime.plans.timers import Watch
 
@@ -33,7 +32,7 @@ class LayerDecisions:
     Args:
         key: of the layer; the step's dtype replaces its own.
         rank: this rank's index in the layer's group; the first one warns.
-        pipeline, memory_reuse, plan, planbook, placement, expert_kernel: as in `MoELayer`.
+        pipeline, memory_reuse, plan, placement, expert_kernel: as in `MoELayer`.
         can_place: whether the layer can have its experts in another than the natural order.
 
     Attributes:
@@ -56,8 +55,7 @@ class LayerDecisions:
         rank: int,
         pipeline: bool | int,
         memory_reuse: bool | str,
-        plan: Plan | str | os.PathLike[str] | None,
-        planbook: PlanBook | None,
+        plan: GivenPlan,
         placement: Sequence[int] | None = None,
         can_place: bool = True,
         expert_kernel: ExpertKernel | None = None,
@@ -69,7 +67,7 @@ class LayerDecisions:
         self.placement: tuple[int, ...] = ()
         self._book = PlanBook()
         try:
-            self._book = _book(plan, planbook, key)
+            self._book = _book(plan, key)
             placed = _placement(placement, self._book, key)
             self.placement = () if placed == tuple(range(key.layer.num_experts)) else placed
             if self.placement and not can_place:
@@ -233,19 +231,15 @@ def forced_strategy(memory_reuse: bool | str) -> Strategy | None:
     )
 
 
-def _book(
-    plan: Plan | str | os.PathLike[str] | None, planbook: PlanBook | None, key: LayerKey
-) -> PlanBook:
+def _book(plan: GivenPlan, key: LayerKey) -> PlanBook:
     """Return the book to look plans up in.
 
     Raises:
-        InputError: both were given, or the plan is for another layer or number of ranks, or
-            for experts that are shared in another way.
+        InputError: the plan is for another layer or number of ranks, or for experts that are shared
+            in another way.
     """
-    if plan is None:
-        return planbook if planbook is not None else PlanBook()
-    if planbook is not None:
-        raise InputError("give either plan or planbook, not both")
+    if plan is None or isinstance(plan, PlanBook):
+        return plan or PlanBook()
     plans = plans_of(plan)
     for one in plans:
         _check_plan(one, key)

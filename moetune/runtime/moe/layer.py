@@ -3,7 +3,6 @@
 First step of a token's way: as in `planned_layer`.
 """
 
-import os
 from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar
@@ -23,14 +22,13 @@ from moetune.domain.layer import (
     LayerShape,
     check_divisible,
 )
-from moetune.domain.plan import Plan
 from moetune.runtime.moe.decisions import LayerDecisions, dtype_name, forced_strategy
 from moetune.runtime.moe.expert_module import Experts
 from moetune.runtime.moe.gate import Gate, Routing
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.workspace import MemoryTracker
-from moetune.runtime.plans.book import PlanBook
+from moetune.runtime.plans.book import GivenPlan
 
 _SEED_LIMIT = 2**62
 _MESH_DIMS = 2
@@ -92,8 +90,7 @@ class ExpertLayer(PlannedLayer):
         mesh: DeviceMesh | None = None,
         pipeline: bool | int = True,
         memory_reuse: bool | str = True,
-        plan: Plan | str | os.PathLike[str] | None = None,
-        planbook: PlanBook | None = None,
+        plan: GivenPlan = None,
         placement: Sequence[int] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -127,7 +124,7 @@ class ExpertLayer(PlannedLayer):
         )  # fmt: skip
         decisions = LayerDecisions(
             key, rank=communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,
-            plan=plan, planbook=planbook, placement=placement, expert_kernel=expert_kernel,
+            plan=plan, placement=placement, expert_kernel=expert_kernel,
         )  # fmt: skip
         # Experts behind an all-to-all get gradients from every rank's tokens: a wrapper must not
         # average them. Tensor-parallel experts have data-parallel replicas, as dense layers do.
@@ -228,8 +225,8 @@ class MoELayer(ExpertLayer):
         memory_reuse: True takes the strategy from the plan, False or "none" keeps everything,
             "S1" to "S4" reuse buffers (see `moetune.runtime.moe.reuse`). In one chunk there is
             nothing to reuse, and all are alike.
-        plan: a plan, or the path of a plan file.
-        planbook: a book that all ranks share, see `moetune.open_planbook`.
+        plan: a plan, the path of a plan file, or a book that all ranks share: see
+            `moetune.open_planbook`.
         placement: expert of each place, of which rank r of P has the r-th of P equal parts;
             default, the plan's. The gate and checkpoints know experts by their own numbers.
         device, dtype: of the parameters.
@@ -261,7 +258,7 @@ class TensorExpertLayer(ExpertLayer):
 
     Args:
         d_model, d_hidden, num_experts, top_k, activation, bias: as in `MoELayer`.
-        normalize_topk, plan, planbook, device, dtype, communicator, expert_kernel: as in
+        normalize_topk, plan, device, dtype, communicator, expert_kernel: as in
             `MoELayer`.
         capacity_factor, placement: None; no pair is dropped.
         group: tensor-parallel group, default the world. All its ranks construct the layer.

@@ -3,7 +3,6 @@
 First step of a token's way: as in `planned_layer`, without a gate.
 """
 
-import os
 from collections.abc import Callable
 from operator import index
 
@@ -12,13 +11,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.group import Communicator
 from moetune.domain.layer import LayerKey, LayerShape
-from moetune.domain.plan import Plan
 from moetune.runtime.moe.decisions import LayerDecisions, dtype_name
 from moetune.runtime.moe.expert_module import LocalExperts
 from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.planned_layer import PlannedLayer, sizes_of
 from moetune.runtime.moe.workspace import MemoryTracker
-from moetune.runtime.plans.book import PlanBook
+from moetune.runtime.plans.book import GivenPlan
 
 
 class RoutedLayer(PlannedLayer):
@@ -29,7 +27,7 @@ class RoutedLayer(PlannedLayer):
     Args:
         shape: of the layer; plans of one whose ranks share an expert's width are of its shards.
         experts: of this rank.
-        plan: as in `MoELayer`, or a book of plans; None runs one chunk.
+        plan: as in `MoELayer`; None runs one chunk.
 
     Raises:
         InputError: an argument is out of range.
@@ -42,15 +40,14 @@ class RoutedLayer(PlannedLayer):
         communicator: Communicator,
         *,
         mesh: DeviceMesh | None = None,
-        plan: Plan | PlanBook | str | os.PathLike[str] | None = None,
+        plan: GivenPlan = None,
     ) -> None:
         key = LayerKey(
             layer=shape, num_ranks=communicator.num_ranks, dtype=dtype_name(experts.up.dtype),
         )  # fmt: skip
-        book = plan if isinstance(plan, PlanBook) else None
         decisions = LayerDecisions(
             key, rank=communicator.rank, pipeline=plan is not None, memory_reuse=True,
-            plan=None if isinstance(plan, PlanBook) else plan, planbook=book, can_place=False,
+            plan=plan, can_place=False,
         )  # fmt: skip
         super().__init__(
             shape, experts, communicator, decisions=decisions, tracker=MemoryTracker("device"),

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import torch.distributed as dist
 
@@ -128,6 +129,10 @@ class PlanBook:
         """
         if self._search is not None:
             self._search.step()
+
+
+GivenPlan: TypeAlias = Plan | PlanBook | str | os.PathLike[str] | None
+"""A plan of a layer as callers give it: itself, the path of its file, or a book."""
 
 
 def warn_on_first(message: str, *, rank: int) -> None:
