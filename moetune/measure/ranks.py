@@ -5,10 +5,7 @@ the collectives that are measured: one for the main thread, one for the thread o
 """
 
 import datetime as dt
-import os
-import socket
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,9 +18,6 @@ from moetune.measure.device import Device
 
 _TIMEOUT_SECONDS = 120.0
 _MEMORY_STEP_BYTES = 2**28
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
-Cores = tuple[str, frozenset[int]]
-"""Boot id of a machine, and its cores that a process may use."""
 
 
 def spread_groups(sizes: Sequence[int], machine: Machine) -> tuple[Group, ...]:
@@ -68,27 +62,6 @@ def members(group: Group, *, num_ranks: int, ranks_per_node: int) -> tuple[tuple
         for first in nodes
         for lane in range(stride)
     )
-
-
-def process_cores() -> Cores:
-    """Return the machine and the cores of this process."""
-    try:
-        boot = _BOOT.read_text()
-    except OSError:
-        boot = socket.gethostname()
-    return boot, frozenset(os.sched_getaffinity(0))
-
-
-def num_sharers(cores: Sequence[Cores]) -> int:
-    """Return how many ranks share a rank's cores, itself included, where that are most.
-
-    A rank with several cores counts on each of them by its share.
-    """
-    loads = [
-        sum(len(mine & theirs) / len(theirs) for where, theirs in cores if where == machine)
-        for machine, mine in cores
-    ]
-    return max(round(max(loads)), 1)
 
 
 class MeasuringRanks:

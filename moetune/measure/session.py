@@ -20,7 +20,7 @@ from moetune.measure.device import THROTTLED, Clock, Device
 from moetune.measure.estimate import Rates, probe, representatives, visit_seconds
 from moetune.measure.grid import Preset
 from moetune.measure.operations import Bench, prepare_experiment
-from moetune.measure.ranks import MeasuringRanks, num_sharers, process_cores
+from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.schedule import (
     CERTAIN,
     MAX_VISITS,
@@ -111,10 +111,9 @@ def run_session(
     if not assignment.points:
         return
     _open_groups(assignment, ranks)
-    sharers = num_sharers(control.all_gather_object(process_cores(), "the cores of ranks"))
     chosen = representatives(device, control.num_ranks)
     bench = Bench(device=device, ranks=ranks, representatives=chosen)
-    effort = _EFFORTS[assignment.preset, device.kind].for_sharers(sharers)
+    effort = _EFFORTS[assignment.preset, device.kind]
     visits = _Visits(bench, effort, on_news, start)
     rates = control.broadcast_object(visits.probe(assignment.points), "rough speeds")
     seconds = {point: visit_seconds(point, rates, effort) for point in assignment.points}

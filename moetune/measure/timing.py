@@ -32,7 +32,6 @@ _MAX_GROWTH = 100
 # The first exchanges of a stream are faster than later ones: no guide to how many fill a block.
 _MAX_STREAM_GROWTH = 4
 OVERLAPPED_SECONDS = 0.6
-SHARED_SECONDS = 0.02
 # Within one or two turns a pause between turns would not show.
 TURNS_IN_WINDOW = 3
 STREAM_BLOCK_SECONDS = 0.05
@@ -58,15 +57,6 @@ class Effort:
     max_seconds: float
     warmup_seconds: float
     block_seconds: float = 1e-3
-
-    def for_sharers(self, num_sharers: int) -> "Effort":
-        """Return the effort with blocks of many time slices if several ranks share a core.
-
-        In a shorter block a rank has the core to itself, or not at all, by chance.
-        """
-        if num_sharers == 1:
-            return self
-        return replace(self, block_seconds=max(self.block_seconds, SHARED_SECONDS))
 
     def for_experiment(self, experiment: Experiment) -> "Effort":
         """Return the effort with the blocks and the time that the experiment needs at least."""

@@ -25,7 +25,6 @@ from moetune.domain.samples import (
     RowsPoint,
     Sample,
 )
-from moetune.measure.ranks import num_sharers
 from moetune.measure.session import Assignment, Estimates, News
 from tests.measure import measure_workers
 from tests.ranks import run_ranks
@@ -172,14 +171,6 @@ def test_a_budget_ends_the_session_also_where_the_estimates_were_too_low() -> No
     measure_here(Assignment(needed=points, preset="quick", budget_seconds=3.0), ear, num_ranks=1)
     assert len(ear.seconds) > 5
     assert len(ear.samples) <= 5
-
-
-def test_ranks_that_share_cores_are_counted_on_their_own_machine() -> None:
-    one, other = ("boot a", frozenset({0, 1})), ("boot b", frozenset({0, 1}))
-    assert num_sharers([one, one, other]) == 2
-    pinned = [("boot a", frozenset({core})) for core in (0, 1, 0, 1, 2)]
-    assert num_sharers(pinned) == 2
-    assert num_sharers([("boot a", frozenset(range(8)))]) == 1
 
 
 @pytest.mark.parametrize(("num_ranks", "num_cores"), [(1, 4), (2, 4), (3, 8), (4, 4)])
