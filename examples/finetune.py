@@ -31,7 +31,7 @@ import moetune
 from examples import checkpoints
 from moetune.app.trace import overlap_of
 from moetune.domain.units import format_seconds
-from moetune.runtime.moe.routed_layer import RoutedLayer
+from moetune.runtime.moe.layer import RoutedLayer
 from moetune.runtime.trace import RecordedSpan, TimelineRecorder
 
 _LENGTH = 128

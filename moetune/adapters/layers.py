@@ -21,8 +21,8 @@ from moetune.domain.layer import LayerShape, check_divisible
 from moetune.runtime.moe.activations import ClampedGate, FusedForm, GateFunction
 from moetune.runtime.moe.decisions import dtype_name
 from moetune.runtime.moe.expert_module import BorrowedExperts, ExpertNames
+from moetune.runtime.moe.layer import RoutedLayer
 from moetune.runtime.moe.placement import ExpertPlacement
-from moetune.runtime.moe.routed_layer import RoutedLayer
 from moetune.runtime.plans.book import GivenPlan, PlanBook, plans_of
 
 _AUTOCAST = "bfloat16", "float16"

@@ -25,9 +25,8 @@ from moetune.comm.gloo import check_joined, communicator_of, shared_communicator
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, check_divisible
-from moetune.runtime.moe.layer import expert_group
+from moetune.runtime.moe.layer import RoutedLayer, expert_group
 from moetune.runtime.moe.placement import is_dtensor
-from moetune.runtime.moe.routed_layer import RoutedLayer
 from moetune.runtime.plans.book import GivenPlan
 
 ModelT = TypeVar("ModelT", bound=nn.Module)

@@ -19,7 +19,7 @@ from moetune.adapters.layers import shape_of, titan_family_of, wrapped_layer
 from moetune.comm.gloo import communicator_of
 from moetune.comm.group import OneRank
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.routed_layer import RoutedLayer
+from moetune.runtime.moe.layer import RoutedLayer
 
 try:
     import spmd_types

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import moetune
 from moetune.adapters.layers import titan_family_of
-from moetune.runtime.moe.routed_layer import RoutedLayer
+from moetune.runtime.moe.layer import RoutedLayer
 from tests.adapters import titan_interface, titan_workers
 from tests.ranks import run_ranks
 

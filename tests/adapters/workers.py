@@ -31,7 +31,7 @@ from moetune.comm.gloo import shared_communicator
 from moetune.domain.constraints import Strategy
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Decision, Plan
-from moetune.runtime.moe.routed_layer import RoutedLayer
+from moetune.runtime.moe.layer import RoutedLayer
 from tests.adapters.tiny_models import FAMILIES, fill, loss_of, tiny, tokens_of
 from tests.runtime.plans import small_plan
 

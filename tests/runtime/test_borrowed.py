@@ -13,9 +13,8 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.layer import LayerShape
 from moetune.runtime.moe.activations import ClampedGate, FusedForm
 from moetune.runtime.moe.expert_module import BorrowedExperts, ExpertNames
-from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.layer import MoELayer, RoutedLayer
 from moetune.runtime.moe.placement import ExpertPlacement
-from moetune.runtime.moe.routed_layer import RoutedLayer
 from moetune.runtime.moe.weight_grads import GradientMean
 from tests.runtime.gpu_runs import decision
 from tests.runtime.grouped_workers import grouped

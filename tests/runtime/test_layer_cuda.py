@@ -18,8 +18,7 @@ from moetune.domain.kernels import EXPERT_KERNELS, ExpertKernel
 from moetune.domain.layer import LayerShape
 from moetune.runtime.moe.activations import FusedForm
 from moetune.runtime.moe.expert_kernels import kernel_problem
-from moetune.runtime.moe.layer import MoELayer, TensorExpertLayer
-from moetune.runtime.moe.routed_layer import RoutedLayer
+from moetune.runtime.moe.layer import MoELayer, RoutedLayer, TensorExpertLayer
 from tests.runtime import test_borrowed
 from tests.runtime.gpu_runs import decision
 from tests.runtime.workers import relative_error, results_of

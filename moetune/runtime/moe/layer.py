@@ -1,10 +1,11 @@
-"""Layers with a gate: `MoELayer`, and `TensorExpertLayer` inside a tensor-parallel group (PPMoE).
+"""The kinds of layers: `MoELayer`, `TensorExpertLayer` (PPMoE), and `RoutedLayer` of other models.
 
 First step of a token's way: as in `planned_layer`.
 """
 
 from collections.abc import Sequence
 from functools import partial
+from operator import index
 from typing import ClassVar
 
 import torch
@@ -23,10 +24,10 @@ from moetune.domain.layer import (
     check_divisible,
 )
 from moetune.runtime.moe.decisions import LayerDecisions, dtype_name, forced_strategy
-from moetune.runtime.moe.expert_module import Experts
+from moetune.runtime.moe.expert_module import Experts, LocalExperts
 from moetune.runtime.moe.gate import Gate, Routing
 from moetune.runtime.moe.placement import ExpertPlacement
-from moetune.runtime.moe.planned_layer import PlannedLayer
+from moetune.runtime.moe.planned_layer import PlannedLayer, sizes_of
 from moetune.runtime.moe.workspace import MemoryTracker
 from moetune.runtime.plans.book import GivenPlan
 
@@ -277,6 +278,72 @@ class TensorExpertLayer(ExpertLayer):
     """
 
     expert_parallel: ClassVar[ExpertParallel] = "tensor"
+
+
+class RoutedLayer(PlannedLayer):
+    """Experts that a router of the caller's has chosen.
+
+    The layer has no parameters: its experts are a module of the caller's.
+
+    Args:
+        shape: of the layer; plans of one whose ranks share an expert's width are of its shards.
+        experts: of this rank.
+        plan: as in `MoELayer`; None runs one chunk.
+
+    Raises:
+        InputError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        shape: LayerShape,
+        experts: LocalExperts,
+        communicator: Communicator,
+        *,
+        mesh: DeviceMesh | None = None,
+        plan: GivenPlan = None,
+    ) -> None:
+        key = LayerKey(
+            layer=shape, num_ranks=communicator.num_ranks, dtype=dtype_name(experts.up.dtype),
+        )  # fmt: skip
+        decisions = LayerDecisions(
+            key, rank=communicator.rank, pipeline=plan is not None, memory_reuse=True,
+            plan=plan, can_place=False,
+        )  # fmt: skip
+        super().__init__(
+            shape, experts, communicator, decisions=decisions, tracker=MemoryTracker("device"),
+            mesh=mesh,
+        )  # fmt: skip
+        self.experts = experts
+        self.training = experts.module.training
+
+    def forward(
+        self, x: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the experts' weighted outputs.
+
+        Args:
+            x: (…, d_model), this rank's tokens; ranks may have different numbers of them.
+            experts_TK: chosen experts, below the number of all of them.
+            weights_TK: of the choices; they get gradients.
+
+        Returns:
+            The same shape and dtype as `x`.
+
+        Raises:
+            InputError, RankMismatchError, CollectiveError, AllocationError: as in `MoELayer`.
+        """
+        num_tokens = x.numel() // max(1, x.shape[-1])
+        wanted, problem = (num_tokens, self.shape.top_k), ""
+        if not experts_TK.shape == weights_TK.shape == wanted:
+            problem = (
+                f"the router gave experts {sizes_of(experts_TK)} and weights "
+                f"{sizes_of(weights_TK)}, for {index(num_tokens)} tokens they must be "
+                f"{tuple(map(index, wanted))}"
+            )
+        x_TD = x.reshape(-1, x.shape[-1])
+        route = partial(Routing, x_TD=x_TD, weights_TK=weights_TK, experts_TK=experts_TK)
+        return self.run(x, route, problem)
 
 
 def _check_without_exchange(**options: object) -> None:

@@ -13,9 +13,8 @@ from torch import nn
 
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.layer import ExpertLayer, MoELayer
+from moetune.runtime.moe.layer import ExpertLayer, MoELayer, RoutedLayer
 from moetune.runtime.moe.planned_layer import PlannedLayer
-from moetune.runtime.moe.routed_layer import RoutedLayer
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.replicas import equalize
 
