@@ -3,10 +3,14 @@
 import contextlib
 import gc
 import itertools
+import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
+import torch
 from torch.profiler import ProfilerActivity, profile
+
+from moetune.runtime.moe import offload
 
 
 class Live:
@@ -39,6 +43,36 @@ def live_tensors() -> Iterator[Live]:
     changes.sort(key=lambda change: change[0])
     held = list(itertools.accumulate((num_bytes for _, num_bytes in changes), initial=0))
     live.peak_bytes, live.left_bytes = max(held), held[-1]
+
+
+class HostMemory:
+    """What layers take on the host for activations that leave the device, within a block.
+
+    Attributes:
+        num_bytes, peak_bytes: alive now, and most at once.
+    """
+
+    num_bytes = peak_bytes = 0
+
+    def __enter__(self) -> Self:
+        """Count from now on."""
+        self._take = offload.host_memory
+        offload.host_memory = self._counted
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Count no more."""
+        offload.host_memory = self._take
+
+    def _counted(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
+        made = self._take(num_bytes, pinned=pinned)
+        self.num_bytes += made.nbytes
+        self.peak_bytes = max(self.peak_bytes, self.num_bytes)
+        weakref.finalize(made.untyped_storage(), self._drop, made.nbytes)
+        return made
+
+    def _drop(self, num_bytes: int) -> None:
+        self.num_bytes -= num_bytes
 
 
 def _recorded(profiler: profile) -> list[Any]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.mpipemoe.live import live_tensors
+from benchmarks.mpipemoe.live import HostMemory, live_tensors
 from moetune.domain.constraints import Strategy
 from moetune.domain.layer import Workload
 from moetune.runtime.moe.layer import MoELayer
@@ -17,12 +17,10 @@ class Measured:
     """The peak of a step on the device, in bytes, states included.
 
     Args:
-        account_bytes: by the layer's account, with the states and the caller's tensors.
         live_bytes: by the allocator, with all temporaries.
         host_bytes: what a step takes of host memory.
     """
 
-    account_bytes: int
     live_bytes: int
     host_bytes: int
 
@@ -30,7 +28,7 @@ class Measured:
 def measure_step(workload: Workload, degree: int, strategy: Strategy) -> Measured:
     """Return the peak of a step behind a warm one, with Adam's states there."""
     shape, dtype = workload.layer, getattr(torch, workload.dtype)
-    with live_tensors() as live:
+    with HostMemory() as host, live_tensors() as live:
         layer = MoELayer(
             shape.d_model, shape.d_hidden, shape.num_experts, shape.top_k,
             activation=shape.activation, bias=False, pipeline=degree, memory_reuse=strategy,
@@ -40,26 +38,9 @@ def measure_step(workload: Workload, degree: int, strategy: Strategy) -> Measure
         optimizer = torch.optim.Adam(layer.parameters(), lr=1e-4, fused=True)
         x = torch.randn(workload.tokens_per_rank, shape.d_model, dtype=dtype, requires_grad=True)
         grad = torch.randn(x.shape, dtype=dtype)
-        for step in range(_WARM_STEPS + 1):
-            if step == _WARM_STEPS:
-                layer.reset_peak_memory()
+        for _ in range(_WARM_STEPS + 1):
             x.grad = None
             optimizer.zero_grad()
             layer(x).backward(grad)
             optimizer.step()
-        use = layer.memory
-        held = [x, grad, *layer.parameters(), *_tensors_of(optimizer)]
-        account_bytes = use.peak_device_bytes + sum(each.nbytes for each in held)
-    host_bytes = use.peak_host_bytes
-    return Measured(
-        account_bytes=account_bytes, live_bytes=live.peak_bytes - host_bytes, host_bytes=host_bytes
-    )
-
-
-def _tensors_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [
-        value
-        for state in optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, torch.Tensor)
-    ]
+    return Measured(live_bytes=live.peak_bytes - host.peak_bytes, host_bytes=host.peak_bytes)

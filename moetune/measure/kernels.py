@@ -35,7 +35,6 @@ from moetune.runtime.moe.expert_kernels import grouped_kernel, kernel_problem
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.products import RowPart, multiply
 from moetune.runtime.moe.weight_grads import GradientSum
-from moetune.runtime.moe.workspace import MemoryTracker
 
 _TOP_K = 2
 _PARTS = 2
@@ -58,9 +57,9 @@ def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
     weights = [make(point.num_experts, point.d_in, point.d_out) for _ in range(num_weights)]
     rows = [(make(total_rows, point.d_in), make(total_rows, point.d_out)) for _ in range(num_rows)]
     product, part = even_form(point.product), _part(point, rows[0][0], device)
-    is_grouped, tracker = part.ends_E is not None, MemoryTracker("device")
+    is_grouped = part.ends_E is not None
     sums = [
-        GradientSum(weight, _PARTS, tracker, dtype=weight.dtype, is_whole=is_grouped)
+        GradientSum(weight, _PARTS, dtype=weight.dtype, is_whole=is_grouped)
         for weight in weights if product == "grad_weight"
     ]  # fmt: skip
     operands = [(weight, *pair) for pair in rows for weight in sums or weights]

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from moetune.domain.errors import AllocationError, CollectiveError, RankMismatchError
+from moetune.runtime.moe import workspace
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
-from moetune.runtime.moe.workspace import MemoryTracker
 
 Kind = Literal["all_to_all", "tensor"]
 
@@ -95,7 +95,7 @@ def shortage(kind: Kind, strategy: str, phase: str) -> None:
     y = layer(x) if phase == "backward" else None
     if dist.get_rank() == 1:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(MemoryTracker, "empty", _no_memory)
+            patch.setattr(workspace, "allocated", _no_memory)
             with pytest.raises(AllocationError, match="no device memory"):
                 _go_on(layer, x, y)
         return
@@ -103,5 +103,5 @@ def shortage(kind: Kind, strategy: str, phase: str) -> None:
         _go_on(layer, x, y)
 
 
-def _no_memory(account: MemoryTracker, what: str, *_: object, **__: object) -> torch.Tensor:
-    raise account.short_of(what)
+def _no_memory(*_: object, **__: object) -> torch.Tensor:
+    raise torch.OutOfMemoryError("none")

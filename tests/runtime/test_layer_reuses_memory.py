@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from benchmarks.mpipemoe.live import HostMemory
 from moetune.comm.group import Wait
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import Activation
@@ -23,9 +24,9 @@ def make_layer(strategy: str) -> MoELayer:
 
 def test_without_gradients_nothing_leaves_for_the_host() -> None:
     layer = make_layer("S1")
-    with torch.no_grad():
+    with torch.no_grad(), HostMemory() as host:
         layer(torch.randn(32, 8))
-    assert layer.memory.host_bytes == 0
+    assert host.peak_bytes == 0
 
 
 def test_a_second_backward_pass_says_why_it_cannot_be() -> None:

@@ -4,15 +4,18 @@ import gc
 import itertools
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.mpipemoe.live import HostMemory
 from moetune.domain.constraints import Strategy
 from moetune.domain.errors import AllocationError
+from moetune.runtime.moe import offload, workspace
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.moe.workspace import MemoryTracker
 from tests.ranks import run_ranks
 from tests.runtime import faults
 from tests.runtime.workers import results_of
@@ -20,24 +23,41 @@ from tests.runtime.workers import results_of
 SMALL, LARGE = 16, 64
 FEWEST_ALLOCATIONS = 5
 """Of a step: rooms and results of both phases, and gradients."""
+_HONEST = workspace.allocated
 
 
-class Shortage:
-    """In the place of `MemoryTracker.empty`: fails at one allocation, counted from 0."""
+class Allocations:
+    """The memory of steps' buffers, of which one allocation may fail, counted from 0.
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
-        self.num_asked = 0
-        honest = MemoryTracker.empty
+    Attributes:
+        num_asked: allocations so far.
+        num_bytes: that are alive.
+    """
 
-        def empty(
-            account: MemoryTracker, what: str, *args: object, **options: object
-        ) -> torch.Tensor:
-            self.num_asked += 1
-            if self.num_asked == failing + 1:
-                raise account.short_of(what)
-            return honest(account, what, *args, **options)  # type: ignore[arg-type]
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.num_asked = self.num_bytes = 0
+        self.failing = -1
+        for module in (workspace, offload):
+            patch.setattr(module, "allocated", self._allocated)
 
-        monkeypatch.setattr(MemoryTracker, "empty", empty)
+    def _allocated(self, *args: Any, **options: Any) -> torch.Tensor:
+        self.num_asked += 1
+        if self.num_asked == self.failing + 1:
+            raise torch.OutOfMemoryError("none is left")
+        made = _HONEST(*args, **options)
+        self.num_bytes += made.nbytes
+        weakref.finalize(made.untyped_storage(), self._drop, made.nbytes)
+        return made
+
+    def _drop(self, num_bytes: int) -> None:
+        self.num_bytes -= num_bytes
+
+    def held(self, layer: MoELayer) -> int:
+        """Return what stays between steps."""
+        layer.zero_grad()
+        layer.aux_loss = torch.zeros(())
+        gc.collect()
+        return self.num_bytes
 
 
 def make(strategy: str) -> MoELayer:
@@ -65,37 +85,31 @@ def young_heap() -> Iterator[None]:
 @pytest.mark.parametrize("strategy", ["none", "S1"])
 def test_a_step_that_fails_at_any_allocation_leaves_the_layer_as_it_was(strategy: str) -> None:
     wanted = gradients(make(strategy), SMALL)
-    healthy = make(strategy)
-    gradients(healthy, LARGE)
-    usual = held(healthy)
-    num_asked = 0
+    with pytest.MonkeyPatch.context() as patch:
+        memory, healthy = Allocations(patch), make(strategy)
+        gradients(healthy, LARGE)
+        usual = memory.held(healthy)
     for failing in itertools.count():
         layer = make(strategy)
-        gradients(layer, SMALL)
         with pytest.MonkeyPatch.context() as patch:
-            shortage = Shortage(patch, failing)
-            num_asked = failing
+            memory = Allocations(patch)
+            gradients(layer, SMALL)
+            memory.num_asked, memory.failing = 0, failing
             try:
                 gradients(layer, LARGE)
             except AllocationError as error:
                 assert " memory for " in error.what  # noqa: PT017
                 assert "more chunks" in error.hint  # noqa: PT017
             else:
-                assert shortage.num_asked == failing
+                assert memory.num_asked == failing >= FEWEST_ALLOCATIONS
                 break
-        assert held(layer)[0] <= usual[0]
-        torch.testing.assert_close(gradients(layer, SMALL), wanted, rtol=1e-12, atol=1e-12)
-        gradients(layer, LARGE)
-        assert held(layer) == usual
-    assert num_asked >= FEWEST_ALLOCATIONS
-
-
-def held(layer: MoELayer) -> tuple[int, int]:
-    """Return what stays on device and host between steps."""
-    layer.zero_grad()
-    layer.aux_loss = torch.zeros(())
-    gc.collect()
-    return layer.memory.device_bytes, layer.memory.host_bytes
+            memory.failing = -1
+            assert memory.held(layer) <= usual
+            found = gradients(layer, SMALL)
+            torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+            del found
+            gradients(layer, LARGE)
+            assert memory.held(layer) == usual
 
 
 _CHILD = """
@@ -159,12 +173,15 @@ def test_no_rank_hangs_when_one_finds_no_memory(
 def test_host_memory_comes_back_when_the_graph_is_dropped(strategy: Strategy) -> None:
     layer = make(strategy)
     x = torch.randn(LARGE, 8, dtype=torch.float64)
-    first = layer(x)
-    of_a_step = layer.memory.host_bytes
-    assert of_a_step > 0
-    second = layer(x)
-    assert layer.memory.host_bytes == 2 * of_a_step
-    del first
-    assert held(layer)[1] == of_a_step
-    second.sum().backward()
-    assert held(layer)[1] == 0
+    with HostMemory() as host:
+        first = layer(x)
+        of_a_step = host.num_bytes
+        assert of_a_step > 0
+        second = layer(x)
+        assert host.num_bytes == 2 * of_a_step
+        del first
+        layer.aux_loss = torch.zeros(())
+        gc.collect()
+        assert host.num_bytes == of_a_step
+        second.sum().backward()
+        assert host.num_bytes == 0

@@ -270,20 +270,6 @@ class Dispatch:
         last: int = self.sent[-1].stop
         return last
 
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """Tensors that live until the backward pass, each with a storage of its own."""
-        tensors = [self.pairs_N, self.rows_TK]
-        if self.tokens_M is not self.pairs_N:
-            tensors.append(self.tokens_M)
-        if self.places_N is not None:
-            tensors += [self.sums.order, self.sums.starts, self.places_N]
-        if self.grouped is not None:
-            tensors.append(self.grouped.ends_CL)
-            if self.grouped.one_hot_RL is not None:
-                tensors.append(self.grouped.one_hot_RL)
-        return tensors
-
     def tokens_of(self, chunk: int) -> slice:
         """Return the chunk's tokens: all pairs of a token are in the same one."""
         num_tokens = len(self.rows_TK)

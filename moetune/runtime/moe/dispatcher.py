@@ -28,7 +28,6 @@ from moetune.runtime.moe.offload import DeviceCopies, Offload
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.reuse import ReuseBackward, ReuseForward
 from moetune.runtime.moe.tensor import TensorBackward, TensorForward
-from moetune.runtime.moe.workspace import MemoryTracker
 
 _MAX_CHUNKS = 32
 """Chunks that fit into an opening's exchange, whose size must not depend on the degree."""
@@ -39,19 +38,16 @@ class AllToAll:
 
     Args:
         placement: of the experts over the communicator's ranks.
-        host_tracker: of activations that leave the device.
 
     Attributes:
-        copies: of these activations.
+        copies: of activations that leave the device.
     """
 
-    def __init__(
-        self, communicator: Communicator, placement: ExpertPlacement, host_tracker: MemoryTracker
-    ) -> None:
+    def __init__(self, communicator: Communicator, placement: ExpertPlacement) -> None:
         self._communicator, self._placement = communicator, placement
         self._num_local = placement.num_local
         self._num_numbers = self._num_local + (self._num_local > 1)  # as of `TokenPermutation`
-        self.copies, self._host_tracker = DeviceCopies(), host_tracker
+        self.copies = DeviceCopies()
 
     def permute(self, routing: Routing, degree: int) -> TokenPermutation:
         """Return this rank's rows, before the host knows their numbers."""
@@ -129,7 +125,7 @@ class AllToAll:
                 backward=partial(KeepBackward, order),
             )  # fmt: skip
         offload = Offload(
-            decision.strategy, self.copies, self._host_tracker, num_rows=dispatch.num_received,
+            decision.strategy, self.copies, num_rows=dispatch.num_received,
             layer=layer, like=x_TD, is_needed=torch.is_grad_enabled(),
             is_fused=context.form is not None,
         )  # fmt: skip

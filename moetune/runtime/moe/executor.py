@@ -23,7 +23,7 @@ from moetune.runtime.moe.experts import ExpertGrads, ExpertWeights
 from moetune.runtime.moe.pairs import PairWeights
 from moetune.runtime.moe.token_rows import ReceivedTokens, RowSums
 from moetune.runtime.moe.weight_grads import GradientMean, StepFactors
-from moetune.runtime.moe.workspace import MemoryTracker, Workspace
+from moetune.runtime.moe.workspace import Workspace
 from moetune.runtime.trace import SpanRecorder
 
 Step = tuple[Literal["dispatch", "compute", "combine"], int]
@@ -86,18 +86,13 @@ class PipelineContext:
     gradients: GradientMean = field(default_factory=GradientMean)
     form: FusedForm | None = None
 
-    @property
-    def tracker(self) -> MemoryTracker:
-        """The counter of tensors that are not cut from the workspace."""
-        return self.workspace.tracker
-
     def weights(self, parameters: Sequence[Any], dtype: torch.dtype) -> ExpertWeights:
-        """Return the experts' parameters in the dtype of a step; copies are counted.
+        """Return the experts' parameters in the dtype of a step.
 
         Args:
             parameters: as of `ExpertWeights.of`.
         """
-        return ExpertWeights.of(self.activation, parameters, dtype, self.form, self.tracker)
+        return ExpertWeights.of(self.activation, parameters, dtype, self.form)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +129,7 @@ class PhaseRun(ABC):
     grads: ExpertGrads
 
     def __init__(self, phase: Phase, inputs: PhaseInputs) -> None:
-        self._context, self._tracker = inputs.context, inputs.context.tracker
+        self._context = inputs.context
         self._dispatch, self._experts = inputs.dispatch, inputs.experts
         self._values_TD, self._weights_TK = inputs.values_TD, inputs.weights_TK
         self._phase: Phase = phase
@@ -156,7 +151,7 @@ class PhaseRun(ABC):
         """
         return ExpertGrads(
             inputs.experts, inputs.grad_dtypes, weights_R1, self._dispatch.degree, buffers,
-            self._tracker, scale=self._context.gradients.scale, factors=factors,
+            scale=self._context.gradients.scale, factors=factors,
         )  # fmt: skip
 
     def begin(self) -> None:  # noqa: B027 - most phases have nothing to prepare
@@ -242,7 +237,6 @@ class DispatchedPhase(PhaseRun):
     def arrived_weights(self) -> torch.Tensor:
         """Return the combine weights at the experts (R, 1), once they are there."""
         weights_R1, self._received = self._weights.arrived(self._weights_TK.dtype)
-        self._tracker.add(weights_R1, *self.saved_places())
         return weights_R1
 
     def saved_places(self) -> tuple[torch.Tensor, ...]:

@@ -18,7 +18,7 @@ from moetune.runtime.moe.activations import FusedForm, activate, derive
 from moetune.runtime.moe.pairs import dots, weigh_
 from moetune.runtime.moe.products import RowPart, multiply
 from moetune.runtime.moe.weight_grads import GradientSum, StepFactors, add_factors
-from moetune.runtime.moe.workspace import MemoryTracker, Shape
+from moetune.runtime.moe.workspace import Shape, empty
 
 _NAMES = ("w1", "b1", "w2", "b2", "w3")
 
@@ -68,19 +68,13 @@ class ExpertWeights:
         parameters: Sequence[Any],
         dtype: torch.dtype,
         form: FusedForm | None,
-        tracker: MemoryTracker,
     ) -> "ExpertWeights":
         """Return the weights from w1, b1, w2, b2 and w3, cast where they have another dtype.
 
         Args:
             parameters: of fused experts, in the layout of their form.
-            tracker: counts the copies.
         """
-        cast = list(parameters)
-        for place, parameter in enumerate(cast):
-            if parameter is not None and parameter.dtype != dtype:
-                cast[place] = parameter.to(dtype)
-                tracker.add(cast[place])
+        cast: list[Any] = [each if each is None else each.to(dtype) for each in parameters]
         w1, b1, w2, b2, w3 = cast
         if form is not None:
             w1, w2 = form.stored(w1), form.stored(w2)
@@ -113,15 +107,13 @@ class ExpertWeights:
         names = ("hidden", "grad hidden") if backward else ("hidden",)
         return dict.fromkeys(names, (num_rows, self.d_hidden))
 
-    def save_activations(
-        self, num_rows: int, like: torch.Tensor, tracker: MemoryTracker
-    ) -> SavedActivations:
+    def save_activations(self, num_rows: int, like: torch.Tensor) -> SavedActivations:
         """Return uninitialised memory for all rows of a step."""
         widths = self.saved_widths
-        pre_RH = tracker.empty("the experts' pre-activations", (num_rows, widths["pre"]), like)
+        pre_RH = empty("the experts' pre-activations", (num_rows, widths["pre"]), like)
         gate_RH = None
         if "gate" in widths:
-            gate_RH = tracker.empty("the experts' gates", (num_rows, widths["gate"]), like)
+            gate_RH = empty("the experts' gates", (num_rows, widths["gate"]), like)
         return SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
 
     def project_up(
@@ -197,7 +189,6 @@ class ExpertGrads:
         weights_R1: torch.Tensor,
         num_chunks: int,
         buffers: Mapping[str, torch.Tensor],
-        tracker: MemoryTracker,
         *,
         scale: float,
         factors: StepFactors | None = None,
@@ -206,10 +197,10 @@ class ExpertGrads:
         self._w1_T, self._w2_T = weights.w1.transpose(1, 2), weights.w2.transpose(1, 2)
         self._w3_T = None if weights.w3 is None else weights.w3.transpose(1, 2)
         self._weights_R1 = weights_R1
-        self.weight_grads_R1 = tracker.empty("gradients of weights", weights_R1.shape, weights_R1)
+        self.weight_grads_R1 = empty("gradients of weights", weights_R1.shape, weights_R1)
         self._sums = {
             name: GradientSum(
-                parameter, num_chunks, tracker, dtype=dtype, scale=scale, form=weights.form,
+                parameter, num_chunks, dtype=dtype, scale=scale, form=weights.form,
                 is_whole=factors is not None,
             )
             for name, parameter, dtype in zip(_NAMES, weights.parameters, dtypes, strict=True)

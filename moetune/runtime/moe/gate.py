@@ -19,7 +19,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.runtime.moe.placement import cut, local_part
 from moetune.runtime.moe.products import widened_mm
-from moetune.runtime.moe.workspace import MemoryTracker
+from moetune.runtime.moe.workspace import explain
 
 _WIDENED_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**24})
 """Values of two-byte tokens that the gate widens at once: few enough for a CPU's cache, and many
@@ -64,7 +64,6 @@ class Gate(nn.Module):
         capacity_factor: an expert takes at most ceil(factor · T·K / E) of this rank's pairs,
             those with the largest weights (Megatron-Core's `moe_token_drop_policy`, "probs", its
             default); of equal ones, the first tokens. None takes all.
-        tracker: counts the tensors that the gate saves for the backward pass.
 
     Raises:
         InputError: capacity_factor is not above 0.
@@ -76,7 +75,6 @@ class Gate(nn.Module):
         *,
         normalize_topk: bool | None,
         capacity_factor: float | None,
-        tracker: MemoryTracker,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -86,7 +84,6 @@ class Gate(nn.Module):
         self.layer = layer
         self.normalize_topk = layer.top_k > 1 if normalize_topk is None else normalize_topk
         self.capacity_factor = capacity_factor
-        self._tracker = tracker
         shape = (layer.num_experts, layer.d_model)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
 
@@ -106,8 +103,6 @@ class Gate(nn.Module):
             weights_TK, experts_TK = torch.topk(probabilities_TE, self.layer.top_k, dim=-1)
             if self.normalize_topk:
                 weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
-            if not torch.compiler.is_compiling():  # which saves what it likes
-                self._tracker.add(probabilities_TE, weights_TK, experts_TK)
             return Routing(
                 x_TD=passed_TD,
                 weights_TK=weights_TK,
@@ -122,7 +117,7 @@ class Gate(nn.Module):
             dtype = _dtype_of_logits(x_TD)
             return nn.functional.linear(x_TD.to(dtype), self.weight.to(dtype)), x_TD
         made: tuple[torch.Tensor, torch.Tensor] = RouterLogits.apply(  # type: ignore[no-untyped-call]
-            x_TD, self.weight, self._tracker
+            x_TD, self.weight
         )
         return made
 
@@ -168,10 +163,8 @@ class RouterLogits(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401 - torch's context has no public type
         x_TD: torch.Tensor,
         weight_ED: torch.Tensor,
-        tracker: MemoryTracker,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits (T, E), and x."""
-        ctx.tracker = tracker
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x_TD, weight_ED)
         return _logits(x_TD, weight_ED, _dtype_of_logits(x_TD)), x_TD.view_as(x_TD)
@@ -187,17 +180,15 @@ class RouterLogits(torch.autograd.Function):
         x_TD, weight_ED = ctx.saved_tensors
         grad_ED = None
         if grad_TE is not None:
-            ctx.tracker.add(grad_TE)
             kind = x_TD.device.type
-            explained = ctx.tracker.explain("the gate's backward pass")
-            with explained, torch.autocast(kind, enabled=False):
+            with explain("the gate's backward pass"), torch.autocast(kind, enabled=False):
                 halves_T2E = _halves(grad_TE) if _has_wide_products(x_TD, weight_ED) else None
                 if ctx.needs_input_grad[1]:
                     grad_ED = _grad_of_weight(grad_TE, halves_T2E, x_TD)
                 if ctx.needs_input_grad[0]:
                     grad_x_TD = torch.zeros_like(x_TD) if grad_x_TD is None else grad_x_TD
                     _add_to(grad_x_TD, grad_TE, halves_T2E, weight_ED)
-        return grad_x_TD, None if grad_ED is None else grad_ED.to(weight_ED.dtype), None
+        return grad_x_TD, None if grad_ED is None else grad_ED.to(weight_ED.dtype)
 
 
 def _dtype_of_logits(x_TD: torch.Tensor) -> torch.dtype:

@@ -19,7 +19,7 @@ from moetune.runtime.moe.executor import DispatchedPhase, PhaseInputs, pipelined
 from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.products import RowPart
 from moetune.runtime.moe.weight_grads import StepFactors
-from moetune.runtime.moe.workspace import Shape
+from moetune.runtime.moe.workspace import Shape, empty
 
 
 class _KeepPhase(DispatchedPhase):
@@ -81,7 +81,6 @@ class _KeepPhase(DispatchedPhase):
             sums = wire.index_copy_(0, self._received.places_R[part.rows], results)
         else:
             sums = self._received.sums.of(results, part.rows, arrived)
-            self._tracker.add(sums)
         self._departures.append(sums)
 
     def combine(self, chunk: int) -> None:
@@ -106,9 +105,7 @@ class _KeepPhase(DispatchedPhase):
             several = len(self._departures) > 1
             rows_ND = torch.cat(self._departures) if several else self._departures[0]
         self._departures.clear()
-        sums_TD = self._dispatch.sums.of(rows_ND, slice(0, None), slice(0, None))
-        self._tracker.add(sums_TD)
-        return sums_TD
+        return self._dispatch.sums.of(rows_ND, slice(0, None), slice(0, None))
 
 
 class KeepForward(_KeepPhase):
@@ -117,13 +114,11 @@ class KeepForward(_KeepPhase):
     def __init__(self, order: Order, inputs: PhaseInputs) -> None:
         super().__init__("forward", order, inputs)
         x_TD, num_rows = inputs.values_TD, inputs.dispatch.num_received
-        self._received_RD = self._tracker.empty(
-            "the experts' inputs", (num_rows, x_TD.shape[1]), x_TD
-        )
+        self._received_RD = empty("the experts' inputs", (num_rows, x_TD.shape[1]), x_TD)
         self._activations: list[SavedActivations] = []
         if not self._is_grouped:
             self._results_RD = self._buffers["results"]
-            saved = inputs.experts.save_activations(num_rows, x_TD, self._tracker)
+            saved = inputs.experts.save_activations(num_rows, x_TD)
             self._activations = [saved.chunk(part.rows) for part in self._dispatch.parts]
 
     def begin(self) -> None:
@@ -138,18 +133,14 @@ class KeepForward(_KeepPhase):
 
     def finish(self) -> torch.Tensor:
         """Return the sums of the weighted results."""
-        y_TD = self._sums()
         tensors = [each for one in self._activations for each in (one.pre_RH, one.gate_RH)]
         self.saved = *self.saved_places(), self._received_RD, self._weights_R1, *tensors
-        return y_TD
+        return self._sums()
 
     def _run_experts(self, chunk: int, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
         experts, results = self._experts, None
         if self._is_grouped:
             saved, hidden = experts.project_up_and_activate(rows, part)
-            self._tracker.add(saved.pre_RH)
-            if saved.gate_RH is not None:
-                self._tracker.add(saved.gate_RH)
             self._activations.append(saved)
         else:
             saved = experts.project_up(rows, self._activations[chunk], part)
@@ -172,9 +163,7 @@ class KeepBackward(_KeepPhase):
         ]
         factors = None
         if self._is_grouped:
-            factors = StepFactors(
-                self._dispatch, self._inputs_RD, self._received_RD, weights_R1, self._tracker
-            )
+            factors = StepFactors(self._dispatch, self._inputs_RD, self._received_RD, weights_R1)
         self.grads = self.expert_grads(inputs, weights_R1, self._buffers, factors)
 
     def combine(self, chunk: int) -> None:

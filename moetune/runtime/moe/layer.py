@@ -28,7 +28,6 @@ from moetune.runtime.moe.expert_module import Experts, LocalExperts
 from moetune.runtime.moe.gate import Gate, Routing
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.planned_layer import PlannedLayer, sizes_of
-from moetune.runtime.moe.workspace import MemoryTracker
 from moetune.runtime.plans.book import GivenPlan
 
 _SEED_LIMIT = 2**62
@@ -113,10 +112,9 @@ class ExpertLayer(PlannedLayer):
             check_joined("the layer")
             communicator = shared_communicator() if group is None else communicator_of(group)
         check_divisible(num_experts, communicator.num_ranks)
-        tracker = MemoryTracker("device")
         gate = Gate(
             shape, normalize_topk=normalize_topk, capacity_factor=capacity_factor,
-            tracker=tracker, device=device, dtype=dtype,
+            device=device, dtype=dtype,
         )  # fmt: skip
         key = LayerKey(
             layer=shape, num_ranks=communicator.num_ranks,
@@ -134,9 +132,7 @@ class ExpertLayer(PlannedLayer):
             shape, placed, bias=bias, is_replicated=self.expert_parallel == "tensor",
             device=device, dtype=dtype,
         )  # fmt: skip
-        super().__init__(
-            shape, experts, communicator, decisions=decisions, tracker=tracker, mesh=mesh
-        )
+        super().__init__(shape, experts, communicator, decisions=decisions, mesh=mesh)
         self._last_loss = LastLoss()
         self.gate, self.experts = gate, experts
         self.reset_parameters()
@@ -310,10 +306,7 @@ class RoutedLayer(PlannedLayer):
             key, rank=communicator.rank, pipeline=plan is not None, memory_reuse=True,
             plan=plan, can_place=False,
         )  # fmt: skip
-        super().__init__(
-            shape, experts, communicator, decisions=decisions, tracker=MemoryTracker("device"),
-            mesh=mesh,
-        )  # fmt: skip
+        super().__init__(shape, experts, communicator, decisions=decisions, mesh=mesh)
         self.experts = experts
         self.training = experts.module.training
 

@@ -11,7 +11,7 @@ from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape
 from moetune.domain.units import pinned_bytes
-from moetune.runtime.moe.workspace import MemoryTracker
+from moetune.runtime.moe.workspace import allocated, empty, short_of
 
 
 class DeviceCopies:
@@ -70,7 +70,7 @@ def _nothing() -> None:
     """Wait for nothing."""
 
 
-def host_memory(num_bytes: int, tracker: MemoryTracker, *, pinned: bool) -> torch.Tensor:
+def host_memory(num_bytes: int, *, pinned: bool) -> torch.Tensor:
     """Return bytes of the host, page-locked for a GPU.
 
     torch's allocator of page-locked memory keeps what steps free, and takes up to twice the size.
@@ -81,15 +81,13 @@ def host_memory(num_bytes: int, tracker: MemoryTracker, *, pinned: bool) -> torc
     what = "activations that leave the device"
     if not pinned:
         on_host = torch.empty(0, dtype=torch.uint8, device="cpu")
-        return tracker.empty(what, (num_bytes,), on_host)
+        return empty(what, (num_bytes,), on_host, memory="host")
     size = pinned_bytes(num_bytes)
     try:
-        made = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+        return allocated((size,), torch.uint8, torch.device("cpu"), pinned=True)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise tracker.short_of(f"{what}: {size} page-locked bytes ({reason})") from error
-    tracker.add(made)
-    return made
+        raise short_of(f"{what}: {size} page-locked bytes ({reason})", "host") from error
 
 
 class Offload:
@@ -99,7 +97,6 @@ class Offload:
     pass may never come.
 
     Args:
-        tracker: counts the host's memory.
         num_rows: rows that this rank receives in the step.
         like: a tensor of the activations' dtype and device.
         is_needed: False without gradients: no backward pass can follow.
@@ -114,7 +111,6 @@ class Offload:
         self,
         strategy: Strategy,
         copies: DeviceCopies,
-        tracker: MemoryTracker,
         *,
         num_rows: int,
         layer: LayerShape,
@@ -135,7 +131,7 @@ class Offload:
         self._host: dict[str, torch.Tensor] = {}
         if is_needed and widths:
             size = num_rows * sum(widths.values()) * like.element_size()
-            buffer = host_memory(size, tracker, pinned=like.is_cuda)
+            buffer = host_memory(size, pinned=like.is_cuda)
             values = buffer[:size].view(like.dtype).split([num_rows * n for n in widths.values()])
             self._host = {
                 name: part.view(num_rows, width)

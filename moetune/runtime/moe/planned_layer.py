@@ -35,7 +35,7 @@ from moetune.runtime.moe.loads import LoadRecorder
 from moetune.runtime.moe.operator import handle_of, run_as_operator
 from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.moe.products import GroupedKernel
-from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
+from moetune.runtime.moe.workspace import Workspace, explain
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.trace import SpanRecorder
 
@@ -50,7 +50,6 @@ class PlannedLayer(nn.Module):
         shape: of the layer, as plans have it.
         experts: of this rank; kinds of layers register them as a module, or leave that to others.
         decisions: of the layer.
-        tracker: of the device's memory.
 
     Attributes:
         expert_parallel: the kind of expert parallelism, as in its plans.
@@ -67,24 +66,22 @@ class PlannedLayer(nn.Module):
         communicator: Communicator,
         *,
         decisions: LayerDecisions,
-        tracker: MemoryTracker,
         mesh: DeviceMesh | None = None,
     ) -> None:
         super().__init__()
         check_divisible(shape.num_experts, communicator.num_ranks)
         self.shape = shape
         self.communicator, self.mesh = communicator, mesh
-        self._tracker, self._host_tracker = tracker, MemoryTracker("host")
         self.recorder = SpanRecorder()
         self.decision = SAFE_DECISION
         self._num_dropped = 0
         self._kernels: dict[tuple[object, ...], GroupedKernel | None] = {}
         self._decisions = decisions
-        self._workspace = Workspace(tracker)
+        self._workspace = Workspace()
         self._handle = handle_of(self)
         self._loads = LoadRecorder(experts.local_experts)
         kind = AllGather if self.expert_parallel == "tensor" else AllToAll
-        self.dispatcher = kind(communicator, experts.placement, self._host_tracker)
+        self.dispatcher = kind(communicator, experts.placement)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a copied or pickled layer's state, but for the handle of the layer itself."""
@@ -162,7 +159,7 @@ class PlannedLayer(nn.Module):
             signature = self._signature(x, dtype, gradients or gradients_of(x))
         num_tokens = x.numel() // width if width else 0
         opening = Opening(num_tokens=num_tokens, signature=signature, problem=problem)
-        with self._tracker.explain("a forward pass"):
+        with explain("a forward pass"):
             planned, routing, permutation, counts = self._prepare(x, opening, dtype, route)
             x_TD = routing.x_TD.to(dtype)
             watch = self._decisions.watch(planned, dtype, x.device)
@@ -194,26 +191,12 @@ class PlannedLayer(nn.Module):
 
     def poison_buffers(self) -> None:
         """Fill every reused buffer with NaN before its use, to find reads of old values; slow."""
-        self._workspace = Workspace(self._tracker, poison=True)
+        self._workspace = Workspace(poison=True)
 
     @property
     def num_dropped(self) -> int:
         """Pairs over the capacity in the last forward pass."""
         return self._num_dropped
-
-    @property
-    def memory(self) -> MemoryUse:
-        """Memory that the layer holds now, and its peak since `reset_peak_memory`."""
-        device, host = self._tracker, self._host_tracker
-        return MemoryUse(
-            device_bytes=device.num_bytes, peak_device_bytes=device.peak_bytes,
-            host_bytes=host.num_bytes, peak_host_bytes=host.peak_bytes,
-        )  # fmt: skip
-
-    def reset_peak_memory(self) -> None:
-        """Reset the peaks to the memory that the layer holds now."""
-        self._tracker.reset_peak()
-        self._host_tracker.reset_peak()
 
     def routing_record(self) -> RoutingRecord:
         """Return how the tokens of training steps were routed; all ranks call this together.
@@ -292,7 +275,6 @@ class PlannedLayer(nn.Module):
         dispatch = permutation.dispatch(counts, grouped=grouped)
         if self.expert_parallel == "all_to_all":  # in a tensor group other ranks have the rest
             self._num_dropped = permutation.num_pairs - len(dispatch.pairs_N)
-        self._tracker.add(*dispatch.tensors)
         return self.dispatcher.policy(dispatch, context, x_TD, self.decision, self.shape)
 
     @property

@@ -25,6 +25,7 @@ from moetune.runtime.moe.executor import (
 from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.offload import Offload
 from moetune.runtime.moe.rings import Ring, TokenExchange, make_rings
+from moetune.runtime.moe.workspace import empty
 
 _AT_EXPERTS = 2
 """Buffers at the experts: one chunk's rows arrive, or leave, while another's are computed."""
@@ -105,7 +106,6 @@ class _ReusePhase(DispatchedPhase):
         if self._received is not None:
             part, arrived = self._dispatch.parts[chunk].rows, self._dispatch.received[chunk]
             results = self._received.sums.of(results, part, arrived)
-            self._tracker.add(results)
         self._leaving[chunk] = results
 
 
@@ -119,8 +119,8 @@ class ReuseForward(_ReusePhase):
         at_experts = {"arrivals": _AT_EXPERTS}
         at_experts |= {"rows": 1} if self._sends_tokens else {"departures": _AT_EXPERTS}
         self._rings = self._make_rings(min(_TRAVELLING, degree), at_experts)
-        y_TD = self._tracker.empty("the results", x_TD.shape, x_TD)
-        self._tokens = TokenExchange(self._dispatch, self._rings["travelling"], y_TD, self._tracker)
+        y_TD = empty("the results", x_TD.shape, x_TD)
+        self._tokens = TokenExchange(self._dispatch, self._rings["travelling"], y_TD)
 
     def begin(self) -> None:
         """Send the combine weights, which the experts apply."""
@@ -196,12 +196,9 @@ class ReuseBackward(_ReusePhase):
             if self._x_TD is not None:
                 at_experts |= {"inputs": 1, "arrivals": _AT_EXPERTS}
         self._rings = self._make_rings(num_travelling, at_experts)
-        tracker = self._tracker
         self.grads = self.expert_grads(inputs, weights_R1, self._buffers)
-        grad_x_TD = tracker.empty("the gradient of x", grad_TD.shape, grad_TD)
-        self._tokens = TokenExchange(
-            self._dispatch, self._rings["travelling"], grad_x_TD, self._tracker
-        )
+        grad_x_TD = empty("the gradient of x", grad_TD.shape, grad_TD)
+        self._tokens = TokenExchange(self._dispatch, self._rings["travelling"], grad_x_TD)
         self._returning: Transfer
         self._loading_inputs: dict[int, Wait] = {}
         self._loading_saved: dict[int, tuple[SavedActivations, list[Wait]]] = {}

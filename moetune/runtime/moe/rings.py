@@ -13,7 +13,7 @@ import torch
 from moetune.comm.group import Transfer
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import DispatchedPhase
-from moetune.runtime.moe.workspace import MemoryTracker, Workspace
+from moetune.runtime.moe.workspace import Workspace
 
 RingShape = tuple[int, int, int]
 """Number of a ring's buffers, and the rows and the width of each."""
@@ -86,7 +86,6 @@ class TokenExchange:
 
     Args:
         sum_TD: (T, D), to which the sums of each token's results are written.
-        tracker: counts what the sums of a chunk take.
     """
 
     def __init__(
@@ -94,11 +93,10 @@ class TokenExchange:
         dispatch: Dispatch,
         ring: Ring,
         sum_TD: torch.Tensor,
-        tracker: MemoryTracker,
     ) -> None:
         self._dispatch = dispatch
         self._num_sent = [rows.stop - rows.start for rows in dispatch.sent]
-        self._ring, self._sum_TD, self._tracker = ring, sum_TD, tracker
+        self._ring, self._sum_TD = ring, sum_TD
         self._num_uses = 0
         self._endings: dict[int, Callable[[], None]] = {}
         self._use_of: dict[int, int] = {}
@@ -147,4 +145,4 @@ class TokenExchange:
         transfer.wait()
         tokens = self._dispatch.tokens_of(chunk)
         part = self._dispatch.sent[chunk]
-        self._dispatch.sums.into(rows, part, self._sum_TD, tokens, self._tracker)
+        self._dispatch.sums.into(rows, part, self._sum_TD, tokens)

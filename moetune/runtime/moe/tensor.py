@@ -15,7 +15,7 @@ from moetune.domain.layer import Phase
 from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, local_schedule
 from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.pairs import of_pairs
-from moetune.runtime.moe.workspace import Shape
+from moetune.runtime.moe.workspace import Shape, empty
 
 
 class _TensorPhase(PhaseRun):
@@ -35,7 +35,7 @@ class _TensorPhase(PhaseRun):
 
     def begin(self) -> None:
         """Allocate the sums by token."""
-        self._sums_TD = self._tracker.empty(self._what, self._values_TD.shape, self._values_TD)
+        self._sums_TD = empty(self._what, self._values_TD.shape, self._values_TD)
 
     def combine(self, chunk: int) -> None:
         """Start summing the chunk's tokens over the ranks."""
@@ -48,7 +48,7 @@ class _TensorPhase(PhaseRun):
     def _sum(self, chunk: int, rows: torch.Tensor) -> None:
         """Write the sums of the rows at the chunk's tokens, which no other chunk has."""
         part, tokens = self._dispatch.parts[chunk].rows, self._dispatch.tokens_of(chunk)
-        self._dispatch.sums.into(rows, part, self._sums_TD, tokens, self._tracker)
+        self._dispatch.sums.into(rows, part, self._sums_TD, tokens)
 
     def _take(self, buffer: str, values_TD: torch.Tensor, chunk: int) -> torch.Tensor:
         """Return the rows of the chunk's tokens in a buffer."""
@@ -71,9 +71,8 @@ class TensorForward(_TensorPhase):
         super().__init__("forward", inputs)
         weights_R1 = inputs.weights_TK.reshape(-1, 1).index_select(0, self._dispatch.pairs_N)
         self._activations = saved = inputs.experts.save_activations(
-            len(weights_R1), self._values_TD, self._tracker
+            len(weights_R1), self._values_TD
         )
-        self._tracker.add(weights_R1)
         self._weights_R1 = weights_R1
         self.saved = self._values_TD, weights_R1, saved.pre_RH, saved.gate_RH
 

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 
 from moetune.runtime.moe.gate import counts_of
-from moetune.runtime.moe.workspace import MemoryTracker
 
 
 def before(counts: torch.Tensor) -> torch.Tensor:
@@ -105,17 +104,12 @@ class RowSums:
             return rows.index_select(0, order)
         return F.embedding_bag(order, rows, starts, mode="sum")
 
-    def into(
-        self, rows: torch.Tensor, part: slice, sums_TD: torch.Tensor, sums: slice,
-        tracker: MemoryTracker,
-    ) -> None:  # fmt: skip
+    def into(self, rows: torch.Tensor, part: slice, sums_TD: torch.Tensor, sums: slice) -> None:
         """Write the sums of a chunk's rows to their places; the arguments are those of `of`."""
         if self.is_permutation:
             torch.index_select(rows, 0, self.order[part] - part.start, out=sums_TD[sums])
-            return
-        made = self.of(rows, part, sums)
-        tracker.add(made)
-        sums_TD[sums] = made
+        else:
+            sums_TD[sums] = self.of(rows, part, sums)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from moetune.runtime.autograd import is_in_backward
 from moetune.runtime.moe.activations import FusedForm
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.products import RowPart, add_product, widened_mm
-from moetune.runtime.moe.workspace import MemoryTracker
+from moetune.runtime.moe.workspace import empty
 
 _MATRICES = 3
 """Dimensions of one matrix for each expert; biases have two."""
@@ -43,7 +43,6 @@ class GradientSum:
         self,
         weights: torch.Tensor,
         num_chunks: int,
-        tracker: MemoryTracker,
         *,
         dtype: torch.dtype,
         scale: float = 1.0,
@@ -53,7 +52,7 @@ class GradientSum:
         narrow = weights.dtype.itemsize < torch.float32.itemsize
         exact = torch.float32 if narrow and num_chunks > 1 and not is_whole else weights.dtype
         self._is_widened = dtype.itemsize > weights.dtype.itemsize
-        self._tracker, self._dtype, self._scale = tracker, dtype, scale
+        self._dtype, self._scale = dtype, scale
         self._is_transposed = _are_transposed(weights, form)
         self._is_turned = self._is_transposed and form is None
         self._begun = [False] * len(weights)
@@ -104,22 +103,17 @@ class GradientSum:
                     self._total[expert].zero_()
         made = self._stored
         if made.dtype != self._dtype:
-            made = self._tracker.empty("a gradient", made.shape, made, dtype=self._dtype).copy_(
-                made
-            )
+            made = empty("a gradient", made.shape, made, dtype=self._dtype).copy_(made)
         return made.mT if self._is_turned else made
 
     def _make(self) -> None:
         """Take memory for the sums, in the parameter's layout."""
         shape = self._weights.mT.shape if self._is_transposed else self._weights.shape
-        self._stored = self._tracker.empty(
-            "a gradient", shape, self._weights, dtype=self._sum_dtype
-        )
+        self._stored = empty("a gradient", shape, self._weights, dtype=self._sum_dtype)
         self._total = self._stored.mT if self._is_transposed else self._stored
 
     def _take(self, made: torch.Tensor, part: RowPart) -> None:
         """Take the sums that a kernel for all experts made, but for those without rows."""
-        self._tracker.add(made)
         self._stored = made if self._scale == 1 else made.mul_(self._scale)
         self._total = made.mT if self._is_transposed else made
         self._begun = list(map(bool, part.rows_E))
@@ -171,9 +165,8 @@ class StepFactors:
         inputs_RD: torch.Tensor,
         grads_RD: torch.Tensor,
         weights_R1: torch.Tensor,
-        tracker: MemoryTracker,
     ) -> None:
-        self._places_R, self._tracker = dispatch.by_expert_in_step(), tracker
+        self._places_R = dispatch.by_expert_in_step()
         self._inputs_RD, self._grads_RD, self._weights_R1 = inputs_RD, grads_RD, weights_R1
         self._kept: dict[str, torch.Tensor] = {}
         self.part = dispatch.whole_part(self._by_expert)
@@ -185,7 +178,7 @@ class StepFactors:
             return
         if name not in self._kept:
             shape = len(self._places_R), values.shape[1]
-            self._kept[name] = self._tracker.empty("factors of gradients", shape, values)
+            self._kept[name] = empty("factors of gradients", shape, values)
         self._kept[name].index_copy_(0, self._places_R[part.rows], values)
 
     def add_to(self, sums: Mapping[str, GradientSum]) -> None:
@@ -206,7 +199,7 @@ class StepFactors:
         """Return all rows' values, given by (chunk, expert), by expert."""
         if self._places_R is None:
             return values_R
-        made = self._tracker.empty("factors of gradients", values_R.shape, values_R)
+        made = empty("factors of gradients", values_R.shape, values_R)
         return made.index_copy_(0, self._places_R, values_R)
 
 
