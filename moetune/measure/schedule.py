@@ -1,9 +1,8 @@
 """Order of a session's visits: what plans need most first, then everything again and again.
 
 A point is visited several times, far apart and in another order each round: a neighbour's burst
-then disturbs one visit of a point, not all. One that contradicts its neighbours is visited again
-soon. The clock may end a session after any visit; what was measured until then is a smaller
-profile, in which every kind of operation has its extremes.
+then disturbs one visit of a point, not all. The clock may end a session after any visit; what was
+measured until then is a smaller profile, in which every kind of operation has its extremes.
 """
 
 import math
@@ -13,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from moetune.domain.samples import InterferencePoint, Point, Sample, StepPoint, undisturbed
+from moetune.domain.samples import Point, Sample, StepPoint, undisturbed
 from moetune.measure.sizes import family, size_of
 
 NUM_VISITS = 3
@@ -22,8 +21,6 @@ MAX_VISITS = 5
 """Visits after which a point is as certain as this machine lets it be."""
 CERTAIN = 0.02
 """Relative uncertainty at which a point needs no further visit."""
-_DOUBTFUL = 1.2
-"""Above the chord between the neighbours. Curves that are measured well stay below 1.1."""
 _WIDE = 16
 """Ratio of sizes within which a curve has one bend at most. A start-up time, a burst and a rate
 make two: 64 kB and 4 MB alone put exchanges of 512 kB at half their time."""
@@ -89,31 +86,6 @@ def relative_uncertainty(visits: Sequence[Sample]) -> float:
     if len(medians) == 1:
         return math.inf
     return max(medians) / min(medians) - 1
-
-
-def doubtful(visits: Mapping[Point, Sequence[Sample]]) -> tuple[Point, ...]:
-    """Return the points visited once that took longer than their curve's neighbours allow.
-
-    A start-up time and a rate make a curve that lies below the chords between its sizes, on
-    logarithmic axes. A point far above was most likely disturbed: a stream of exchanges, say, in
-    which packets were lost, so that all of it ran at half the link's rate.
-    """
-    families: dict[object, list[Point]] = {}
-    for point, samples in visits.items():
-        if not isinstance(point, (InterferencePoint, StepPoint)) and samples[0].seconds:
-            families.setdefault(family(point), []).append(point)
-    found = []
-    for members in families.values():
-        curve = sorted(members, key=size_of)
-        for below, point, above in zip(curve, curve[1:], curve[2:], strict=False):
-            share = math.log(size_of(point) / size_of(below)) / math.log(
-                size_of(above) / size_of(below)
-            )
-            first, middle, last = (visits[each][0].median_seconds for each in (below, point, above))
-            chord = first ** (1 - share) * last**share
-            if len(visits[point]) == 1 and middle > _DOUBTFUL * chord:
-                found.append(point)
-    return tuple(found)
 
 
 def _largest_first(points: Sequence[Point]) -> list[Point]:

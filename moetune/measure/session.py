@@ -25,7 +25,6 @@ from moetune.measure.schedule import (
     CERTAIN,
     MAX_VISITS,
     NUM_VISITS,
-    doubtful,
     relative_uncertainty,
     round_of,
     tiers,
@@ -222,7 +221,6 @@ class _Visits:
         for number in count():
             new, again = round_of(by_worth, number, assignment.seed)
             visit_each(new)
-            visit_each(doubtful(self._samples))
             if not visit_each(again) and number >= len(by_worth):
                 return
 

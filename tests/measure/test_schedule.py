@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetune.domain.samples import CopyPoint, GemmPoint, Point, RowsPoint, Sample
-from moetune.measure.schedule import doubtful, round_of, tiers
+from moetune.measure.schedule import round_of, tiers
 from moetune.measure.sizes import family
 
 
@@ -103,15 +103,3 @@ def test_a_session_that_ends_early_has_the_largest_sizes(points: list[Point], se
 
 def visits(rows: int, *seconds: float) -> tuple[Point, list[Sample]]:
     return gemm(rows), [Sample(point=gemm(rows), seconds=(one,)) for one in seconds]
-
-
-def test_a_point_above_its_neighbours_is_visited_again_soon() -> None:
-    start_up, rate = 1e-3, 1e-5
-    curve = {rows: start_up + rate * rows for rows in (8, 64, 512, 4096)}
-    calm = dict(visits(rows, seconds) for rows, seconds in curve.items())
-    assert doubtful(calm) == ()
-    slow = calm | dict([visits(64, 2.0 * curve[64])])
-    assert doubtful(slow) == (gemm(64),)
-    assert doubtful(slow | dict([visits(64, 2.0 * curve[64], 2.0 * curve[64])])) == ()
-    failed = Sample(point=gemm(64), seconds=(), error="no memory")
-    assert doubtful(slow | {gemm(64): [failed]}) == ()

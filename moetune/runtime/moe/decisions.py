@@ -161,11 +161,6 @@ class LayerDecisions:
             self._kernel_problems[wanted] = next(filter(None, problems), "")
         return self._kernel_problems[wanted]
 
-    @property
-    def book(self) -> PlanBook:
-        """The plans that the layer looks up."""
-        return self._book
-
     def watch(self, num_tokens: int, dtype: torch.dtype, device: torch.device) -> Watch:
         """Return the timer of a call, for a search that needs measured steps."""
         plans = self._plans.get(dtype)

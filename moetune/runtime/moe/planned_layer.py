@@ -36,7 +36,6 @@ from moetune.runtime.moe.operator import handle_of, run_as_operator
 from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.moe.products import GroupedKernel
 from moetune.runtime.moe.workspace import Workspace, explain
-from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.trace import SpanRecorder
 
 Route = Callable[[], Routing]
@@ -183,11 +182,6 @@ class PlannedLayer(nn.Module):
             InputError: it has other chunks backward than forward.
         """
         self._decisions.pin(decision)
-
-    @property
-    def planbook(self) -> PlanBook:
-        """The plans that the layer looks up; empty without any."""
-        return self._decisions.book
 
     def poison_buffers(self) -> None:
         """Fill every reused buffer with NaN before its use, to find reads of old values; slow."""
