@@ -7,6 +7,8 @@ of it is shared with the runtime or the planner, which evict by Belady's rule.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from hypothesis import assume, given, settings
@@ -15,7 +17,7 @@ from scipy.optimize import linprog
 from scipy.sparse import lil_array
 
 from moetune.domain.chunks import FEWEST_PLACES, Use
-from moetune.runtime.sharded.cache import Fetch, NextUses, fetches_of_step
+from moetune.runtime.sharded.cache import Cache
 
 STEPS = 4
 
@@ -57,14 +59,59 @@ def fewest_places(order: list[Use]) -> int:
     return max(FEWEST_PLACES, *(len(set(use.chunks)) for use in order))
 
 
-def fetched(order: list[Use], num_places: int) -> list[Sequence[Fetch]]:
-    """Return the gathers of each of some steps, the first of which begins with an empty cache."""
-    uses, cache = NextUses(order), frozenset[int]()
-    steps: list[Sequence[Fetch]] = []
-    for _ in range(STEPS):
-        gathers, cache = fetches_of_step(order, uses, num_places, cache)
-        steps.append(gathers)
-    return steps
+class Chunk:
+    """Stands for chunks of FSDP2, of which it gathers and frees nothing."""
+
+    num_bytes, num_running, is_open = 1, 0, False
+
+    def __init__(self, number: int) -> None:
+        self.number, self.is_freed = number, True
+
+    def gather(self) -> None:
+        self.is_freed = False
+
+    def finish(self) -> None:
+        assert not self.is_freed
+
+    def free(self) -> None:
+        assert not self.num_running
+        self.is_freed = True
+
+
+def recorded(uses: Sequence[Use]) -> list[Use]:
+    """Return uses as a cache records them: modules within others are called one after another."""
+    order: list[Use] = []
+    for use in uses:
+        for number in range(1, len(use.chunks) + 1):
+            called = Use(chunks=use.chunks[:number])
+            if not order or order[-1].chunks != called.chunks or order[-1].leaves:
+                order.append(called)
+        order[-1] = replace(order[-1], leaves=use.leaves)
+    return order
+
+
+def run_step(cache: Cache, order: Sequence[Use]) -> Iterator[int]:
+    """Call the modules of a step, and yield the gathers behind each call."""
+    cache.begin_step()
+    for use in order:
+        *around, last = (cache.chunks[number] for number in use.chunks)
+        for chunk in around:
+            chunk.num_running = 1
+        cache.use(last, "a module", is_training=True)
+        inside = [chunk.number for chunk in cache.chunks if not chunk.is_freed]
+        assert set(use.chunks) <= set(inside)
+        assert len(inside) <= cache.capacity
+        yield cache.num_gathers
+        for chunk in around:
+            chunk.num_running = 0
+        for number in use.leaves:
+            cache.chunks[number].free()
+
+
+def cache_of(order: Sequence[Use], num_places: int) -> Cache:
+    """Return a cache that knows the order, and has nothing inside."""
+    chunks: Any = [Chunk(number) for number in range(1 + max(max(use.chunks) for use in order))]
+    return Cache(chunks, num_places, order=tuple(order))
 
 
 @st.composite
@@ -79,25 +126,6 @@ def orders(draw: st.DrawFn) -> list[Use]:
         leaves = tuple(sorted((chunks & leaving) - later))
         order.append(Use(chunks=tuple(sorted(chunks)), leaves=leaves))
     return order
-
-
-@settings(max_examples=100, deadline=None)
-@given(order=orders(), num_places=st.integers(2, 4))
-def test_fetches_as_early_as_they_say_never_overfill_the_cache_and_serve_every_use(
-    order: list[Use], num_places: int
-) -> None:
-    assume(fewest_places(order) <= num_places)
-    found, _ = fetches_of_step(order, NextUses(order), num_places, ())
-    waiting, inside = [*found], set[int]()
-    for position, use in enumerate(order):
-        while waiting and waiting[0].ready <= position:
-            fetch = waiting.pop(0)
-            assert fetch.chunk not in inside
-            inside -= {fetch.victim}
-            inside.add(fetch.chunk)
-            assert len(inside) <= num_places
-        assert inside.issuperset(use.chunks)
-        inside -= set(use.leaves)
 
 
 @st.composite
@@ -123,34 +151,29 @@ def steps_of_a_model(draw: st.DrawFn) -> list[Use]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(order=orders() | steps_of_a_model(), num_places=st.integers(2, 8))
+@given(uses=orders() | steps_of_a_model(), num_places=st.integers(2, 8))
 def test_no_other_way_to_evict_gathers_less_in_any_number_of_steps(
-    order: list[Use], num_places: int
+    uses: list[Use], num_places: int
 ) -> None:
+    order = recorded(uses)
     assume(fewest_places(order) <= num_places)
-    steps = fetched(order, num_places)
+    cache = cache_of(order, num_places)
     for number in range(1, STEPS + 1):
-        found = sum(map(len, steps[:number]))
+        *_, found = run_step(cache, order)
         assert found == fewest_gathers(order * number, num_places)
 
 
-def test_a_place_can_be_filled_as_soon_as_its_chunk_has_left() -> None:
+def test_a_chunk_comes_as_soon_as_another_has_left() -> None:
     order = [
         Use(chunks=(0,)), Use(chunks=(1,)), Use(chunks=(1,), leaves=(1,)),
         Use(chunks=(0,), leaves=(0,)), Use(chunks=(2,), leaves=(2,)),
     ]  # fmt: skip
-    last = fetched(order, 2)[-1][-1]
-    assert (last.chunk, last.position, last.ready) == (2, 4, 3)
-
-
-def test_a_chunk_that_no_use_needs_is_evicted_first() -> None:
-    order = [Use(chunks=(0,)), Use(chunks=(1,)), Use(chunks=(0,))]
-    gathers, behind = fetches_of_step(order, NextUses(order), 2, (0, 7))
-    assert [(one.chunk, one.victim) for one in gathers] == [(1, 7)]
-    assert behind == {0, 1}
+    order = recorded(order)
+    cache = cache_of(order, 2)
+    assert [*run_step(cache, order)] == [2, 2, 3, 3]
 
 
 def test_a_chunk_comes_as_soon_as_its_victim_was_used_last() -> None:
-    order = [Use(chunks=(chunk,)) for chunk in (0, 1, 1, 2, 1)]
-    (*_, last), _ = fetches_of_step(order, NextUses(order), 2, ())
-    assert (last.chunk, last.victim, last.ready, last.position) == (2, 0, 1, 3)
+    order = recorded([Use(chunks=(chunk,)) for chunk in (0, 1, 2, 1)])
+    cache = cache_of(order, 2)
+    assert [*run_step(cache, order)] == [2, 3, 3, 3]

@@ -8,7 +8,6 @@ issue the same transfers.
 """
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,31 +24,22 @@ _MOST_USES = 2**16
 """Of a step that are recorded: passes may come without an optimizer's step behind them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch:
-    """One planned fetch of a chunk.
-
-    Args:
-        position: of the use that needs it.
-        ready: first position at whose beginning the cache has space for it; `AT_START` before all.
-        victim: the chunk to evict for it, None if there is space.
-    """
-
-    position: int
-    ready: int
-    chunk: int
-    victim: int | None
-
-
 class NextUses:
     """Next uses of every chunk in an order that repeats."""
 
     def __init__(self, order: Sequence[Use]) -> None:
         self._length = len(order)
         self._positions: dict[int, list[int]] = {}
+        self._leaves: dict[int, list[int]] = {}
         for position, use in enumerate(order):
             for chunk in dict.fromkeys(use.chunks):
                 self._positions.setdefault(chunk, []).append(position)
+            for chunk in use.leaves:
+                self._leaves.setdefault(chunk, []).append(position)
+
+    def leaves(self, chunk: int, between: range) -> bool:
+        """Return whether FSDP2 frees the chunk behind one of the uses."""
+        return any(position in between for position in self._leaves.get(chunk, ()))
 
     def after(self, chunk: int, position: int) -> int:
         """Return the next use after `position`, in the next step where none is left in this."""
@@ -62,38 +52,6 @@ class NextUses:
     def farthest(self, chunks: Iterable[int], position: int) -> int:
         """Return the chunk to evict (Belady): farthest next use, then lowest index."""
         return max(chunks, key=lambda chunk: (self.after(chunk, position), -chunk))
-
-
-def fetches_of_step(
-    order: Sequence[Use], uses: NextUses, capacity: int, resident: Iterable[int]
-) -> tuple[tuple[Fetch, ...], frozenset[int]]:
-    """Return the fetches of one step in their order, and the chunks in the cache after it.
-
-    Args:
-        order: the step's uses; none has more chunks than the capacity.
-        uses: of the order.
-        capacity: whole chunks that the cache holds.
-        resident: chunks in the cache before the step.
-    """
-    last_use = dict.fromkeys(resident, AT_START)
-    free, gone = [AT_START] * (capacity - len(last_use)), dict[int, int]()
-    ready, fetches = AT_START, list[Fetch]()
-    for position, use in enumerate(order):
-        for chunk in dict.fromkeys(use.chunks):
-            if chunk not in last_use:
-                victim = None
-                if not free:
-                    victim = uses.farthest(last_use.keys() - set(use.chunks), position)
-                    last = last_use.pop(victim)
-                    free.append(last if last == AT_START else last + 1)
-                ready = min(max(ready, free.pop(0), gone.get(chunk, AT_START)), position)
-                fetches.append(Fetch(position=position, ready=ready, chunk=chunk, victim=victim))
-            last_use[chunk] = position
-        for chunk in use.leaves:
-            gone[chunk] = position + 1
-            if last_use.pop(chunk, None) is not None:
-                free.append(gone[chunk])
-    return tuple(fetches), frozenset(last_use)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -182,8 +140,12 @@ class Cache:
     _inside: dict[int, None] = field(default_factory=dict)
     _now: list[Use] = field(default_factory=list)
     _repeats: bool = False
-    _uses: NextUses = field(default_factory=lambda: NextUses(()))
-    _fetches: deque[Fetch] = field(default_factory=deque)
+    _uses: NextUses = field(init=False)
+    _ahead: int = 0
+    """The first use whose chunks were not all gathered ahead."""
+
+    def __post_init__(self) -> None:
+        self._uses = NextUses(self.order)
 
     def __repr__(self) -> str:
         return (
@@ -197,12 +159,8 @@ class Cache:
         order = tuple(self._now)
         if order and order != self.order:
             self.order, self._uses = order, NextUses(order)
-        self._now, self._repeats = [], bool(self.order)
-        self._fetches.clear()
-        if self._repeats:
-            fetches, _ = fetches_of_step(self.order, self._uses, self.capacity, self._inside)
-            self._fetches.extend(fetches)
-            self._fetch_ahead(AT_START)
+        self._now, self._ahead, self._repeats = [], 0, bool(self.order)
+        self._fetch_ahead(AT_START)
 
     def use(self, chunk: GatheredChunk, label: str, *, is_training: bool) -> None:
         """Begin to gather a module's chunk, if it is not there, and then the next ones.
@@ -225,8 +183,6 @@ class Cache:
             self._note(tuple(sorted(busy)))
         else:
             self._repeats = False
-        if not self._repeats:
-            self._fetches.clear()
         if chunk.number not in self._inside:
             self._make_space(busy)
             self._fetch(chunk)
@@ -276,22 +232,34 @@ class Cache:
             self._evict(self._uses.farthest(free, at) if self._repeats else free[0])
 
     def _fetch_ahead(self, position: int) -> None:
-        """Begin the planned fetches of later uses for which there is space already."""
-        while self._fetches and self._fetches[0].position <= position:
-            self._fetches.popleft()
-        while self._fetches and self._fetches[0].ready <= position:
-            fetch = self._fetches[0]
-            if fetch.chunk in self._inside:
-                return
-            if len(self._inside) >= self.capacity:
-                victim = fetch.victim
-                if victim not in self._inside:
-                    return
-                if self.chunks[victim].num_running or self.chunks[victim].is_open:
-                    return
-                self._evict(victim)
-            self._fetch(self.chunks[fetch.chunk])
-            self._fetches.popleft()
+        """Gather for the uses behind a position as early as Belady's choice of victims allows."""
+        self._ahead = max(self._ahead, position + 1)
+        while self._repeats and self._ahead < len(self.order):
+            for number in self.order[self._ahead].chunks:
+                if number not in self._inside:
+                    if not self._has_space_ahead(position):
+                        return
+                    self._fetch(self.chunks[number])
+            self._ahead += 1
+
+    def _has_space_ahead(self, position: int) -> bool:
+        """Return whether there is space for the next use, once its victim is evicted.
+
+        The victim has no use before, nor is another chunk about to leave by itself.
+        """
+        if len(self._inside) < self.capacity:
+            return True
+        coming, later = range(max(position, 0), self._ahead), self._ahead
+        if any(self._uses.leaves(number, coming) for number in self._inside):
+            return False
+        needed = set(self.order[later].chunks)
+        victim = self._uses.farthest(self._inside.keys() - needed, later)
+        is_busy = self.chunks[victim].num_running or self.chunks[victim].is_open
+        is_now = position != AT_START and victim in self._now[position].chunks
+        if is_busy or is_now or self._uses.after(victim, position) < later:
+            return False
+        self._evict(victim)
+        return True
 
     def _fetch(self, chunk: GatheredChunk) -> None:
         # Python salts hashes of texts in each process, those of numbers not.
