@@ -16,7 +16,6 @@ import torch
 
 from moetune.comm.agree import OPENING_VALUES, Opening, few_values
 from moetune.comm.group import Communicator
-from moetune.domain.layer import LayerShape
 from moetune.domain.placement import places_of
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.dispatch import Dispatch, RowCounts, TokenCounts, TokenPermutation
@@ -106,29 +105,16 @@ class AllToAll:
         return [head[:-1] for head in heads], counts if is_common else None
 
     def policy(
-        self,
-        dispatch: Dispatch,
-        context: PipelineContext,
-        x_TD: torch.Tensor,
-        decision: Decision,
-        layer: LayerShape,
+        self, dispatch: Dispatch, context: PipelineContext, decision: Decision
     ) -> MemoryPolicy:
-        """Return the memory policy of a step.
-
-        Raises:
-            AllocationError: there is no host memory for activations.
-        """
+        """Return the memory policy of a step."""
         if dispatch.degree == 1 or decision.strategy == "none":
             order = decision.order
             return MemoryPolicy(
                 context=context, dispatch=dispatch, forward=partial(KeepForward, order),
                 backward=partial(KeepBackward, order),
             )  # fmt: skip
-        offload = Offload(
-            decision.strategy, self.copies, num_rows=dispatch.num_received,
-            layer=layer, like=x_TD, is_needed=torch.is_grad_enabled(),
-            is_fused=context.form is not None,
-        )  # fmt: skip
+        offload = Offload(decision.strategy, self.copies, is_needed=torch.is_grad_enabled())
         return MemoryPolicy(
             context=context, dispatch=dispatch, forward=partial(ReuseForward, offload),
             backward=partial(ReuseBackward, offload), release=offload.end,

@@ -176,13 +176,14 @@ class PhaseRun(ABC):
         combine weights (T, K).
         """
 
-    def run(self, steps: Schedule) -> None:
-        """Issue steps. Computations wait for their chunk; combines may end after the return.
+    def run(self) -> None:
+        """Issue all steps. Computations wait for their chunk; combines may end after the return.
 
         Raises:
             CollectiveError: an exchange failed; the text names it and the chunk.
         """
-        for step, chunk in steps:
+        self.begin()
+        for step, chunk in self.schedule:
             if step == "dispatch":
                 self.dispatch(chunk)
             elif step == "combine":
@@ -230,9 +231,10 @@ class DispatchedPhase(PhaseRun):
         """Start sending a chunk's results back."""
         return self._exchange("combine", chunk, results, into)
 
-    def send_weights(self) -> None:
-        """Start sending the combine weights of all chunks; the first computation waits for them."""
-        self._arriving[0] = [self._start_weights(self._weights.send, self._weights_TK)]
+    def begin(self) -> None:
+        """Start sending the combine weights, for which the first computation of experts waits."""
+        if self._phase == "forward":
+            self._arriving[0] = [self._start_weights(self._weights.send, self._weights_TK)]
 
     def arrived_weights(self) -> torch.Tensor:
         """Return the combine weights at the experts (R, 1), once they are there."""

@@ -89,7 +89,14 @@ class ExpertFunction(torch.autograd.Function):
         # where its results are saved, and the buffers stay good.
         with policy.context.workspace.guard("a forward pass"):
             try:
-                phase = _run_forward(policy, x_TD, weights_TK, parameters)
+                phase = policy.forward(
+                    PhaseInputs(
+                        context=policy.context, dispatch=policy.dispatch, values_TD=x_TD,
+                        weights_TK=weights_TK,
+                        experts=policy.context.weights(parameters, x_TD.dtype),
+                    )
+                )  # fmt: skip
+                phase.run()
                 y_TD: torch.Tensor = phase.finish()
             except BaseException:
                 policy.release()
@@ -121,21 +128,6 @@ class ExpertFunction(torch.autograd.Function):
         return *grads, None, *parameter_grads
 
 
-def _run_forward(
-    policy: MemoryPolicy, x_TD: torch.Tensor, weights_TK: torch.Tensor, parameters: Sequence[Any]
-) -> PhaseRun:
-    """Return a forward phase whose steps are issued; its last results may still travel."""
-    phase = policy.forward(
-        PhaseInputs(
-            context=policy.context, dispatch=policy.dispatch, values_TD=x_TD,
-            weights_TK=weights_TK, experts=policy.context.weights(parameters, x_TD.dtype),
-        )
-    )  # fmt: skip
-    phase.begin()
-    phase.run(phase.schedule)
-    return phase
-
-
 def _run_backward(
     ctx: Any,  # noqa: ANN401
     grad_TD: torch.Tensor,
@@ -155,7 +147,6 @@ def _run_backward(
         grad_dtypes=dtypes,
     )  # fmt: skip
     phase = policy.backward(inputs)
-    phase.begin()
-    phase.run(phase.schedule)
+    phase.run()
     phase.grads.finish()  # while the last results travel
     return phase

@@ -121,10 +121,6 @@ class KeepForward(_KeepPhase):
             saved = inputs.experts.save_activations(num_rows, x_TD)
             self._activations = [saved.chunk(part.rows) for part in self._dispatch.parts]
 
-    def begin(self) -> None:
-        """Send the combine weights, which the experts apply."""
-        self.send_weights()
-
     def compute(self, chunk: int) -> None:
         """Compute the experts on the rows, and in the first chunk the weights, that arrived."""
         if chunk == 0:

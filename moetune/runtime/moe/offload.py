@@ -4,12 +4,13 @@ The memory policy `reuse` starts these copies for the strategies S1 to S3. With 
 has streams of its own. Without, both are the same memory, and the caller copies at once.
 """
 
+from collections.abc import Mapping
+
 import torch
 
 from moetune.comm.group import Wait
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.domain.errors import MoetuneError
-from moetune.domain.layer import LayerShape
 from moetune.domain.units import pinned_bytes
 from moetune.runtime.moe.workspace import allocated, empty, short_of
 
@@ -97,10 +98,7 @@ class Offload:
     pass may never come.
 
     Args:
-        num_rows: rows that this rank receives in the step.
-        like: a tensor of the activations' dtype and device.
         is_needed: False without gradients: no backward pass can follow.
-        is_fused: the experts' gates are in the pre-activations.
 
     Attributes:
         offloads_input: the experts' inputs are copied.
@@ -112,24 +110,27 @@ class Offload:
         strategy: Strategy,
         copies: DeviceCopies,
         *,
-        num_rows: int,
-        layer: LayerShape,
-        like: torch.Tensor,
         is_needed: bool,
-        is_fused: bool = False,
     ) -> None:
         self.offloads_input = strategy in OFFLOADS_INPUT
         self.offloads_middle = strategy in OFFLOADS_MIDDLE
-        self._copies = copies
-        widths = {"input": layer.d_model} if self.offloads_input else {}
-        if self.offloads_middle:
-            if is_fused:
-                widths["pre"] = 2 * layer.d_hidden
-            else:
-                names = ("pre", "gate") if layer.activation == "swiglu" else ("pre",)
-                widths |= dict.fromkeys(names, layer.d_hidden)
+        self._copies, self._is_needed = copies, is_needed
         self._host: dict[str, torch.Tensor] = {}
-        if is_needed and widths:
+        self._saving: dict[tuple[str, int], Wait] = {}
+
+    def begin(self, num_rows: int, like: torch.Tensor, middle_widths: Mapping[str, int]) -> None:
+        """Take host memory for the rows of a step.
+
+        Args:
+            like: of the inputs' width, dtype and device.
+            middle_widths: of the pre-activations, by name.
+
+        Raises:
+            AllocationError: there is none.
+        """
+        widths = {"input": like.shape[1]} if self.offloads_input else {}
+        widths |= middle_widths if self.offloads_middle else {}
+        if self._is_needed and widths:
             size = num_rows * sum(widths.values()) * like.element_size()
             buffer = host_memory(size, pinned=like.is_cuda)
             values = buffer[:size].view(like.dtype).split([num_rows * n for n in widths.values()])
@@ -137,7 +138,6 @@ class Offload:
                 name: part.view(num_rows, width)
                 for (name, width), part in zip(widths.items(), values, strict=True)
             }
-        self._saving: dict[tuple[str, int], Wait] = {}
 
     def save(self, name: str, buffer: int, rows: torch.Tensor, mine: slice) -> None:
         """Start copying a chunk's rows to the host, if the strategy offloads them.

@@ -162,7 +162,7 @@ class PlannedLayer(nn.Module):
             planned, routing, permutation, counts = self._prepare(x, opening, dtype, route)
             x_TD = routing.x_TD.to(dtype)
             watch = self._decisions.watch(planned, dtype, x.device)
-            policy = self._policy(permutation, counts, x_TD, self._context)
+            policy = self._policy(permutation, counts, x_TD)
         return StartedStep(x_TD, routing.weights_TK, policy, watch)
 
     def agree_on_plans(self) -> None:
@@ -252,11 +252,7 @@ class PlannedLayer(nn.Module):
         return planned, routing, permutation, counts
 
     def _policy(
-        self,
-        permutation: TokenPermutation,
-        counts: RowCounts,
-        x_TD: torch.Tensor,
-        context: PipelineContext,
+        self, permutation: TokenPermutation, counts: RowCounts, x_TD: torch.Tensor
     ) -> MemoryPolicy:
         """Return the memory policy of a step, now that the rows' numbers are known."""
         grouped, wanted = None, (self.decision.kernel, x_TD.dtype, x_TD.device)
@@ -269,15 +265,12 @@ class PlannedLayer(nn.Module):
         dispatch = permutation.dispatch(counts, grouped=grouped)
         if self.expert_parallel == "all_to_all":  # in a tensor group other ranks have the rest
             self._num_dropped = permutation.num_pairs - len(dispatch.pairs_N)
-        return self.dispatcher.policy(dispatch, context, x_TD, self.decision, self.shape)
-
-    @property
-    def _context(self) -> PipelineContext:
-        return PipelineContext(
+        context = PipelineContext(
             communicator=self.communicator, activation=self.shape.activation,
             recorder=self.recorder, workspace=self._workspace, gradients=self.experts.gradients,
             form=self.experts.form,
         )  # fmt: skip
+        return self.dispatcher.policy(dispatch, context, self.decision)
 
     def _signature(self, x: torch.Tensor, dtype: torch.dtype, gradients: str) -> str:
         return (

@@ -115,16 +115,13 @@ class ReuseForward(_ReusePhase):
     def __init__(self, offload: Offload, inputs: PhaseInputs) -> None:
         super().__init__("forward", offload, inputs)
         degree, x_TD = self._dispatch.degree, inputs.values_TD
+        offload.begin(self._dispatch.num_received, x_TD, self._experts.saved_widths)
         self.schedule = ring_schedule(degree)
         at_experts = {"arrivals": _AT_EXPERTS}
         at_experts |= {"rows": 1} if self._sends_tokens else {"departures": _AT_EXPERTS}
         self._rings = self._make_rings(min(_TRAVELLING, degree), at_experts)
         y_TD = empty("the results", x_TD.shape, x_TD)
         self._tokens = TokenExchange(self._dispatch, self._rings["travelling"], y_TD)
-
-    def begin(self) -> None:
-        """Send the combine weights, which the experts apply."""
-        self.send_weights()
 
     def finish(self) -> torch.Tensor:
         """Return (T, D)."""
