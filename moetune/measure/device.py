@@ -10,7 +10,6 @@ import torch
 from moetune.domain.cluster import DeviceKind
 from moetune.runtime.trace import stamp_now
 
-_FLUSHED_L2_SIZES = 2
 # Above every GPU's clock: a sleep of so many cycles is never too short.
 _CYCLES_PER_SECOND = 2.5e9
 # Longer ones fill the queue of launches, and the host waits.
@@ -72,12 +71,6 @@ class Device:
         now = time.perf_counter()
         return lambda: now
 
-    def flush(self) -> None:
-        """Drop what the last block left in a GPU's cache, before a timed block.
-
-        A CPU's caches stay: a chunk's rows come from the core that just received them.
-        """
-
     def host_bytes(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:  # noqa: ARG002 - for a GPU alone
         """Return an uninitialised buffer in host memory."""
         return torch.empty(num_bytes, dtype=torch.uint8)
@@ -104,9 +97,6 @@ class CudaDevice(Device):
         self.torch_device = torch.device("cuda", index)
         properties = torch.cuda.get_device_properties(index)
         self.cache_bytes = int(getattr(properties, "L2_cache_size", 0)) or 2**26
-        self._flushed = torch.empty(
-            _FLUSHED_L2_SIZES * self.cache_bytes, dtype=torch.uint8, device=self.torch_device
-        )
         self._idle_streams: list[torch.cuda.Stream] = []
         self._lock = threading.Lock()
         self._thread = threading.local()
@@ -148,10 +138,6 @@ class CudaDevice(Device):
         """Record an event; its time is the device's, however late the host asks for it."""
         stamp, (zero, host_seconds) = stamp_now(self.torch_device), self._thread.zero
         return lambda: host_seconds + stamp.since(zero)
-
-    def flush(self) -> None:
-        """Overwrite twice the size of the L2 cache, ahead of the timed block in its stream."""
-        self._flushed.zero_()
 
     def host_bytes(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
         """Return a buffer, pinned or pageable."""

@@ -108,7 +108,7 @@ def able_kernels(load: Workload, *, device: torch.device) -> tuple[ExpertKernel,
 def _num_operands(point: GemmPoint, device: Device) -> tuple[int, int]:
     """Return how many weights take turns, and how many pairs of input and output rows."""
     if device.kind == "cuda":
-        return 1, 1  # its cache is flushed before each block
+        return 1, 1  # sets of operands take turns there: see `in_turns`
     elements = point.num_experts * point.rows * (point.d_in + point.d_out)
     num_rows = _ROWS_BYTES // (elements * dtype_bytes(point.dtype))
     return _num_weights(point), min(max(num_rows, 2), _MOST_ROWS)

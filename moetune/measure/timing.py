@@ -125,7 +125,6 @@ class Stopwatch:
             FailedPointError: it failed on a rank; raised on all of them.
             CollectiveError: a rank is gone.
         """
-        self._device.flush()
 
         def work() -> list[tuple[float, bool, float]]:
             opened = time.perf_counter()

@@ -53,7 +53,7 @@ def test_a_layers_step_is_timed_with_its_launches() -> None:
 
 def test_a_mark_is_the_devices_time_however_late_the_host_asks() -> None:
     with FakeCuda(cost=_cost) as cuda:
-        device = CudaDevice(0)
+        device, there = CudaDevice(0), torch.zeros(1, device="cuda:0")
         with device.use():
             run, marks = _launch_bound(cuda), []
             for _ in range(3):
@@ -64,6 +64,7 @@ def test_a_mark_is_the_devices_time_however_late_the_host_asks() -> None:
             ends = [done() for done in marks]
         assert ends[2] - ends[1] == pytest.approx(100 * LAUNCH_SECONDS)
         assert abs(ends[0] - time.perf_counter()) < 60  # on the host's clock
+        assert there.is_cuda
 
 
 def test_what_ranks_do_together_is_done_once_before_the_clock_starts() -> None:

@@ -131,10 +131,9 @@ class PlannedLayer(nn.Module):
     # measures.
     @_disable_dynamo
     def _run(self, x: torch.Tensor, dtype: torch.dtype, route: Route, problem: str) -> torch.Tensor:
-        with unseen_by_selective_checkpoints():
-            step = self.start_step(x, dtype, route, problem)
-            with torch.autocast(x.device.type, enabled=False):
-                y_TD = self.experts(step.x_TD, step.weights_TK, step.run)
+        step = self.start_step(x, dtype, route, problem)
+        with torch.autocast(x.device.type, enabled=False):
+            y_TD = self.experts(step.x_TD, step.weights_TK, step.run)
         return shaped_as(x, y_TD)
 
     def start_step(
