@@ -8,6 +8,7 @@ dispatcher `all_gather` the tensor-parallel ranks have the same tokens, and shar
 """
 
 import datetime as dt
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,41 +29,33 @@ from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
 from moetune.runtime.moe.planned_layer import PlannedLayer
 
 
-class GroupsByRows:
-    """Groups of ranks by their rows: equal rows are one group."""
+def _groups(
+    named: Mapping[str, torch.Tensor], device_type: str, timeout: dt.timedelta | None
+) -> dict[str, dist.ProcessGroup]:
+    """Make this rank's groups, and let the ranks of each meet, in one order on all of them.
 
-    def __init__(self, timeout: dt.timedelta | None) -> None:
-        self._timeout = timeout
-        self.named: dict[str, dist.ProcessGroup] = {}
-        self._by_rows: dict[str, dist.ProcessGroup] = {}
+    NCCL connects the ranks of a group in its first collective, which would be within a pass.
 
-    def add(self, name: str, rows: torch.Tensor) -> None:
-        """Make this rank's group of the rows, each of which is a group."""
+    Args:
+        named: rows of ranks, each of which is a group; equal rows are one group.
+        device_type: of what travels in the groups.
+
+    Raises:
+        CollectiveError: a rank did not come.
+    """
+    by_rows: dict[str, dist.ProcessGroup] = {}
+    for name, rows in named.items():
         listed = rows.tolist()
         key = str(sorted(listed))
-        group = self._by_rows.get(key)
-        if group is None:
+        if key not in by_rows:
             group, _ = dist.new_subgroups_by_enumeration(
-                listed, timeout=self._timeout, group_desc=f"moetune: {name}"
+                listed, timeout=timeout, group_desc=f"moetune: {name}"
             )
-        assert group is not None  # noqa: S101 - the rows have all ranks
-        self._by_rows.setdefault(key, group)
-        self.named[name] = group
-
-    def connect(self, device_type: str) -> None:
-        """Let the ranks of each group meet, in one order on all of them.
-
-        NCCL connects the ranks of a group in its first collective, which would be within a pass.
-
-        Args:
-            device_type: of what travels in the groups.
-
-        Raises:
-            CollectiveError: a rank did not come.
-        """
-        for name, group in self.named.items():
+            assert group is not None  # noqa: S101 - the rows have all ranks
             zero = torch.zeros((), device=device_type)
             communicator_of(group).all_reduce(zero, f"the first exchange in {name}").wait()
+            by_rows[key] = group
+    return {name: by_rows[str(sorted(rows.tolist()))] for name, rows in named.items()}
 
 
 def expert_rows(layout: FoldedLayout, ranks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -167,23 +160,18 @@ def join(
     sizes = layout.pp, layout.dp, layout.tp
     _check(layout, dist.get_world_size())
     ranks = torch.arange(dist.get_world_size(), device="cpu").view(sizes)
-    made = GroupsByRows(timeout)
-    for dim, name in enumerate(_DIMS):
-        rows = ranks.movedim(dim, -1).flatten(0, -2)
-        made.add(name, rows)
     experts, replicas = expert_rows(layout, ranks)
-    made.add("experts", experts)
-    gradients = GroupsByRows(timeout)
-    gradients.add("replicas of experts", replicas)
-    gradients.add("ranks of a stage", ranks.movedim(1, -1).flatten(0, 1))
-    for groups in (made, gradients):
-        groups.connect(device_type)
+    rows = {name: ranks.movedim(dim, -1).flatten(0, -2) for dim, name in enumerate(_DIMS)}
+    made = _groups(rows | {"experts": experts}, device_type, timeout)
+    whole = ranks.movedim(1, -1).flatten(0, 1)
+    gradients = _groups(
+        {"replicas of experts": replicas, "ranks of a stage": whole}, device_type, timeout
+    )
     return ParallelGroups(
-        layout=layout, experts=made.named["experts"],
-        replicas=gradients.named["replicas of experts"],
-        whole=gradients.named["ranks of a stage"],
+        layout=layout, experts=made["experts"], replicas=gradients["replicas of experts"],
+        whole=gradients["ranks of a stage"],
         mesh=DeviceMesh.from_group(
-            [made.named[name] for name in _DIMS], device_type, mesh=ranks, mesh_dim_names=_DIMS
+            [made[name] for name in _DIMS], device_type, mesh=ranks, mesh_dim_names=_DIMS
         ),
     )  # fmt: skip
 
