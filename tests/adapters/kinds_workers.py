@@ -11,6 +11,7 @@ import moetune
 from moetune.domain.plan import Decision
 from tests.adapters.tiny_models import loss_of, tiny, tokens_of
 from tests.adapters.workers import TOLERANCE, layers_of, mean_reference, own_part, rank_of
+from tests.runtime.poison import poison
 
 
 def _prepared(whole: Any, *, chunks: int = 1) -> tuple[Any, Any]:
@@ -87,7 +88,7 @@ def one_token_and_none() -> None:
     for strategy in ("none", "S4"):
         adapted, wrapped = _prepared(whole)
         for layer in layers_of(adapted):
-            layer.poison_buffers()
+            poison(layer)
             layer.pin(Decision(forward_degree=3, backward_degree=3, strategy=strategy))
         wrapped(input_ids=batches[rank]).logits.sum().backward()
         _check(adapted, whole)

@@ -34,6 +34,7 @@ from moetune.domain.plan import Decision, Plan
 from moetune.runtime.moe.layer import RoutedLayer
 from tests.adapters.tiny_models import FAMILIES, fill, loss_of, tiny, tokens_of
 from tests.runtime.plans import small_plan
+from tests.runtime.poison import poison
 
 TOLERANCE = 1e-10
 
@@ -144,7 +145,7 @@ def equal_models(
         for degree, strategy in itertools.product(degrees, strategies):
             decision = Decision(forward_degree=degree, backward_degree=degree, strategy=strategy)
             for layer in layers:
-                layer.poison_buffers()
+                poison(layer)
                 layer.pin(decision)
             check_step(adapted, whole, wanted)
 

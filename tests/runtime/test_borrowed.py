@@ -19,6 +19,7 @@ from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.weight_grads import GradientMean
 from tests.runtime.gpu_runs import decision
 from tests.runtime.grouped_workers import grouped
+from tests.runtime.poison import poison
 
 SHAPE = LayerShape(d_model=6, d_hidden=10, num_experts=4, top_k=2, activation="swiglu")
 FORMS = (
@@ -101,7 +102,7 @@ def leaves(stack: Stack, *given: torch.Tensor) -> Sequence[torch.Tensor]:
 def test_every_form_equals_dense(form: FusedForm | None, *, bias: bool, is_grouped: bool) -> None:
     stack = Stack(form, bias=bias and form is not None)
     layer = stack.layer()
-    layer.poison_buffers()
+    poison(layer)
     x, dy, weights, chosen = inputs()
     wanted = leaves(stack, x, weights)
     y = stack.dense(wanted[0], chosen, wanted[1])

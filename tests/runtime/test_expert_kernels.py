@@ -17,6 +17,7 @@ from moetune.runtime.moe.activations import FusedForm
 from moetune.runtime.moe.layer import MoELayer
 from tests.runtime import test_borrowed
 from tests.runtime.gpu_runs import decision
+from tests.runtime.poison import poison
 from tests.runtime.reference import Weights, dense_moe
 from tests.runtime.test_borrowed import Stack
 
@@ -63,7 +64,7 @@ def test_borrowed_experts_with_a_kernel_equal_dense(
     y = exact.dense(x, chosen, weights)
     grads = torch.autograd.grad((y * dy).sum(), wanted)
     layer = stack.layer()
-    layer.poison_buffers()
+    poison(layer)
     for step in STEPS:
         layer.pin(replace(step, kernel=kernel))
         found = [each.detach().float().requires_grad_() for each in (x, weights)]

@@ -13,12 +13,13 @@ from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.offload import DeviceCopies
 from moetune.runtime.moe.products import RowPart
 from moetune.runtime.moe.weight_grads import GradientSum
+from tests.runtime.poison import poison
 from tests.runtime.workers import results_of
 
 
 def make_layer(strategy: str) -> MoELayer:
     layer = MoELayer(8, 16, 4, 2, pipeline=4, memory_reuse=strategy)
-    layer.poison_buffers()
+    poison(layer)
     return layer
 
 
@@ -58,7 +59,7 @@ def test_copies_are_waited_for_before_their_buffers_are_used(
         layer = MoELayer(
             8, 16, num_experts, pipeline=5, memory_reuse=memory_reuse, dtype=torch.float64
         )
-        layer.poison_buffers()
+        poison(layer)
         layer.dispatcher.copies = LateCopies()
         results.append(results_of(layer, torch.randn(37, 8, dtype=torch.float64)))
     for found, wanted in zip(*results, strict=True):

@@ -18,6 +18,7 @@ from moetune.domain.plan import Decision
 from moetune.runtime.moe import operator
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
 from tests.ranks import run_ranks
+from tests.runtime.poison import poison
 
 WIDTH, EXACT = 8, 1e-12
 DECISIONS = (
@@ -39,7 +40,7 @@ class Block(nn.Module):
         torch.manual_seed(0)
         self.norm = nn.RMSNorm(WIDTH, dtype=torch.float64)
         self.moe = kind(WIDTH, 12, 4, 2, activation="swiglu", dtype=torch.float64, **options)
-        self.moe.poison_buffers()
+        poison(self.moe)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = x + self.moe(self.norm(x))

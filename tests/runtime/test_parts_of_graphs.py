@@ -15,6 +15,7 @@ from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.plans.timers import CallWatch, Watch, device_clock
 from tests.ranks import run_ranks
 from tests.runtime.gpu_runs import decision
+from tests.runtime.poison import poison
 from tests.runtime.workers import (
     AUX_SCALE,
     D_HIDDEN,
@@ -32,7 +33,7 @@ STRATEGIES: tuple[Strategy, ...] = ("none", "S1", "S2", "S3", "S4")
 def layer_of(strategy: Strategy, degree: int, **options: Any) -> MoELayer:
     torch.manual_seed(5)
     layer = MoELayer(D_MODEL, D_HIDDEN, NUM_EXPERTS, top_k=2, dtype=torch.float64, **options)
-    layer.poison_buffers()
+    poison(layer)
     layer.pin(decision(strategy, degree))
     return layer
 

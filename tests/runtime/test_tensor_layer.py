@@ -18,6 +18,7 @@ from tests.cuda_kit import FakeCuda, MirrorWorld
 from tests.ranks import run_ranks
 from tests.runtime.gpu_runs import GPU, decision, step
 from tests.runtime.plans import small_plan
+from tests.runtime.poison import poison
 from tests.runtime.reference import dense_moe
 from tests.runtime.slow_link import SlowLink
 from tests.runtime.workers import (
@@ -69,7 +70,7 @@ def equal_dense() -> None:
     for activation, (top_k, degree), num_tokens in grid:
         layer = tensor_layer(activation, top_k)
         layer.pin(decision(degree=degree))
-        layer.poison_buffers()
+        poison(layer)
         check_against_dense(layer, dense_of_group(layer, num_tokens))
 
 

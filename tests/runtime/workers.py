@@ -16,6 +16,7 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.runtime.trace import SpanRecorder
+from tests.runtime.poison import poison
 from tests.runtime.reference import Weights, dense_moe
 
 D_MODEL, D_HIDDEN, NUM_EXPERTS = 6, 10, 12
@@ -215,7 +216,7 @@ def dense_matrix(
         case = (activation, top_k, capacity_factor)
         dense = references[case] = references.get(case) or dense_of(layer, TOKENS)
         if strategy != "none":
-            layer.poison_buffers()
+            poison(layer)
         for _ in range(1 if strategy == "none" else 2):
             layer.zero_grad()
             check_against_dense(layer, dense)

@@ -182,10 +182,6 @@ class PlannedLayer(nn.Module):
         """
         self._decisions.pin(decision)
 
-    def poison_buffers(self) -> None:
-        """Fill every reused buffer with NaN before its use, to find reads of old values; slow."""
-        self._workspace = Workspace(poison=True)
-
     @property
     def num_dropped(self) -> int:
         """Pairs over the capacity in the last forward pass."""

@@ -85,7 +85,7 @@ class _ReusePhase(DispatchedPhase):
     def _take_saved(self, chunk: int) -> SavedActivations:
         """Return the buffers for the chunk's pre-activations, uninitialised."""
         rows = self._num_rows(chunk)
-        taken = {name: ring.take(chunk, rows) for name, ring in self._hidden_rings.items()}
+        taken = {name: ring.of(chunk, rows) for name, ring in self._hidden_rings.items()}
         return SavedActivations(pre_RH=taken["pre"], gate_RH=taken.get("gate"))
 
     def _project_up(self, chunk: int, rows: torch.Tensor) -> SavedActivations:
@@ -98,7 +98,7 @@ class _ReusePhase(DispatchedPhase):
         """Return the chunk's rows by expert: those that arrived, or in a buffer of their own."""
         if self._received is None:
             return arrived
-        out, part = ring.take(chunk, self._num_rows(chunk)), self._dispatch.parts[chunk].rows
+        out, part = ring.of(chunk, self._num_rows(chunk)), self._dispatch.parts[chunk].rows
         return self._received.expand(arrived, part, out=out)
 
     def _leave(self, chunk: int, results: torch.Tensor) -> None:
@@ -135,7 +135,7 @@ class ReuseForward(_ReusePhase):
     def dispatch(self, chunk: int) -> None:
         """Send the chunk's rows."""
         self._offload.wait_for_save("input", chunk % _AT_EXPERTS)
-        arrival = self._rings["arrivals"].take(chunk, self._num_arriving[chunk])
+        arrival = self._rings["arrivals"].of(chunk, self._num_arriving[chunk])
         self._tokens.dispatch(self, chunk, self._values_TD, arrival)
 
     def compute(self, chunk: int) -> None:
@@ -157,7 +157,7 @@ class ReuseForward(_ReusePhase):
         self._leaving.pop(chunk - _AT_EXPERTS, None)
         out = rows
         if not self._sends_tokens:
-            out = self._rings["departures"].take(chunk, len(rows))
+            out = self._rings["departures"].of(chunk, len(rows))
         self._experts.project_down(hidden, self._weights_R1[part.rows], out, part)
         self._leave(chunk, out)
 
@@ -214,12 +214,12 @@ class ReuseBackward(_ReusePhase):
         """Send the gradients, and get the experts' inputs back: by the wire or from the host."""
         if self._x_TD is not None:
             ring = self._rings["arrivals" if self._sends_tokens else "inputs"]
-            arriving = ring.take(chunk, self._num_arriving[chunk])
+            arriving = ring.of(chunk, self._num_arriving[chunk])
             self._tokens.dispatch(self, chunk, self._x_TD, arriving)
-        arriving = self._rings["grads"].take(chunk, self._num_arriving[chunk])
+        arriving = self._rings["grads"].of(chunk, self._num_arriving[chunk])
         self._tokens.dispatch(self, chunk, self._values_TD, arriving)
         if self._x_TD is None:  # after the exchange: on a CPU the copy takes the caller's time
-            inputs = self._rings["inputs"].take(chunk, self._num_rows(chunk))
+            inputs = self._rings["inputs"].of(chunk, self._num_rows(chunk))
             mine = self._dispatch.parts[chunk].rows
             self._loading_inputs[chunk] = self._offload.load("input", inputs, mine)
 

@@ -24,11 +24,10 @@ class Ring:
 
     Args:
         buffers: (rows of the largest chunk, width) each.
-        poison: fill a buffer with NaN when it is taken.
     """
 
-    def __init__(self, buffers: Sequence[torch.Tensor], *, poison: bool) -> None:
-        self._buffers, self._poison = buffers, poison
+    def __init__(self, buffers: Sequence[torch.Tensor]) -> None:
+        self._buffers = buffers
 
     def __len__(self) -> int:
         """Return the number of buffers."""
@@ -39,15 +38,8 @@ class Ring:
         """The only buffer, or the first, with the rows of the largest chunk."""
         return self._buffers[0]
 
-    def take(self, chunk: int, rows: int) -> torch.Tensor:
-        """Return the chunk's buffer anew: (rows, width), whatever was in it."""
-        buffer = self._buffers[chunk % len(self._buffers)]
-        if self._poison:
-            buffer.fill_(torch.nan)
-        return buffer[:rows]
-
     def of(self, chunk: int, rows: int) -> torch.Tensor:
-        """Return the buffer that the chunk took."""
+        """Return the chunk's buffer (rows, width), whatever is in it."""
         return self._buffers[chunk % len(self._buffers)][:rows]
 
 
@@ -68,7 +60,7 @@ def make_rings(
         like,
     )
     return {
-        name: Ring([buffers[f"{name} {place}"] for place in range(number)], poison=workspace.poison)
+        name: Ring([buffers[f"{name} {place}"] for place in range(number)])
         for name, (number, _, _) in shapes.items()
     }
 
@@ -133,7 +125,7 @@ class TokenExchange:
         """Return the next use's buffer, once the buffer's last use has ended."""
         self._end_use(self._num_uses - len(self._ring))
         self._num_uses += 1
-        return self._ring.take(self._num_uses - 1, rows)
+        return self._ring.of(self._num_uses - 1, rows)
 
     def _end_use(self, use: int) -> None:
         """Wait for the end of a use, if it has not ended yet."""

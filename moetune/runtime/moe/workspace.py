@@ -101,13 +101,9 @@ class Workspace:
     On a CPU it is one block, as large as the largest phase so far: the allocator returns large
     blocks to the system, and page faults of fresh ones cost up to three times the operation that
     fills them. On CUDA the caching allocator reuses them, and every buffer is its own tensor.
-
-    Args:
-        poison: fill buffers with NaN before every use, to find reads of old values.
     """
 
-    def __init__(self, *, poison: bool = False) -> None:
-        self.poison = poison
+    def __init__(self) -> None:
         self._memory: torch.Tensor | None = None
 
     def __getstate__(self) -> dict[str, object]:
@@ -122,18 +118,9 @@ class Workspace:
         Raises:
             AllocationError: they do not fit.
         """
-        if not shapes:
-            return {}
-        if like.device.type != "cpu":
-            buffers = {
-                name: empty(f"buffer {name!r}", shape, like) for name, shape in shapes.items()
-            }
-        else:
-            buffers = self._cut(shapes, like)
-        if self.poison:
-            for buffer in buffers.values():
-                buffer.fill_(torch.nan)
-        return buffers
+        if shapes and like.device.type == "cpu":
+            return self._cut(shapes, like)
+        return {name: empty(f"buffer {name!r}", shape, like) for name, shape in shapes.items()}
 
     @contextlib.contextmanager
     def guard(self, phase: str) -> Iterator[None]:
