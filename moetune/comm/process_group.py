@@ -18,11 +18,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import GroupName, _resolve_process_group  # type: ignore[attr-defined] # not public
 
 from moetune.comm.group import Communicator, ReduceOp, Transfer
 from moetune.domain.errors import CollectiveError, InputError
@@ -147,17 +146,13 @@ class GroupCommunicator(Communicator):
         self.members = tuple(dist.get_process_group_ranks(self.group))
         self._group_rank = GroupRank(self.rank, self.members)
 
-    def __getstate__(self) -> dict[str, object]:
-        """Name the group: copies share it."""
-        return self.__dict__ | {"group": name_of(self.group)}
+    def __deepcopy__(self, _: object) -> "GroupCommunicator":
+        """Return itself: copies share the group."""
+        return self
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Find the group again.
-
-        Raises:
-            InputError: this process has not joined it.
-        """
-        self.__dict__ |= state | {"group": group_named(state["group"])}
+    def __reduce__(self) -> str:
+        """Raise InputError: no other process is in the group."""
+        raise no_pickle()
 
     @property
     def device(self) -> torch.device:
@@ -276,26 +271,12 @@ class GroupCommunicator(Communicator):
             raise self._group_rank.error(collective, name, (), error) from error
 
 
-def name_of(group: dist.ProcessGroup | None) -> str:
-    """Return a group's name in this job, "" for none."""
-    return "" if group is None else str(group.group_name)
-
-
-def group_named(name: str) -> dist.ProcessGroup | None:
-    """Return the group of a name in this job, None for "".
-
-    Raises:
-        InputError: this process has not joined it.
-    """
-    if not name:
-        return None
-    try:
-        return _resolve_process_group(GroupName(name))
-    except RuntimeError as error:
-        raise InputError(
-            f"a pickled layer is of the process group {name}, which this process has not joined",
-            "save its state_dict, and load that into a layer that is made here",
-        ) from error
+def no_pickle() -> InputError:
+    """Return the error of what is pickled with a process group."""
+    return InputError(
+        "a layer over several ranks cannot be pickled: another process is in no such group",
+        "save its state_dict, and load that into a layer that is made there",
+    )
 
 
 def _range(name: str) -> AbstractContextManager[object]:

@@ -11,16 +11,16 @@ dict is made, and back when one is loaded: a checkpoint does not tell where its 
 
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Literal, TypeGuard
 
 import torch
 import torch.distributed as dist
 
 from moetune.comm.group import Communicator
-from moetune.comm.process_group import GroupCommunicator, group_named, name_of
+from moetune.comm.process_group import GroupCommunicator, no_pickle
 from moetune.domain.errors import InputError
 from moetune.domain.placement import places_of
 
@@ -108,10 +108,15 @@ class ExpertPlacement:
             order=() if is_natural else order,
         )  # fmt: skip
 
-    def __reduce__(self) -> tuple[Callable[..., "ExpertPlacement"], tuple[Any, ...]]:
+    def __deepcopy__(self, _: object) -> "ExpertPlacement":
         """Copies share the group, and watch state dicts of their own."""
-        group = name_of(self.group)
-        return _again, (self.num_experts, self.rank, self.members, group, self.order)
+        return replace(self, copies=StateCopies())
+
+    def __getstate__(self) -> list[object]:
+        """Return the fields; InputError where there are several ranks."""
+        if self.group is not None:
+            raise no_pickle()
+        return [getattr(self, each.name) for each in fields(self)]
 
     @property
     def num_ranks(self) -> int:
@@ -249,14 +254,6 @@ class ExpertPlacement:
         if local.is_meta:
             kind = group._device_types[0].type  # noqa: SLF001 - torch has no public name
         return DeviceMesh.from_group(group, kind, mesh_dim_names=(EXPERTS,))
-
-
-def _again(
-    num_experts: int, rank: int, members: tuple[int, ...], group: str, order: tuple[int, ...]
-) -> ExpertPlacement:
-    return ExpertPlacement(
-        num_experts=num_experts, rank=rank, members=members, group=group_named(group), order=order
-    )
 
 
 def _moved(local: torch.Tensor, sources: Sequence[int], group: dist.ProcessGroup) -> torch.Tensor:
