@@ -91,6 +91,7 @@ class Target:
         fuses_activations: whether a gated activation is one kernel, which keeps its input alone;
             else its factors are kept, too, and before the experts' weights their product.
         splits_sequence: whether tensor ranks share the sequence between their layers.
+        copies_sequence: whether a copy orders what tensor ranks gather and scatter of it.
         splits_logits: whether tensor ranks share the logits at the loss.
         saves_exchanges: whether selective recomputation keeps what exchanges of rows give.
         caches_narrow_weights: whether 8-bit copies of the weights are kept between micro-batches.
@@ -109,6 +110,7 @@ class Target:
             their exchanges (`tp_comm_overlap`, which exports leave off).
         places_experts: whether each layer's experts may be in another order than their own.
         sends_tokens_once: whether an all-to-all sends a token once to each rank of its experts.
+        gathers_context: whether keys and values are gathered before attention, not beside it.
         core: the version of Megatron-Core in it, which its rules ask; None without.
         without_deepep: chips on which it refuses DeepEP.
         adapters: of experts that it has, its default first; without any it has no adapters.
@@ -147,6 +149,7 @@ class Target:
     vocabulary_multiple: int = 1
     fuses_activations: bool = True
     splits_sequence: bool = True
+    copies_sequence: bool = False
     splits_logits: bool = True
     caches_narrow_weights: bool = False
     saves_exchanges: bool = True
@@ -161,6 +164,7 @@ class Target:
     multiplies_in_pieces: bool = False
     places_experts: bool = False
     sends_tokens_once: bool = False
+    gathers_context: bool = False
     core: MegatronCore | None = None
     without_deepep: tuple[str, ...] = ()
     adapters: tuple[ExpertAdapters, ...] = ()
@@ -329,6 +333,8 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
         overlaps=("none",), zero=(2, 3), dtypes=("bfloat16", "mxfp8"),
         largest=MappingProxyType({"etp": 1}), kept_by_experts=_AS_TORCH, fuses_activations=False,
         adam=FLOAT32_ADAM, logit_bytes=14, loss_chunks=8,  # components/loss.py, ChunkedLossWrapper
+        copies_sequence=True,  # Shard(1) in models/common/decoder_sharding.py
+        gathers_context=True,  # flex_cp_allgather in distributed/context_parallel/api.py
         zero_with_pp=2, schedules=SCHEDULES,  # get_schedule_class of torch.distributed.pipelining
     ),),
     "transformers": (_TRANSFORMERS, replace(_TRANSFORMERS, version="5.24.0")),

@@ -45,7 +45,8 @@ GEMM_INPUT: Mapping[TrainingDtype, float] = MappingProxyType(
         "nvfp4": 1 / 2 + 1 / 16,
     }
 )
-"""Bytes of an element that a GEMM keeps for the gradient of its weights, with its scales."""
+"""Bytes of an element of a GEMM's input, with its scales: as kept for the gradient of its weights,
+and as tensor ranks gather it (Transformer Engine, distributed.py: `gather_along_first_dim`)."""
 
 
 Counts: TypeAlias = tuple[float, float]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from moetune.domain.architecture import Block, Decoder, Mixer
+from moetune.domain.architecture import Block, Mixer
 from moetune.domain.attention import GroupedQueryAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.kernels import BIASED_ACTIVATION, BIASED_RESULTS
@@ -18,7 +18,7 @@ from moetune.domain.samples import GEMM_FORMS
 from moetune.domain.targets import Target
 from moetune.domain.training import DEDUPLICATING, FoldedLayout, TrainingJob
 from moetune.domain.tuning import ModelPart
-from moetune.solve.model.activations import AS_MEGATRON, ELEMENT
+from moetune.solve.model.activations import AS_MEGATRON, ELEMENT, GEMM_INPUT
 from moetune.solve.model.adapters import AdapterPrices
 from moetune.solve.model.exchange import exchange_seconds
 from moetune.solve.model.machine import DevicePrices
@@ -43,9 +43,8 @@ transposed. NVFP4 reads it twice, first for the largest value of all (Transforme
 _PADS = 2
 """Copies of the rows of experts in narrow formats: padded, and without the padding again
 (Megatron-Core, transformer/moe/experts.py: `quantization_padding`, `quantization_unpadding`)."""
-_GATHERED_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 1 / 2 + 1 / 16}
-"""Bytes of an element that tensor ranks gather before a GEMM: quantized first, scales with it
-(Transformer Engine, pytorch/distributed.py: `gather_along_first_dim`)."""
+_SCATTERED_PIECES = 4
+"""Of a product whose results are scattered meanwhile (`PipelineOverlapCfg`, `num_splits`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +55,6 @@ class BlockPrices:
     layout: FoldedLayout
     device: DevicePrices
     target: Target = AS_MEGATRON
-
-    @property
-    def decoder(self) -> Decoder:
-        """The model."""
-        return self.job.decoder
 
     @property
     def tokens(self) -> float:
@@ -76,13 +70,6 @@ class BlockPrices:
     def exchanges(self) -> bool:
         """Whether tokens travel to experts on other ranks."""
         return self.layout.ep > 1
-
-    def times(self, block: Block) -> BlockTimes:
-        """Return the times of a block."""
-        times = self.local_times(block)
-        if block.routed is None:
-            return times
-        return times + self.routed_times(block.routed)
 
     def local_times(self, block: Block) -> BlockTimes:
         """Return what does not depend on where the experts are: all parts but these, and norms."""
@@ -123,10 +110,11 @@ class BlockPrices:
 
     def _projections(self, part: Mixer) -> Iterator[tuple[ModuleName, Passes]]:
         """Yield the projections: one GEMM for each matrix, cut over the tensor-parallel ranks."""
-        tp = self.layout.tp
-        for module, d_in, d_out, is_cut in projections_of(part, self.decoder.d_model):
+        tp, matrices = self.layout.tp, [*projections_of(part, self.job.decoder.d_model)]
+        for number, (module, d_in, d_out, is_cut) in enumerate(matrices, start=1):
             if is_cut:
-                passes = self._gemm(self.tokens, d_in, max(1, d_out // tp))
+                pieces = self._pieces(is_last=number == len(matrices))
+                passes = self._gemm(self.tokens, d_in, max(1, d_out // tp), pieces=pieces)
             else:
                 passes = self._gemm(self.own_tokens, d_in, d_out)
             yield module, self._trained("attention", passes)
@@ -139,17 +127,29 @@ class BlockPrices:
         """Return a matrix's passes, without gradients of frozen weights."""
         return passes if self.job.tuning.trains(name) else passes.frozen
 
+    def _pieces(self, *, is_last: bool) -> tuple[int, int, int]:
+        """Return the pieces of a GEMM's products, whose rows tensor ranks exchange meanwhile.
+
+        Gathers are in one piece a rank and scatters in four, but a part's input gradients are whole
+        (NeMo, llm/recipes/tp_overlap_configs/userbuffers.py: `qkv_dgrad`, `proj_fprop`).
+        """
+        tp = self.layout.tp if self.target.multiplies_in_pieces else 1
+        return (min(tp, _SCATTERED_PIECES), tp, 1) if is_last else (tp, 1, 1)
+
     def _gemm(
-        self, rows: float, d_in: int, d_out: int, *, num_experts: int = 1, dtype: str | None = None
-    ) -> Passes:
+        self, rows: float, d_in: int, d_out: int, *, num_experts: int = 1,
+        dtype: str | None = None, pieces: tuple[int, int, int] = (1, 1, 1),
+    ) -> Passes:  # fmt: skip
         """Return a GEMM's passes; with narrow factors also their rounding."""
         name = dtype or _QUANTIZED.get(self.job.dtype, self.job.element)
         forward, grad_input, grad_weight = (
-            self.device.gemm(
-                product, rows=rows, d_in=d_in, d_out=d_out, num_experts=num_experts, dtype=name
+            count
+            * self.device.gemm(
+                product, rows=rows / count, d_in=d_in, d_out=d_out, num_experts=num_experts,
+                dtype=name,
             )
-            for product in GEMM_FORMS
-        )
+            for product, count in zip(GEMM_FORMS, pieces, strict=True)
+        )  # fmt: skip
         if name in _ROUNDING_BYTES:
             elements = rows * num_experts
             forward += self.device.memory_seconds(_ROUNDING_BYTES[name] * elements * d_in)
@@ -200,7 +200,8 @@ class BlockPrices:
         Of several residual streams (hyper-connections) all are read for the mixing's weights, for
         the part's input and for the sums, and written again.
         """
-        elements = self.own_tokens * self.decoder.d_model
+        tokens = self.own_tokens if self.target.splits_sequence else self.tokens
+        elements = tokens * self.job.decoder.d_model
         tensors = 4 if streams == 1 else 4 * streams + 4
         more, more_back = self.target.kernels.norm
         return Passes(
@@ -214,12 +215,13 @@ class BlockPrices:
         """Return the gather before a cut part and the scatter behind it.
 
         Narrow factors are gathered as they are multiplied. The gather comes again for the gradients
-        of the weights, behind those of the inputs.
+        of the weights, behind those of the inputs. Where the sequence is no first dimension, a copy
+        orders what is gathered or scattered.
         """
         tp = self.layout.tp
         span = self.device.span(tp, 1)
-        elements = self.tokens * self.decoder.d_model
-        sent = _GATHERED_BYTES.get(self.job.dtype, ELEMENT)
+        elements = self.tokens * self.job.decoder.d_model
+        sent = GEMM_INPUT[self.job.dtype]
         gather = self.device.collective("all_gather", span, sent * elements / tp)
         scatter = self.device.collective("reduce_scatter", span, ELEMENT * elements)
         forward, grad_input, grad_weight = map(math.fsum, zip(*matrices, strict=True))
@@ -228,20 +230,27 @@ class BlockPrices:
             behind = max(0.0, scatter - grad_weight)
         hidden = self.target.multiplies_in_pieces * (1 - 1 / tp)
         there, back = gather + scatter, gather + behind
+        ordered = self.target.copies_sequence * (tp > 1) * 2 * (sent + ELEMENT) * elements
+        copies = self.device.memory_seconds(ordered, kernels=2) if ordered else 0.0
         return Passes(
-            forward=there - min(hidden * there, forward),
-            grad_input=back - min(hidden * back, grad_input),
+            forward=there - min(hidden * there, forward) + copies,
+            grad_input=back - min(hidden * back, grad_input) + copies,
         )
 
     def _context_comm(self, part: Mixer, core_macs: float) -> Passes:
-        """Return what a ring of keys and values is longer than the attention that hides it."""
+        """Return what a ring of keys and values is longer than the attention that hides it.
+
+        A runtime that gathers them first hides nothing, nor the scatter of their gradients.
+        """
         cp = self.layout.cp
         if cp == 1:
             return NO_TIME
         widths = part.widths
         width = (widths.get("k", 0) + widths.get("v", 0)) / self.layout.tp
-        span = self.device.span(cp, self.layout.tp)
-        sent = self.device.collective("all_gather", span, self.tokens * width * ELEMENT)
+        span, size = self.device.span(cp, self.layout.tp), self.tokens * width * ELEMENT
+        sent = self.device.collective("all_gather", span, size)
+        if self.target.gathers_context:
+            return Passes(sent, self.device.collective("reduce_scatter", span, cp * size))
         forward, backward = (
             self._attention(part, core_macs, backward=backward) for backward in (False, True)
         )
@@ -255,11 +264,13 @@ class BlockPrices:
 
     def _ffn(self, part: DenseFfn, name: ModelPart) -> Passes:
         rows, width = self.tokens, max(1, part.d_hidden // self.layout.tp)
-        up = self._gemm(rows, part.d_model, width * (part.num_gemms - 1))
+        ups = width * (part.num_gemms - 1)
+        up = self._gemm(rows, part.d_model, ups, pieces=self._pieces(is_last=False))
+        down = self._gemm(rows, width, part.d_model, pieces=self._pieces(is_last=True))
         return (
             self._trained(name, up)
             + self._activation(rows * width, part.num_gemms)
-            + self._trained(name, self._gemm(rows, width, part.d_model))
+            + self._trained(name, down)
         )
 
     def _activation(self, elements: float, num_gemms: int) -> Passes:

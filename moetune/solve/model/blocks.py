@@ -34,6 +34,10 @@ from moetune.solve.model.passes import (
 )
 from moetune.solve.model.pipeline import DecoderStages, StageBlocks, counted
 
+_MOVED_BY_LOSS = {6: 52, 10: 30, 14: 48}
+"""Bytes that a loss moves for a logit in both passes, by those that it keeps (`logit_bytes`): its
+kernels in Megatron-Core (tensor_parallel/cross_entropy.py, fusions/fused_cross_entropy.py) and in
+torch (log_softmax and nll_loss in float32). Losses in one kernel move 16."""
 _Key = tuple[object, ...]
 _Priced = TypeVar("_Priced")
 
@@ -158,8 +162,8 @@ class BlockTable(Tables):
             device.gemm(product, rows=tokens, d_in=decoder.d_model, d_out=vocab)
             for product in GEMM_FORMS[: None if tuning.trains("head") else -1]
         )
-        # Logits are read and written in float32 by the loss, forward and backward.
-        loss = device.memory_seconds(4 * 2 * ELEMENT * tokens * vocab, kernels=6)
+        moved = _MOVED_BY_LOSS.get(self.target.logit_bytes, 16)
+        loss = device.memory_seconds(moved * tokens * vocab, kernels=6)
         return embedding, gemms + loss
 
     def room(self, rank: StageBlocks, layout: FoldedLayout) -> Room:
