@@ -262,7 +262,9 @@ def _layout(
 
 
 def _is_natural(row: Mapping[str, str], recipe: Recipe | None) -> bool:
-    return row["routing"].startswith("natural") or (recipe is not None and recipe.is_natural)
+    said = row["routing"]  # a capacity factor of 1 drops what would be uneven
+    is_uneven = said.startswith("natural") and not said.endswith("capacity 1.0")
+    return is_uneven or (recipe is not None and recipe.is_natural)
 
 
 def _as_said(layout: FoldedLayout, recipe: Recipe) -> FoldedLayout:

@@ -24,7 +24,7 @@ from benchmarks.public_runs.rows import (
 )
 from benchmarks.public_runs.systems import CHUNKED_LOSS, DEVICES, Device, System, system_of
 from moetune.domain.architecture import Decoder
-from moetune.domain.kernels import TORCHTITAN
+from moetune.domain.kernels import FUSED, TORCHTITAN
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
 from moetune.domain.pipeline import Schedule, read_stages
 from moetune.domain.routing import BALANCED, NATURAL
@@ -62,6 +62,12 @@ _COMPILED = replace(
     activation=(0, 0),
     rows=(4, 8),  # scatter_add and its gradient stay
 )
+_UNFUSED = replace(FUSED, activation=(2, 7))
+"""silu and product apart, and gradients of both factors joined (Megatron-Core, `glu` in mlp.py)."""
+_GATHERS_HEADS, _OF_ALL_HEADS = "2025-10-14", 15
+"""Until when tensor ranks of Qwen3 had all heads' queries and keys (#1870), and how often these are
+read or written: by the gather's order, norm, rotation and repetition."""
+_YES_OR_NO = "fuses_activations", "splits_sequence", "caches_narrow_weights", "saves_exchanges"
 _COMPILES_LOSS = "2025-04-02"
 """When torchtitan began to compile the loss with the model (#1033)."""
 _COMPILED_LOGIT_BYTES = 4
@@ -124,25 +130,33 @@ def _facts(row: _Row, system: System, job: TrainingJob) -> Mapping[str, Any]:
     found = dict(system.facts)
     if _hides_tensor_comm(row, system, job):
         found |= {"scatters_beside_weights": True, "multiplies_in_pieces": True}
-    if system.target == "torchtitan" and row["source_date"] < CHUNKED_LOSS:
-        found["loss_chunks"] = 1
-    is_compiled = "compile" in row["dispatcher_overlap_note"] or row.get("compiled") == "yes"
-    if system.target == "torchtitan" and is_compiled:
-        found["kernels"] = _COMPILED
-        if row["source_date"] > _COMPILES_LOSS:
-            found["logit_bytes"] = _COMPILED_LOGIT_BYTES
+    if system.target == "torchtitan":
+        found |= _of_torchtitan(row, job)
+    if row.get("fuses_activations") == "no":
+        found["kernels"] = _UNFUSED
     if row.get("in_pieces") == "yes":
         found |= {"scatters_beside_weights": False, "multiplies_in_pieces": True}
     if row.get("logit_bytes"):
         found["logit_bytes"] = int(row["logit_bytes"])
-    for name in (
-        "fuses_activations",
-        "splits_sequence",
-        "caches_narrow_weights",
-        "saves_exchanges",
-    ):
+    for name in _YES_OR_NO:
         if row.get(name):
             found[name] = row[name] == "yes"
+    return found
+
+
+def _of_torchtitan(row: _Row, job: TrainingJob) -> dict[str, Any]:
+    """Return what of torchtitan's facts the run has otherwise, by its date."""
+    date, tp, found = row["source_date"], _size(row["tp"]), dict[str, Any]()
+    if date < CHUNKED_LOSS:
+        found["loss_chunks"] = 1
+    if "compile" in row["dispatcher_overlap_note"] or row.get("compiled") == "yes":
+        found["kernels"] = _COMPILED
+        if date > _COMPILES_LOSS:
+            found["logit_bytes"] = _COMPILED_LOGIT_BYTES
+    if job.decoder.name.startswith("qwen3") and date < _GATHERS_HEADS and tp > 1:
+        found["kernels"] = replace(TORCHTITAN, rotary=(_OF_ALL_HEADS * tp - 2, 8))
+    if row.get("in_pieces") == "yes":
+        found["copies_sequence"] = False
     return found
 
 
@@ -359,11 +373,9 @@ def _graphs(note: str) -> CudaGraphs:
 
 def _stages(note: str) -> tuple[str, ...] | None:
     found = re.search(r"layout (\S+)", note)
-    return (
-        None
-        if found is None
-        else read_stages(found[1].replace("tl", "tL").replace("l", "L").replace("e", "E"))
-    )
+    if found is None:
+        return None
+    return read_stages(found[1].replace("tl", "tL").replace("l", "L").replace("e", "E"))
 
 
 def _recompute(

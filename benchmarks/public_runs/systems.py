@@ -56,6 +56,8 @@ class System:
 
 _GATHERS_NARROW = MappingProxyType({"caches_narrow_weights": False})
 """Performance recipes set fp8_param_gather (`MixedPrecisionConfig` of Megatron-Bridge and NeMo)."""
+_FUSED_LOSS = MappingProxyType({"logit_bytes": 2})
+"""Transformer Engine's: NeMo, scripts/performance/helpers.py; ModelZoo, model_configs."""
 _TITAN = System(
     target="torchtitan", zero=3, recompute=("selective",), selective=("selective",),
     is_natural=True, memory_scope="reserved",
@@ -70,18 +72,18 @@ _SYSTEMS: Mapping[str, System] = {
         target="bridge", optimizer="adam-bf16-grads", facts=_GATHERS_NARROW, hides_tensor_comm=True,
     ),
     "NeMo 2": System(
-        target="megatron", optimizer="adam-bf16-grads", etp_is_tp=True, facts=_GATHERS_NARROW,
-        hides_tensor_comm=True,
+        target="megatron", optimizer="adam-bf16-grads", etp_is_tp=True,
+        facts=_GATHERS_NARROW | _FUSED_LOSS, hides_tensor_comm=True,
     ),
     "NeMo / Megatron-Core": System(
         target="megatron", optimizer="adam-bf16-grads", etp_is_tp=True, facts=_GATHERS_NARROW,
         hides_tensor_comm=True,
     ),
     "Megatron-LM": System(target="megatron", is_natural=True, etp_is_tp=True),
-    "mcore": System(target="megatron", optimizer="adam-bf16"),
+    "mcore": System(target="megatron", optimizer="adam-bf16", facts=_FUSED_LOSS),
     "Megatron-SWIFT": System(target="megatron"),
     "DeepSpeed": System(target="deepspeed", zero=3, is_natural=True),
-    "Megatron-LM dev": System(target="megatron", optimizer="adam-bf16"),
+    "Megatron-LM dev": System(target="megatron", optimizer="adam-bf16", facts=_FUSED_LOSS),
     "Primus": System(target="megatron", memory_scope="device"),
     "Skywork-Megatron": System(target="megatron", etp_is_tp=True),
     "torchtitan": _TITAN,
