@@ -13,12 +13,14 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
 from moetune.domain.arrays import Floats
 from moetune.domain.cluster import HEADROOM
 from moetune.domain.layout import divisors
+from moetune.domain.once import Tables, once, once_for
 from moetune.domain.pipeline import (
     SCHEDULES,
     STAGES_OF_V,
@@ -50,10 +52,15 @@ _RECOMPUTES: tuple[tuple[Recompute, ...], ...] = (
     ("moe", "norm"), ("selective",), ("full",),
 )  # fmt: skip
 """From the least to the most that is computed again."""
+_RULED = attrgetter(
+    "cp", "tp", "pp", "vpp", "ep", "etp", "recompute", "dispatcher", "overlap", "zero",
+    "cuda_graphs", "schedule", "stages", "offload_activations", "offload_optimizer",
+)  # fmt: skip
+"""What of a layout a runtime's rules read, beside whether its micro-batches are fewer than `pp`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutSpace:
+class LayoutSpace(Tables):
     """The layouts of a job for a target.
 
     Args:
@@ -132,18 +139,28 @@ class LayoutSpace:
         """Return whether a layout breaks no rule of the job or the target."""
         if next(broken_rules(layout, self.job), None) is not None:
             return False
-        rules = target_rules(layout, self.target, self.job, self.site)
-        return not self.asks_runtime or next(rules, None) is None
+        is_short = self.job.micro_batches(layout) < layout.pp
+        return not self.asks_runtime or self._is_run(layout, is_short)
+
+    @once(lambda layout, is_short: (_RULED(layout), is_short))
+    def _is_run(self, layout: FoldedLayout, is_short: bool) -> bool:  # noqa: ARG002, FBT001 - of the key
+        return next(target_rules(layout, self.target, self.job, self.site), None) is None
 
     def obeys(self, rules: tuple[Rule, ...], layout: FoldedLayout) -> bool:
         """Return whether a layout breaks none of some rules of the runtime."""
+        return not self.asks_runtime or self._obeys(layout, rules)
+
+    @once(lambda layout, rules: (_RULED(layout), rules))
+    def _obeys(self, layout: FoldedLayout, rules: tuple[Rule, ...]) -> bool:
         asked = Asked(target=self.target, layout=layout, job=self.job, site=self.site)
-        return not self.asks_runtime or next(refused(rules, asked), None) is None
+        return next(refused(rules, asked), None) is None
 
     def zeros(self, pins: LayoutRequest, pp: int, tp: int) -> Sequence[ZeroStage]:
         """Return the pinned stage, or those of the sizes without 0, which saves nothing."""
-        if pins.zero is not None:
-            return (pins.zero,)
+        return (pins.zero,) if pins.zero is not None else self._zeros(pp, tp)
+
+    @once(lambda pp, tp: (pp, tp))
+    def _zeros(self, pp: int, tp: int) -> Sequence[ZeroStage]:
         most = 3 if pp == 1 else max(self.target.zero_with_pp, self.target.zero[0])
         if tp > 1:
             most = min(most, self.target.zero_with_tp)
@@ -151,8 +168,12 @@ class LayoutSpace:
         least = 1 if 1 in able else 0
         return [stage for stage in able if least <= stage <= most] or able[:1]
 
-    def schedules(self, pins: LayoutRequest, pp: int) -> Iterator[tuple[int, Schedule | None]]:
-        """Yield stages of a rank and schedules; those that a layout has anyway are None."""
+    @once_for("vpp", "stages", "schedule")
+    def schedules(self, pins: LayoutRequest, pp: int) -> Sequence[tuple[int, Schedule | None]]:
+        """Return stages of a rank and schedules; those that a layout has anyway are None."""
+        return [*self._schedules(pins, pp)]
+
+    def _schedules(self, pins: LayoutRequest, pp: int) -> Iterator[tuple[int, Schedule | None]]:
         for vpp in self._stages_per_rank(pins, pp):
             if pins.schedule is not None or pp == 1:
                 yield vpp, pins.schedule
@@ -175,6 +196,7 @@ class LayoutSpace:
         blocks = -(-self.job.decoder.num_layers // pp)
         return [1, *(vpp for vpp in range(2, most + 1) if blocks % vpp == 0)]
 
+    @once_for("recompute")
     def recomputes(self, pins: LayoutRequest) -> Sequence[tuple[Recompute, ...]]:
         """Return the lists of modules that the runtime recomputes and the model has."""
         if pins.recompute is not None:

@@ -2,12 +2,15 @@
 
 import itertools
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 
+from moetune.domain.rules import broken_rules
+from moetune.domain.target_rules import target_rules
 from moetune.domain.targets import TARGETS
-from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
+from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob, ZeroStage
 from moetune.huggingface.registry import named_model
 from moetune.solve.model.search import LayoutTable
 from moetune.solve.model.space import cheapest
@@ -15,6 +18,7 @@ from tests.solve.model.brute_force import every_layout
 from tests.solve.model.test_search import OLMOE, search_of
 
 SAME = 1 + 1e-12
+ZERO_STAGES: tuple[ZeroStage, ...] = get_args(ZeroStage)
 LITE = named_model("deepseek-v2-lite").decoder
 
 
@@ -80,6 +84,19 @@ def test_what_no_search_looks_at_breaks_a_rule(target: str) -> None:
             layout = replace(one, overlap=overlap)
             if layout not in kept or not table.dispatchers(replace(layout, recompute=modules)):
                 assert not space.is_allowed(replace(layout, recompute=modules))
+
+
+@pytest.mark.parametrize("target", [*TARGETS])
+def test_what_a_space_allows_is_what_breaks_no_rule(target: str) -> None:
+    """However many layouts were asked for: answers are kept by what the runtime's rules read."""
+    job, answers = TrainingJob(decoder=OLMOE, world_size=8, global_batch=16, length=1024), set()
+    space = search_of(job, target=target).space
+    for sizes, zero in itertools.product(space.sizes(LayoutRequest()), ZERO_STAGES):
+        for layout in space.pipelines(replace(sizes, zero=zero), LayoutRequest()):
+            rules = broken_rules(layout, job), target_rules(layout, space.target, job, space.site)
+            answers.add(space.is_allowed(layout))
+            assert space.is_allowed(layout) == (not [*itertools.chain(*rules)])
+    assert True in answers
 
 
 @pytest.mark.parametrize("num_kinds", [1, 2, 3, 5])
