@@ -8,6 +8,7 @@ from functools import partial
 from moetune.domain.cluster import HEADROOM
 from moetune.domain.pipeline import SCHEDULES
 from moetune.domain.training import TOKEN_DISPATCHERS, FoldedLayout, LayoutRequest
+from moetune.solve.model.pipeline import least_seconds
 from moetune.solve.model.search import (
     NOISE,
     FoldedSearch,
@@ -27,7 +28,7 @@ class BestLayouts:
         self.search, self._table = search, LayoutTable(search=search, pins=pins)
         self._leaders = Leaders(roomy_bytes=search.limit_bytes * (1 - HEADROOM))
         self._heap = self._table.nodes(
-            lambda seconds, peak: (seconds, peak), self._wholes, most_bytes=search.limit_bytes
+            lambda seconds, peak: (seconds, peak), self._cuts, most_bytes=search.limit_bytes
         )
 
     @classmethod
@@ -65,20 +66,25 @@ class BestLayouts:
             if search.fits(node.layout) and search.space.is_allowed(node.layout):
                 leaders.add(search.price(node.layout))
 
-    def _wholes(self, row: FoldedLayout) -> Iterator[Node]:
-        """Yield a row's layouts that may fit, up to the first ZeRO stage that leaves memory."""
+    def _cuts(self, row: FoldedLayout) -> Iterator[Node]:
+        """Yield a row with each cut of its stages."""
+        for cut in self._table.cuts(row):
+            bound = least_seconds(self.search.prices.pipeline(cut))  # of the fastest dispatcher
+            yield self._table.node((bound, 0.0), cut, partial(self._wholes, cut))
+
+    def _wholes(self, cut: FoldedLayout) -> Iterator[Node]:
+        """Yield a cut's layouts that may fit, up to the first ZeRO stage that leaves memory."""
         search, table = self.search, self._table
-        rounds, limit = search.prices.rounds_at_least(row), self._leaders.limit_of(row)
-        for cut in table.cuts(row):
-            for sharded in filter(self._may_fit, table.zero_stages(cut)):
-                for seconds, dispatcher in table.dispatchers(row):
-                    if seconds * rounds > limit:
-                        break
-                    layout = sharded.changed(dispatcher=dispatcher)
-                    bounds = search.prices.least(layout), 0.0
-                    yield table.node(bounds, layout, partial(self._fitted, layout))
-                if search.fitting.is_roomy(sharded):
+        rounds, limit = search.prices.rounds_at_least(cut), self._leaders.limit_of(cut)
+        for sharded in filter(self._may_fit, table.zero_stages(cut)):
+            for seconds, dispatcher in table.dispatchers(cut):
+                if seconds * rounds > limit:
                     break
+                layout = sharded.changed(dispatcher=dispatcher)
+                bounds = search.prices.least(layout), 0.0
+                yield table.node(bounds, layout, partial(self._fitted, layout))
+            if search.fitting.is_roomy(sharded):
+                break
 
     def _may_fit(self, layout: FoldedLayout) -> bool:
         """Return whether a layout fits with the least that any dispatcher takes."""
