@@ -57,7 +57,15 @@ def once_for(*names: str) -> Callable[[_Method], _Method]:
     """Return `once` for methods by attributes of their first argument, and the others."""
     attributes = attrgetter(*names)
 
-    def key(first: object, *rest: Hashable) -> Hashable:
-        return attributes(first), rest
+    def decorate(method: _Method) -> _Method:
+        @wraps(method)
+        def remembering(self: Tables, first: object, *rest: Hashable) -> object:
+            key = method, attributes(first), rest
+            answer = self._tables.get(key, _MISSING)
+            if answer is _MISSING:
+                answer = self._tables[key] = method(self, first, *rest)
+            return answer
 
-    return cast("Callable[[_Method], _Method]", once(key))
+        return cast("_Method", remembering)
+
+    return decorate

@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import NamedTuple
 
 from moetune.domain.once import Tables, once, once_for
@@ -61,6 +62,14 @@ _PARTS = (
     "parameters", "gradients", "optimizer", "gathered", "activations", "workspace", "logits",
     "optimizer step", ROUTING, "fragmentation", "libraries",
 )  # fmt: skip
+
+_OF_RANKS = (
+    "dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch", "recompute", "schedule", "stages",
+    "overlap",
+)  # fmt: skip
+"""What of a layout its activations and parameters depend on, ..."""
+_NEEDING = attrgetter(*_OF_RANKS, "zero", "cuda_graphs", "offload_activations", "offload_optimizer")
+"""... and all of its bytes, but for buffers of an exchange."""
 
 
 def fillable_bytes(memory_bytes: int) -> int:
@@ -164,12 +173,19 @@ class MemoryModel(Tables):
 
     def needs(self, layout: FoldedLayout, *, on_host: float | None = None) -> tuple[float, float]:
         """Return the bytes of the fullest device and its host, with a share `on_host` if given."""
-        share = layout.offload_optimizer if on_host is None else on_host
-        ranks = (self._parts(layout, rank, share) for rank in self._bytes_of_ranks(layout))
+        return self._needs(layout, layout.offload_optimizer if on_host is None else on_host)
+
+    @once(lambda layout, on_host: (_NEEDING(layout), layout.dispatcher == "hybrid_ep", on_host))
+    def _needs(self, layout: FoldedLayout, on_host: float) -> tuple[float, float]:
+        ranks = (self._parts(layout, rank, on_host) for rank in self._bytes_of_ranks(layout))
         return max((sum(parts), host) for parts, host in ranks)
 
     def least(self, layout: FoldedLayout, *, on_host: float) -> float:
         """Return bytes that a mean rank's states need, which the fullest device needs at least."""
+        return self._least(layout, on_host)
+
+    @once_for("dp", "cp", "tp", "pp", "ep", "etp", "zero")
+    def _least(self, layout: FoldedLayout, on_host: float) -> float:
         whole = self.stages.whole
         held = self.stages.parameters(layout, whole).over(layout.pp)
         trained = self.trained.of_rank(layout, whole).over(layout.pp)
@@ -272,10 +288,7 @@ class MemoryModel(Tables):
         )  # fmt: skip
         return held, trained
 
-    @once_for(
-        "dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch", "recompute", "order", "stages",
-        "overlap",
-    )  # fmt: skip
+    @once_for(*_OF_RANKS)
     def _bytes_of_ranks(self, layout: FoldedLayout) -> tuple[_RankBytes, ...]:
         """Return what the ranks have whatever is sharded or in host memory."""
         live = self.live(layout)

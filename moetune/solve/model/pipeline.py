@@ -97,7 +97,7 @@ class DecoderStages(Tables):
         which = tuple(distinct.setdefault(stage, len(distinct)) for stage in stages)
         return Cut(tuple(distinct), which)
 
-    @once_for("pp", "vpp", "order", "stages")
+    @once_for("pp", "vpp", "schedule", "stages")
     def ranks(self, layout: FoldedLayout) -> tuple[RankBlocks, ...]:
         """Return the blocks of the pipeline ranks; ranks with the same are one."""
         return _by_rank(self.cut(layout), layout)

@@ -302,15 +302,20 @@ class LayoutTable(Tables):
 
     def optimizer_at_least(self, row: Row, most_bytes: float) -> float:
         """Return the least seconds of a mean rank's optimizer, with what a row must offload."""
-        layout, search = row.layout, self.search
+        layout, fitting = row.layout, self.search.fitting
         share = self.pins.offload_optimizer or 0.0
         is_over = not share and most_bytes < row.alone_bytes
-        if is_over and search.fitting.with_most_offload(layout, self.pins) is layout:
+        if is_over and fitting.with_most_offload(layout, self.pins) is layout:
             least = (row.alone_bytes - most_bytes) / (row.alone_bytes - row.peak_bytes)
             share = next(share for share in OPTIMIZER_SHARES if share >= least - _ROUNDING)
-        zero, stages = search.space.zeros(self.pins, layout.pp, layout.tp)[-1], search.prices.stages
-        mean = search.prices.trained.of_rank(layout, stages.whole).over(layout.pp)
-        return search.prices.optimizer_seconds(layout.changed(zero=zero), share, mean)
+        return self._optimizer_of_mean(layout, share)
+
+    @once_for("dp", "cp", "tp", "pp", "ep", "etp")
+    def _optimizer_of_mean(self, layout: FoldedLayout, share: float) -> float:
+        space, prices = self.search.space, self.search.prices
+        mean = prices.trained.of_rank(layout, prices.stages.whole).over(layout.pp)
+        sharded = layout.changed(zero=space.zeros(self.pins, layout.pp, layout.tp)[-1])
+        return prices.optimizer_seconds(sharded, share, mean)
 
     @once_for("tp", "ep", "etp", "overlap")
     def _able(self, layout: FoldedLayout) -> list[TokenDispatcher]:

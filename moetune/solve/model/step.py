@@ -184,7 +184,7 @@ class StepPrices(UpdatePrices):
         modules = ((n, block_modules(kind, self.job, layout, self.target)) for n, kind in kinds)
         return fsum(n * sum(sizes.values()) for n, sizes in modules)
 
-    @once_for(*_OF_MICRO_BATCH, "pp", "vpp", "order")
+    @once_for(*_OF_MICRO_BATCH, "pp", "vpp", "schedule")
     def balanced_stages(self, layout: FoldedLayout) -> StageLetters | None:
         """Return stages whose ranks take as equally long as blocks allow; None for equal ones."""
         blocks, (embedding, head) = self.blocks.seconds(layout), self.blocks.ends(layout)

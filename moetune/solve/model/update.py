@@ -127,7 +127,7 @@ class UpdatePrices(Tables):
         seconds += self.device.memory_seconds(moved)
         return seconds + on_host * count * self.device.host_adam_seconds
 
-    @once_for("dp", "cp", "tp", "ep", "etp", "pp", "vpp", "order", "stages", "zero")
+    @once_for("dp", "cp", "tp", "ep", "etp", "pp", "vpp", "schedule", "stages", "zero")
     def _newton_schulz(self, layout: FoldedLayout) -> float:
         """Return a replica's seconds of Muon's iterations, on the rank that has most."""
         sharers = (layout.dp * layout.cp, layout.edp) if layout.zero else (1, 1)
@@ -137,7 +137,7 @@ class UpdatePrices(Tables):
             for rank in self.stages.ranks(layout)
         )
 
-    @once_for("tp", "ep", "etp", "pp", "vpp", "order", "stages")
+    @once_for("tp", "ep", "etp", "pp", "vpp", "schedule", "stages")
     def _most_parameters(self, layout: FoldedLayout) -> tuple[Parameters, Parameters, int]:
         """Return what the fullest rank's device holds, what of it trains, and the rank's blocks."""
         rank = max(
