@@ -22,7 +22,7 @@ from moetune.domain.errors import InputError, MoetuneError, needed_by
 INTERRUPTED = 130
 _LONG = frozenset({"profile", "verify", "serve"})
 """Commands that run layers or answer for long, and collect their garbage as usual."""
-_ALLOCATIONS = 200_000
+_ALLOCATIONS = 1_000_000
 """Allocations between collections of garbage elsewhere, where they took a fifth of the time."""
 _PROXY = "withdrawn: limit what clients send in a reverse proxy before the service"
 _BY_HAND = ("base", "host-memory", "memory-bandwidth", "tflops")
@@ -151,6 +151,7 @@ def run() -> None:
         from moetune.app.launch import leave
 
         leave(code)
+    gc.freeze()  # what the process ends with is not looked through once more
     sys.exit(code)
 
 
