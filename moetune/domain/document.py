@@ -77,13 +77,13 @@ class ErrorDocument:
 def encode(value: object) -> Any:  # noqa: ANN401 - plain values of any shape
     """Return the value as dicts, lists and scalars: every field, but see `UNLESS_DEFAULT`."""
     if value is None or type(value) in _SCALARS:
-        return value  # first: a profile has ten thousands of them
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _encode_dataclass(value)
     if isinstance(value, Mapping):
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [encode(item) for item in value]
+        return [item if type(item) in _SCALARS else encode(item) for item in value]
     return value
 
 
@@ -203,6 +203,8 @@ def _is_finite(plain: object) -> bool:
 def _decode_tuple(kinds: tuple[Any, ...], plain: object, where: str) -> tuple[object, ...]:
     if not isinstance(plain, (list, tuple)):
         raise InputError(f"{where} must be a list, got {shown(plain)}")
+    if kinds == (float, ...) and all(map(_is_finite, plain)):
+        return tuple(map(float, plain))  # sooner: a profile has ten thousands of them
     if kinds[-1] is Ellipsis:
         kinds = (kinds[0],) * len(plain)
     if len(kinds) != len(plain):
