@@ -116,7 +116,6 @@ class Curve:
         seconds: of the points, shape (curves, points).
         pieces: as of `monotone.pieces_through`, over log(size); None of less than three points.
         floor_seconds: shape (curves, 1).
-        relative_error: the typical error of a prediction between the points, for draws.
         least_seconds_per_size: the fastest rate between points, shape (1 or curves, 1).
         growth_seconds: above the largest size, of that shape; None for its rate.
         deviates: standard deviations by which each random draw lies away from the curve, below the
@@ -127,7 +126,6 @@ class Curve:
     seconds: Floats
     pieces: Floats | None
     floor_seconds: Floats
-    relative_error: float
     least_seconds_per_size: Floats
     growth_seconds: Floats | None
     deviates: Floats | None
@@ -265,7 +263,6 @@ def curve_through(
     sizes: Sequence[float] | Floats,
     seconds: Sequence[float] | Floats,
     alpha_seconds: float | Floats = 0.0,
-    relative_error: float = ASSUMED_RELATIVE_ERROR,
     least_seconds_per_size: float = 0.0,
     growth_seconds: float | None = None,
     deviates: Floats | None = None,
@@ -297,7 +294,6 @@ def curve_through(
         seconds=monotone,
         pieces=pieces_through(np.log(points), logs) if has_bends else None,
         floor_seconds=_floors(points, monotone, alpha_seconds),
-        relative_error=relative_error,
         least_seconds_per_size=np.full((1, 1), least_seconds_per_size),
         growth_seconds=None if growth_seconds is None else np.full((1, 1), growth_seconds),
         deviates=deviates,

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -14,6 +14,7 @@ from moetune.domain.once import Tables, once
 from moetune.domain.profile import FitError, OperationLine, Profile
 from moetune.domain.samples import CollectiveOp, GemmForm, ResourceClass
 from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, Line, interpolation_errors
+from moetune.fit.extrapolation import spread_of_shape
 from moetune.fit.gemm import Surface
 from moetune.fit.interference import OverlapLoss, interference_of, overlap_loss
 from moetune.fit.pool import Key, Origin, Pool, Series, pool, with_tables
@@ -25,6 +26,7 @@ class Points:
     """Measured points of one operation, and the other inputs of its curve.
 
     Args:
+        error: returns the typical one between the points: draws alone ask for it.
         origin: of the points that are no samples; None where all are.
     """
 
@@ -32,7 +34,7 @@ class Points:
     family: str
     series: Series
     alpha_seconds: float
-    relative_error: float
+    error: Callable[[], float]
     origin: Origin | None
 
 
@@ -41,8 +43,13 @@ class Blend:
     """The curve of a GEMM's shape that was not measured, from a family's shapes that were."""
 
     curve: Curve
-    family: str
+    surface: Surface
     origin: Origin | None
+
+    @property
+    def family(self) -> str:
+        """Name of the measured shapes."""
+        return self.surface.family
 
 
 Basis = Points | Blend | Line
@@ -57,6 +64,7 @@ class Source:
         stretch: its size for one of the wanted operation's.
         cap: most that a prediction from it can be trusted.
         spread: error of what stands in, a standard deviation of a logarithm.
+        octaves: by which a GEMM's shape lies outside the measured ones.
     """
 
     key: CostKey
@@ -64,7 +72,16 @@ class Source:
     stretch: float = 1.0
     cap: Trust = "measured"
     spread: float = 0.0
+    octaves: float = 0.0
     stand_in: str = ""
+
+    @property
+    def whole_spread(self) -> float:
+        """Return the error with that of a shape outside the measured ones."""
+        if not isinstance(self.basis, Blend):
+            return self.spread
+        typical = self.basis.surface.shape_error
+        return math.hypot(self.spread, spread_of_shape(typical_error=typical, octaves=self.octaves))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -148,7 +165,7 @@ class ProfileIndex(Tables):
             family=surface.family,
             series=series,
             alpha_seconds=surface.alpha_seconds,
-            relative_error=surface.relative_error,
+            error=lambda: surface.relative_error,
             origin=origin,
         )
 
@@ -160,9 +177,7 @@ class ProfileIndex(Tables):
             for of, origin in self.pool.origins.items()
             if isinstance(of, GemmKey) and (*of[:2], of.kernel) == (*key[:2], key.kernel)
         )
-        return Blend(
-            curve=surface.blend(key.shape), family=surface.family, origin=next(origins, None)
-        )
+        return Blend(curve=surface.blend(key.shape), surface=surface, origin=next(origins, None))
 
     def gemm_line(self, dtype: str) -> Line | None:
         """Return the dtype's line over MACs where it was not measured."""
@@ -205,7 +220,7 @@ class ProfileIndex(Tables):
                 family=label_of(key),
                 series=series,
                 alpha_seconds=alpha_seconds,
-                relative_error=_typical_error(series, alpha_seconds, error),
+                error=lambda: _typical_error(series, alpha_seconds, error),
                 origin=self.pool.origins.get(key),
             )
         if line is None:

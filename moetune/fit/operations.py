@@ -28,7 +28,6 @@ from moetune.fit.extrapolation import (
     SPREAD_OF_ACTIVATION,
     SPREAD_OF_FORM,
     spread_of_length,
-    spread_of_shape,
 )
 from moetune.fit.index import Basis, Blend, Points, ProfileIndex, Source
 from moetune.fit.missing import missing_collective, missing_copy, missing_gemm
@@ -52,7 +51,6 @@ class Curves:
                     sizes=basis.series.sizes,
                     seconds=basis.series.medians,
                     alpha_seconds=basis.alpha_seconds,
-                    relative_error=basis.relative_error,
                 )
             case Blend():
                 return basis.curve
@@ -61,6 +59,10 @@ class Curves:
 
     def factors(self, label: str, spread: float) -> Floats:  # noqa: ARG002 - draws differ
         """Return what multiplies the times of what has that error besides, shape (curves, 1)."""
+        return _UNIT_FACTOR
+
+    def factors_of(self, source: Source) -> Floats:  # noqa: ARG002 - draws differ
+        """Return `factors` of what stands in, whose error draws alone work out."""
         return _UNIT_FACTOR
 
 
@@ -179,14 +181,14 @@ class Operations(Tables):
         points = self.index.gemm_points(near)
         if points is not None:
             return Source(key=key, basis=points, cap=cap, spread=spread, stand_in=stand_in)
-        surface = self.index.surface(key.dtype, form, key.kernel)
-        octaves = surface.octaves_outside(key.shape)
-        outside = spread_of_shape(typical_error=surface.shape_error, octaves=octaves)
+        blend = self.index.gemm_blend(near)
+        octaves = blend.surface.octaves_outside(key.shape)
         return Source(
             key=key,
-            basis=self.index.gemm_blend(near),
+            basis=blend,
             cap=least_trust((cap, "extrapolated" if octaves else "interpolated")),
-            spread=math.hypot(spread, outside),
+            spread=spread,
+            octaves=octaves,
             stand_in=stand_in or ("a blend of smaller and larger ones" if octaves else ""),
         )
 
@@ -297,7 +299,7 @@ class Operations(Tables):
             if isinstance(basis, Points)
             else times(basis),
             stretch=source.stretch,
-            factors=self.curves.factors(f"{source.stand_in} stands in", source.spread),
+            factors=self.curves.factors_of(source),
             cap=source.cap,
             stand_in=stand_in,
             origin=origin,
