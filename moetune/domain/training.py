@@ -209,7 +209,7 @@ class FoldedLayout:
     def changed(self, **values: object) -> "FoldedLayout":
         """Return a copy with unchecked values, sooner than `replace`: searches make thousands."""
         copy = object.__new__(FoldedLayout)
-        vars(copy).update(vars(self), **values)
+        object.__setattr__(copy, "__dict__", vars(self) | values)
         return copy
 
     def offloaded_layers(self, decoder: Decoder) -> int:
