@@ -15,6 +15,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from math import inf
+from operator import attrgetter
 from typing import NamedTuple
 
 from moetune.domain.megatron_rules import RECOMPUTED
@@ -132,6 +134,12 @@ def _memory(prices: StepPrices) -> MemoryModel:
     return MemoryModel(job=prices.job, stages=prices.stages, target=prices.target)
 
 
+_SIZES = attrgetter("cp", "tp", "pp", "ep", "etp", "micro_batch")
+_BYTES = attrgetter(
+    "vpp", "recompute", "overlap", "zero", "schedule", "stages", "offload_activations",
+    "offload_optimizer",
+)  # fmt: skip
+"""Pins that bytes of rows depend on."""
 Group = Sequence[FoldedLayout]
 """Layouts of the same sizes, with each overlap."""
 
@@ -196,19 +204,21 @@ class LayoutTable(Tables):
         rounds = self.search.job.micro_batches(group[0]) / group[0].pp
         return min(map(self._at_least, group)) * rounds
 
-    def rows(self, group: Group) -> Iterator[Row]:
-        """Yield the rows of a group."""
+    def rows(self, group: Group, most_bytes: float = inf) -> Iterator[Row]:
+        """Yield the rows of a group that may fit."""
         space, lists = self.search.space, self.search.space.recomputes(self.pins)
         pipelines = [pipeline for sizes in group for pipeline in space.pipelines(sizes, self.pins)]
         if not pipelines:
             return
-        peaks, alone = (
-            self.search.fitting.least_bytes(pipelines, lists, self.pins, may_offload=way).tolist()
-            for way in (True, False)
+        search, pins = self.search, self.pins
+        peaks, alone = search.remembered(
+            ("bytes", _SIZES(group[0]), _BYTES(pins)),  # whatever the dispatcher and graphs
+            lambda: search.fitting.least_bytes(pipelines, lists, pins),
         )
-        for pipeline, *rows in zip(pipelines, peaks, alone, strict=True):
+        for pipeline, *rows in zip(pipelines, peaks.tolist(), alone.tolist(), strict=True):
             for modules, *sizes in zip(lists, *rows, strict=True):
-                yield Row(pipeline.changed(recompute=modules), *sizes)
+                if sizes[0] <= most_bytes:
+                    yield Row(pipeline.changed(recompute=modules), *sizes)
 
     def nodes(
         self,
@@ -220,10 +230,9 @@ class LayoutTable(Tables):
         """Return a heap of groups that may fit; rows open into `parts`, and `order` bounds them."""
 
         def rows(group: Group) -> Iterator[Node]:
-            for row in self.rows(group):
+            for row in self.rows(group, most_bytes):
                 layout, peak, _ = row
-                ranked = self.dispatchers(layout) if peak <= most_bytes else ()
-                if ranked:
+                if ranked := self.dispatchers(layout):
                     seconds = ranked[0].seconds * self.search.prices.rounds_at_least(layout)
                     seconds += self.optimizer_at_least(row, most_bytes)
                     yield self.node(order(seconds, peak), layout, partial(parts, layout))
@@ -276,7 +285,7 @@ class LayoutTable(Tables):
     def smallest(self) -> FoldedLayout:
         """Return the layout of least memory, the host's as pinned; raise if none obeys the pins."""
         search, prices = self.search, self.search.prices
-        least, smallest = (float("inf"), float("inf")), None
+        least, smallest = (inf, inf), None
         rows = (row for group in self.groups for row in self.rows(group))
         for layout, _, alone in sorted(rows, key=lambda row: row.alone_bytes):
             if alone > least[0]:
@@ -295,10 +304,10 @@ class LayoutTable(Tables):
     def _at_least(self, layout: FoldedLayout) -> float:
         """Return a micro-batch's least seconds, chunks not priced, however much is recomputed."""
         if layout.overlap != "chunks":
-            return min((way.seconds for way in self.dispatchers(layout)), default=float("inf"))
+            return min((way.seconds for way in self.dispatchers(layout)), default=inf)
         least = self.search.prices.micro_batch_at_least
         able = self._able(layout)
-        return min((least(layout.changed(dispatcher=name)) for name in able), default=float("inf"))
+        return min((least(layout.changed(dispatcher=name)) for name in able), default=inf)
 
     def optimizer_at_least(self, row: Row, most_bytes: float) -> float:
         """Return the least seconds of a mean rank's optimizer, with what a row must offload."""

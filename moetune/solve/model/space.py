@@ -253,18 +253,16 @@ class Fitting:
 
     def least_of_states(self, sizes: FoldedLayout, pins: LayoutRequest) -> float:
         """Return bytes that the states alone need at least on the fullest device."""
-        ways = self.ways(sizes, pins, may_offload=True)
+        ways = self.ways(sizes, pins)
         return min(self.memory.least(layout, on_host=share) for layout, share in ways)
 
-    def ways(
-        self, sizes: FoldedLayout, pins: LayoutRequest, *, may_offload: bool
-    ) -> list[tuple[FoldedLayout, float]]:
+    def ways(self, sizes: FoldedLayout, pins: LayoutRequest) -> list[tuple[FoldedLayout, float]]:
         """Return how the states take least: sharded most, or on the host at the lowest stage."""
         pinned = pins.offload_optimizer
         zero = self.space.zeros(pins, sizes.pp, sizes.tp)[-1]
         highest = sizes if zero == sizes.zero else sizes.changed(zero=zero)
         ways = [(highest, pinned or 0.0)]
-        if may_offload and pinned is None and self.space.target.offloads_optimizer:
+        if pinned is None and self.space.target.offloads_optimizer:
             ways.append((sizes, 1.0))
         return ways
 
@@ -344,40 +342,38 @@ class Fitting:
         pipelines: Sequence[FoldedLayout],
         recomputes: Sequence[tuple[Recompute, ...]],
         pins: LayoutRequest,
-        *,
-        may_offload: bool,
-    ) -> Floats:
+    ) -> tuple[Floats, Floats]:
         """Return bytes that the fullest device needs at least, [pipeline, recomputation].
 
-        Pipelines are cut equally or balanced, the states are kept in the way that takes least.
+        Pipelines are cut equally or balanced, the states are kept in the way that takes least. The
+        second bytes are those where only what is pinned is in host memory.
 
         Args:
             pipelines: layouts of the same sizes, which differ in overlap, vpp and schedule.
-            may_offload: whether what is not pinned may be in host memory.
         """
         if pins.stages is not None:
-            return np.zeros((len(pipelines), len(recomputes)))
+            nothing: Floats = np.zeros((len(pipelines), len(recomputes)))
+            return nothing, nothing
         first, memory, loss = pipelines[0], self.memory, 1 + FRAGMENTATION
         usual = memory.device_share(first)
-        offloaded = (
-            memory.device_share(self.with_most_offload(first, pins)) if may_offload else usual
-        )
-        ways = self.ways(first, pins, may_offload=may_offload)
+        most = memory.device_share(self.with_most_offload(first, pins))
+        able = self.ways(first, pins)
+        ways, of_able = [able[0], *able], [usual if modules else most for modules in recomputes]
+        shares = np.array([[usual] * len(recomputes), *[of_able] * len(able)])[:, :, None]
         counts = np.array(memory.stages.whole.counts, dtype=float)
         blocks = memory.sizes_of_blocks(first, recomputes)
-        shares = np.array([usual if modules else offloaded for modules in recomputes])[:, None]
         activations = loss * shares * np.array([[kind.total for kind in kinds] for kinds in blocks])
         workspace = np.array([min(block.workspace for block in kinds) for kinds in blocks])
-        live = np.array([*map(self._live, pipelines)])[:, :, None, None] * activations
+        live = np.array([*map(self._live, pipelines)])[:, :, None, None]
         states = loss * np.array([memory.states_of_blocks(to, on_host=share) for to, share in ways])
         num = -(-self.space.job.decoder.num_layers // first.pp)
-        taken = cheapest(_BEYOND + num, counts, states[:, None, None, None] + live)
-        fullest = np.maximum(taken[:, :, 0], taken[:, :, 1])
+        sizes = states[:, None, None, None] + live * activations[:, None, None]
+        fullest: Floats = cheapest(_BEYOND + num, counts, sizes).max(axis=2)
         if first.pp == 1:  # all is on one rank, the ends with it
             whole = [memory.least(to, on_host=share) - LIBRARY_BYTES for to, share in ways]
             fullest += (np.array(whole) - states @ counts)[:, None, None]
-        bound: Floats = fullest.min(axis=0) + (loss * workspace + LIBRARY_BYTES)
-        return bound
+        fullest += loss * workspace + LIBRARY_BYTES
+        return fullest.min(axis=0), fullest[0]
 
     def _live(self, layout: FoldedLayout) -> tuple[float, float]:
         """Return the least micro-batches in work on any rank, and the most between the ends."""
