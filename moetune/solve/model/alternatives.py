@@ -6,7 +6,6 @@ of their bytes, and those that may not beat the fastest step so far are left out
 """
 
 import heapq
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -169,9 +168,7 @@ def memory_front(
     """
     has_graphs = pins.cuda_graphs is None and graphs != "none"
     questions = [pins, replace(pins, cuda_graphs=graphs)] if has_graphs else [pins]
-    numbers = itertools.count()
-    tables = [LayoutTable(search=search, pins=asked, numbers=numbers) for asked in questions]
-    front = [*_Sweep(tables).front()]
+    front = [*_Sweep([LayoutTable.of(search, asked) for asked in questions]).front()]
     if not front:
         raise contradiction(search.space, pins)
     if search.prices is not search.wholes:
@@ -220,7 +217,7 @@ class _Sweep:
                 continue
             for sharded in table.zero_stages(cut):
                 least = passes + prices.least_of_gradients(sharded)
-                for seconds, dispatcher in table.dispatchers(row):
+                for seconds, _, dispatcher in table.dispatchers(row):
                     layout = sharded.changed(dispatcher=dispatcher)
                     bound, peak = (
                         max(least, seconds * rounds),

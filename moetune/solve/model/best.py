@@ -25,7 +25,7 @@ class BestLayouts:
     """The fastest layouts that fit, searched as far as they are asked for."""
 
     def __init__(self, search: FoldedSearch, pins: LayoutRequest) -> None:
-        self.search, self._table = search, LayoutTable(search=search, pins=pins)
+        self.search, self._table = search, LayoutTable.of(search, pins)
         self._leaders = Leaders(roomy_bytes=search.limit_bytes * (1 - HEADROOM))
         self._heap = self._table.nodes(
             lambda seconds, peak: (seconds, peak), self._cuts, most_bytes=search.limit_bytes
@@ -77,7 +77,7 @@ class BestLayouts:
         search, table = self.search, self._table
         rounds, limit = search.prices.rounds_at_least(cut), self._leaders.limit_of(cut)
         for sharded in filter(self._may_fit, table.zero_stages(cut)):
-            for seconds, dispatcher in table.dispatchers(cut):
+            for seconds, _, dispatcher in table.dispatchers(cut):
                 if seconds * rounds > limit:
                     break
                 layout = sharded.changed(dispatcher=dispatcher)

@@ -58,6 +58,7 @@ class FoldedSearch(Tables):
 
     Args:
         wholes: prices of whole layouts, of which the runtime's rules bound the layouts.
+        numbers: of nodes.
     """
 
     wholes: StepPrices
@@ -69,6 +70,7 @@ class FoldedSearch(Tables):
     memory_of_wholes: MemoryModel = field(init=False, repr=False)
     space: LayoutSpace = field(init=False)
     fitting: Fitting = field(init=False)
+    numbers: Iterator[int] = field(init=False, default_factory=itertools.count, repr=False)
 
     def __post_init__(self) -> None:
         prices = self.wholes
@@ -144,6 +146,15 @@ Group = Sequence[FoldedLayout]
 """Layouts of the same sizes, with each overlap."""
 
 
+class GroupBounds(NamedTuple):
+    """A group with its layouts' least seconds, with launches and without, and least bytes."""
+
+    group: Group
+    seconds: float
+    bare_seconds: float
+    peak_bytes: float
+
+
 class Row(NamedTuple):
     """A pipeline that recomputes a list of modules.
 
@@ -158,9 +169,10 @@ class Row(NamedTuple):
 
 
 class PricedDispatcher(NamedTuple):
-    """A dispatcher with the seconds of a micro-batch in the whole model."""
+    """A dispatcher with the seconds of a micro-batch in the whole model, `launches` among them."""
 
     seconds: float
+    launches: float
     dispatcher: TokenDispatcher
 
 
@@ -181,15 +193,15 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayoutTable(Tables):
-    """Layouts of a job that obey some pins.
-
-    Args:
-        numbers: of nodes, which tables that are looked at together share.
-    """
+    """Layouts of a job that obey some pins."""
 
     search: FoldedSearch
     pins: LayoutRequest
-    numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
+
+    @classmethod
+    def of(cls, search: FoldedSearch, pins: LayoutRequest) -> "LayoutTable":
+        """Return the table of pins, with its bounds as far as they were worked out."""
+        return search.remembered(("table", pins), lambda: cls(search=search, pins=pins))
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -199,10 +211,18 @@ class LayoutTable(Tables):
             tuple(space.with_overlaps(sizes, self.pins)) for sizes in space.sizes(self.pins)
         )
 
-    def group_at_least(self, group: Group) -> float:
-        """Return the seconds of a group's fastest layout at least."""
+    @cached_property
+    def bounds(self) -> Sequence[GroupBounds]:
+        """The groups' bounds."""
+        return [*map(self._bounds, self.groups)]
+
+    def _bounds(self, group: Group) -> GroupBounds:
         rounds = self.search.job.micro_batches(group[0]) / group[0].pp
-        return min(map(self._at_least, group)) * rounds
+        ways = itertools.chain.from_iterable(map(self.dispatchers, group))
+        bare = min((way.seconds - way.launches for way in ways), default=inf)
+        seconds = min(map(self._at_least, group))
+        peak_bytes = self.search.fitting.least_of_states(group[0], self.pins)
+        return GroupBounds(group, seconds * rounds, bare * rounds, peak_bytes)
 
     def rows(self, group: Group, most_bytes: float = inf) -> Iterator[Row]:
         """Yield the rows of a group that may fit."""
@@ -237,14 +257,28 @@ class LayoutTable(Tables):
                     seconds += self.optimizer_at_least(row, most_bytes)
                     yield self.node(order(seconds, peak), layout, partial(parts, layout))
 
-        nodes = []
-        for group in self.groups:
-            peak = self.search.fitting.least_of_states(group[0], self.pins)
+        nodes, plain, graphs = list[Node](), self._plain, self.pins.cuda_graphs
+        for sizes, seconds, bare_seconds, peak in plain.bounds:
+            is_plain = plain is self
+            group = sizes if is_plain else [layout.changed(cuda_graphs=graphs) for layout in sizes]
+            bounds = order(seconds if is_plain else bare_seconds, peak)
             if peak <= most_bytes:
-                bounds = order(self.group_at_least(group), peak)
                 nodes.append(self.node(bounds, group[0], partial(rows, group)))
         heapq.heapify(nodes)
         return nodes
+
+    @property
+    def _plain(self) -> "LayoutTable":
+        """The table whose bounds hold: without CUDA graphs where these spare launches alone.
+
+        No runtime runs sizes with graphs that it does not run without them. Full graphs add biases
+        of experts, too.
+        """
+        graphs, kinds = self.pins.cuda_graphs, self.search.job.decoder.routed_kinds
+        adds_biases = graphs == "full" and any(part and part.biases for part in kinds)
+        if graphs in (None, "none") or adds_biases:
+            return self
+        return self.of(self.search, replace(self.pins, cuda_graphs=None))
 
     def node(
         self,
@@ -253,15 +287,15 @@ class LayoutTable(Tables):
         parts: Callable[[], Iterable[Node]] | None = None,
     ) -> Node:
         """Return a node with a number of its own."""
-        return Node(bounds, next(self.numbers), layout, parts)
+        return Node(bounds, next(self.search.numbers), layout, parts)
 
     @once_for("tp", "cp", "ep", "etp", "micro_batch", "overlap", "recompute")
     def dispatchers(self, layout: FoldedLayout) -> Sequence[PricedDispatcher]:
         """Return the dispatchers that go with a layout and its overlap, the fastest first."""
-        seconds = self.search.prices.micro_batch_seconds
+        price = self.search.prices.micro_batch
         able = self._able(layout) if self.search.space.obeys(RECOMPUTED, layout) else ()
-        priced = (PricedDispatcher(seconds(layout.changed(dispatcher=name)), name) for name in able)
-        return sorted(priced, key=lambda way: way.seconds)
+        priced = [(*price(layout.changed(dispatcher=name)), name) for name in able]
+        return sorted(itertools.starmap(PricedDispatcher, priced), key=lambda way: way.seconds)
 
     def cuts(self, layout: FoldedLayout) -> Sequence[FoldedLayout]:
         """Return an allowed row with its fastest dispatcher, in equal and in balanced stages."""
@@ -290,10 +324,8 @@ class LayoutTable(Tables):
         for layout, _, alone in sorted(rows, key=lambda row: row.alone_bytes):
             if alone > least[0]:
                 break
-            for sharded in (
-                sharded for cut in self.cuts(layout) for sharded in self.zero_stages(cut)
-            ):
-                passes = prices.micro_batch_seconds(sharded) * prices.rounds_at_least(sharded)
+            for sharded in itertools.chain.from_iterable(map(self.zero_stages, self.cuts(layout))):
+                passes = prices.micro_batch(sharded)[0] * prices.rounds_at_least(sharded)
                 size = search.fitting.memory.needs(sharded)[0], passes
                 if size < least and search.space.is_allowed(sharded):
                     least, smallest = size, sharded

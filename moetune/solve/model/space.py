@@ -146,21 +146,17 @@ class LayoutSpace(Tables):
     def _is_run(self, layout: FoldedLayout, is_short: bool) -> bool:  # noqa: ARG002, FBT001 - of the key
         return next(target_rules(layout, self.target, self.job, self.site), None) is None
 
+    @once(lambda rules, layout: (rules, _RULED(layout)))
     def obeys(self, rules: tuple[Rule, ...], layout: FoldedLayout) -> bool:
         """Return whether a layout breaks none of some rules of the runtime."""
-        return not self.asks_runtime or self._obeys(layout, rules)
-
-    @once(lambda layout, rules: (_RULED(layout), rules))
-    def _obeys(self, layout: FoldedLayout, rules: tuple[Rule, ...]) -> bool:
         asked = Asked(target=self.target, layout=layout, job=self.job, site=self.site)
-        return next(refused(rules, asked), None) is None
+        return not self.asks_runtime or next(refused(rules, asked), None) is None
 
+    @once_for("zero")
     def zeros(self, pins: LayoutRequest, pp: int, tp: int) -> Sequence[ZeroStage]:
         """Return the pinned stage, or those of the sizes without 0, which saves nothing."""
-        return (pins.zero,) if pins.zero is not None else self._zeros(pp, tp)
-
-    @once(lambda pp, tp: (pp, tp))
-    def _zeros(self, pp: int, tp: int) -> Sequence[ZeroStage]:
+        if pins.zero is not None:
+            return (pins.zero,)
         most = 3 if pp == 1 else max(self.target.zero_with_pp, self.target.zero[0])
         if tp > 1:
             most = min(most, self.target.zero_with_tp)
@@ -171,19 +167,17 @@ class LayoutSpace(Tables):
     @once_for("vpp", "stages", "schedule")
     def schedules(self, pins: LayoutRequest, pp: int) -> Sequence[tuple[int, Schedule | None]]:
         """Return stages of a rank and schedules; those that a layout has anyway are None."""
-        return [*self._schedules(pins, pp)]
-
-    def _schedules(self, pins: LayoutRequest, pp: int) -> Iterator[tuple[int, Schedule | None]]:
+        if pins.schedule is not None or pp == 1:
+            return [(vpp, pins.schedule) for vpp in self._stages_per_rank(pins, pp)]
+        able: list[tuple[int, Schedule | None]] = []
         for vpp in self._stages_per_rank(pins, pp):
-            if pins.schedule is not None or pp == 1:
-                yield vpp, pins.schedule
-                continue
             others = {*self.target.schedules} - {"1f1b", "interleaved"}
             if vpp != STAGES_OF_V:
                 others -= V_SCHEDULES
             if usual_schedule(vpp) in self.target.schedules:
-                yield vpp, None
-            yield from ((vpp, schedule) for schedule in SCHEDULES if schedule in others)
+                able.append((vpp, None))
+            able += [(vpp, schedule) for schedule in SCHEDULES if schedule in others]
+        return able
 
     def _stages_per_rank(self, pins: LayoutRequest, pp: int) -> list[int]:
         if pins.vpp:

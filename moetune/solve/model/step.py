@@ -142,17 +142,18 @@ class StepPrices(UpdatePrices):
         return 1 / (1 - (1 - 1 / self.job.micro_batches(layout)) ** layout.pp)
 
     @once_for(*_OF_MICRO_BATCH)
-    def micro_batch_seconds(self, layout: FoldedLayout) -> float:
-        """Return the seconds of one micro-batch in all of the model, whatever the pipeline."""
+    def micro_batch(self, layout: FoldedLayout) -> tuple[float, float]:
+        """Return a micro-batch's seconds in the whole model, and how many wait for launches."""
         embedding, head = self.blocks.ends(layout)
         blocks = counted(self.stages.whole, self.blocks.seconds(layout))
         ends = embedding + head * (1 + len(self.job.decoder.predictions))
-        return sum((count * block.both for count, block in blocks), ends)
+        seconds = sum((count * block.both for count, block in blocks), ends)
+        return seconds, sum(count * block.launches for count, block in blocks)
 
     def micro_batch_at_least(self, layout: FoldedLayout) -> float:
-        """Return what `micro_batch_seconds` is at least with chunks, of which none is priced."""
+        """Return what a micro-batch takes at least with chunks, of which none is priced."""
         plain = layout.changed(overlap="none", degree=None)
-        return self.micro_batch_seconds(plain) - self.blocks.most_saved(layout)
+        return self.micro_batch(plain)[0] - self.blocks.most_saved(layout)
 
     def pipeline(self, layout: FoldedLayout) -> StagePipeline:
         """Return the layout's pipeline."""

@@ -90,7 +90,7 @@ def _lists(search: FoldedSearch, pins: LayoutRequest) -> list[tuple[Recompute, .
 def _stored(
     search: FoldedSearch, pins: LayoutRequest, able: list[FoldedLayout]
 ) -> Iterator[FoldedLayout]:
-    fastest = min(able, key=search.prices.micro_batch_seconds)
+    fastest = min(able, key=search.prices.micro_batch)
     cuts: set[StageLetters | None] = {None}
     if fastest.pp > 1:
         cuts.add(search.prices.balanced_stages(fastest))

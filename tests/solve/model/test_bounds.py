@@ -7,12 +7,19 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from moetune.domain.architecture import Decoder
 from moetune.domain.rules import broken_rules
 from moetune.domain.target_rules import target_rules
 from moetune.domain.targets import TARGETS
-from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob, ZeroStage
+from moetune.domain.training import (
+    FoldedLayout,
+    LayoutRequest,
+    TrainingDtype,
+    TrainingJob,
+    ZeroStage,
+)
 from moetune.huggingface.registry import named_model
-from moetune.solve.model.search import LayoutTable
+from moetune.solve.model.search import Group, LayoutTable
 from moetune.solve.model.space import cheapest
 from tests.solve.model.brute_force import every_layout
 from tests.solve.model.test_search import OLMOE, search_of
@@ -20,10 +27,15 @@ from tests.solve.model.test_search import OLMOE, search_of
 SAME = 1 + 1e-12
 ZERO_STAGES: tuple[ZeroStage, ...] = get_args(ZeroStage)
 LITE = named_model("deepseek-v2-lite").decoder
+LLAMA = named_model("llama-3-8b").decoder
 
 
 def _sizes(layout: FoldedLayout) -> tuple[int, ...]:
     return layout.tp, layout.pp, layout.ep, layout.etp
+
+
+def _group(group: Group) -> tuple[int, ...]:
+    return *_sizes(group[0]), group[0].cp, group[0].micro_batch
 
 
 def _row(layout: FoldedLayout) -> tuple[object, ...]:
@@ -38,7 +50,7 @@ def test_no_layout_is_faster_or_smaller_than_its_row(target: str) -> None:
     job = TrainingJob(decoder=decoder, world_size=4, global_batch=8, length=1024)
     search, pins = search_of(job, target=target), LayoutRequest(micro_batch=1)
     table = LayoutTable(search=search, pins=pins)
-    groups = {_sizes(one[0]): table.group_at_least(one) for one in table.groups}
+    groups = {_sizes(one.group[0]): one.seconds for one in table.bounds}
     rows = {_row(one.layout): one for group in table.groups for one in table.rows(group)}
     sizes = {_sizes(one[0]): search.fitting.least_of_states(one[0], pins) for one in table.groups}
     for layout in every_layout(search, pins):
@@ -97,6 +109,22 @@ def test_what_a_space_allows_is_what_breaks_no_rule(target: str) -> None:
             answers.add(space.is_allowed(layout))
             assert space.is_allowed(layout) == (not [*itertools.chain(*rules)])
     assert True in answers
+
+
+@pytest.mark.parametrize("target", ["megatron", "bridge"])
+@pytest.mark.parametrize(("decoder", "dtype"), [(OLMOE, "bfloat16"), (LITE, "fp8"), (LLAMA, "fp8")])
+def test_graphs_spare_no_more_than_what_waits_for_launches(
+    decoder: Decoder, dtype: TrainingDtype, target: str
+) -> None:
+    """And they go with no sizes that do not go without them."""
+    job = TrainingJob(decoder=decoder, world_size=8, global_batch=64, length=1024, dtype=dtype)
+    search, checked = search_of(job, target=target), 0
+    plain = {_group(one.group): one for one in LayoutTable.of(search, LayoutRequest()).bounds}
+    for graphs in ("partial", "full"):
+        for one in LayoutTable.of(search, LayoutRequest(cuda_graphs=graphs)).bounds:
+            checked += 1
+            assert plain[_group(one.group)].bare_seconds <= one.seconds * SAME
+    assert checked > 20
 
 
 @pytest.mark.parametrize("num_kinds", [1, 2, 3, 5])
