@@ -161,13 +161,13 @@ class Curve:
     def _interpolate(self, asked: Floats) -> Floats:
         """Return the times at sizes among the points; elsewhere those of the nearest point."""
         points, last = self.sizes, self.sizes.shape[1] - 1
-        inside = np.clip(asked, points[:, :1], points[:, -1:])
+        inside = np.minimum(np.maximum(asked, points[:, :1]), points[:, -1:])
         right = (points[:, :, None] < inside[:, None, :]).sum(axis=1)
-        left = np.clip(right - 1, 0, max(last - 1, 0))
+        left = np.minimum(np.maximum(right - 1, 0), max(last - 1, 0))
         if self.pieces is not None:
             start, first, second, third = _take(self.pieces, left)
             # As the pieces have it: sizes may be so near that the quotient rounds in other ways.
-            step = np.log(inside) - _take(np.log(points), left)
+            step = np.log(inside) - np.log(_take(points, left))
             seconds = np.exp(start + step * (first + step * (second + step * third)))
         elif last:
             rate = np.diff(self.seconds) / np.diff(points)
