@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from moetune.domain.arrays import Floats
 from moetune.domain.costs import Estimate, LinearCost, Trust
+from moetune.domain.once import Tables, once
 from moetune.fit.extrapolation import above_largest, below_smallest
 
 
@@ -104,7 +105,7 @@ class Times(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class Curve(Tables):
     """Times that never fall as the size grows, a monotone cubic between points in log-log.
 
     Between two points alone it is a start-up time and a rate, the straight line through both. Below
@@ -147,9 +148,12 @@ class Curve:
 
     def predict(self, size: float) -> Estimate:
         """Return the time of a single curve at one size."""
-        return Estimate(
-            seconds=float(self.seconds_at(np.array([size]))[0, 0]), trust=self.trust(size)
-        )
+        return Estimate(seconds=self.seconds_of(size), trust=self.trust(size))
+
+    @once(lambda size: size)
+    def seconds_of(self, size: float) -> float:
+        """Return the time of a single curve at one size: forms of a GEMM ask for the same."""
+        return float(self.seconds_at(np.array([size]))[0, 0])
 
     def trust(self, size: float) -> Trust:
         """Return the trust in the time at a size."""

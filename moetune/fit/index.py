@@ -42,6 +42,7 @@ class Points:
 class Blend:
     """The curve of a GEMM's shape that was not measured, from a family's shapes that were."""
 
+    label: str
     curve: Curve
     family: str
     surface: Surface
@@ -168,13 +169,16 @@ class ProfileIndex(Tables):
     def gemm_blend(self, key: GemmKey) -> Blend:
         """Return the shape blended from others of its form, whose first table is its origin."""
         surface = self.surface(key.dtype, key.product, key.kernel)
-        curve, family = surface.blend(key.shape), surface.family
+        label, family = f"{surface.family} {key.shape}", surface.family
         origins = (
             replace(origin, low=math.inf, high=-math.inf)
             for of, origin in self.pool.origins.items()
             if isinstance(of, GemmKey) and (*of[:2], of.kernel) == (*key[:2], key.kernel)
         )
-        return Blend(curve=curve, family=family, surface=surface, origin=next(origins, None))
+        return Blend(
+            label=label, family=family, curve=surface.blend(key.shape), surface=surface,
+            origin=next(origins, None),
+        )  # fmt: skip
 
     def gemm_line(self, dtype: str) -> Line | None:
         """Return the dtype's line over MACs where it was not measured."""

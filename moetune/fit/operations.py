@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -53,7 +53,7 @@ class Curves:
                     alpha_seconds=basis.alpha_seconds,
                 )
             case Blend():
-                return basis.curve
+                return replace(basis.curve)  # which keeps its times as long as these costs
             case Line():
                 return basis
 
@@ -106,7 +106,10 @@ class Predictor:
     def estimate(self, size: float) -> Estimate:
         """Return the time of a single curve at one size."""
         trust = self.trust(size)
-        seconds = float(self.seconds_at(np.array([size]))[0, 0])
+        if isinstance(self.times, Curve):
+            seconds = float(self.factors[0, 0]) * self.times.seconds_of(self.stretch * size)
+        else:
+            seconds = float(self.seconds_at(np.array([size]))[0, 0])
         if self.key is None or trust in {"measured", "interpolated"}:
             return Estimate(seconds=seconds, trust=trust)
         return Estimate(seconds=seconds, trust=trust, doubts=(self._doubt(self.key, size),))
@@ -294,10 +297,8 @@ class Operations(Tables):
         named, times = key if source.stand_in else source.key, self.curves.times
         return Predictor(
             key=named if is_told else None,
-            # Many numbers in flight share the points of the nearest one.
-            times=self.remembered(basis.label, lambda: times(basis))
-            if isinstance(basis, Points)
-            else times(basis),
+            # Forms of a GEMM share one, and many numbers in flight the points of the nearest one.
+            times=self.remembered(basis.label, lambda: times(basis)),
             stretch=source.stretch,
             factors=self.curves.factors_of(source),
             cap=source.cap,
