@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 
 from moetune.domain.cluster import HEADROOM
 from moetune.domain.pipeline import SCHEDULES
@@ -15,10 +16,12 @@ from moetune.solve.model.search import (
     LayoutTable,
     Node,
     PricedLayout,
+    sizes_of,
     wholes_in_order,
 )
 
 NUM_ALTERNATIVES = 5
+_seconds = attrgetter("step.seconds")
 
 
 class BestLayouts:
@@ -120,12 +123,12 @@ class Leaders:
 
     def limit_of(self, layout: FoldedLayout) -> float:
         """Return the seconds above which a layout does not tie with the best of its sizes."""
-        tied = self.of_sizes.get(_sizes(layout))
+        tied = self.of_sizes.get(sizes_of(layout))
         return float("inf") if tied is None else tied[0].step.seconds * (1 + NOISE)
 
     def add(self, priced: PricedLayout) -> None:
         """Take a layout among those of its sizes, if it ties with them or is faster."""
-        sizes = _sizes(priced.layout)
+        sizes = sizes_of(priced.layout)
         self.of_sizes[sizes] = _tied([*self.of_sizes.get(sizes, ()), priced])
         fastest = heapq.nsmallest(
             1 + NUM_ALTERNATIVES, (tied[0].step.seconds for tied in self.of_sizes.values())
@@ -141,7 +144,7 @@ class Leaders:
         others = (
             min(of_size, key=self._complexity)
             for sizes, of_size in self.of_sizes.items()
-            if sizes != _sizes(first.layout)
+            if sizes != sizes_of(first.layout)
         )
         return [first, *heapq.nsmallest(NUM_ALTERNATIVES, others, key=_seconds)]
 
@@ -156,15 +159,6 @@ class Leaders:
             sum(size > 1 for size in (layout.tp, layout.cp, layout.pp, layout.ep, layout.etp)),
             priced.step.seconds,
         )  # fmt: skip
-
-
-def _seconds(priced: PricedLayout) -> float:
-    return priced.step.seconds
-
-
-def _sizes(layout: FoldedLayout) -> tuple[int, ...]:
-    """Return what layouts share that differ in stages, dispatcher, overlap and recomputation."""
-    return layout.tp, layout.cp, layout.pp, layout.ep, layout.etp, layout.micro_batch
 
 
 def _tied(layouts: Sequence[PricedLayout]) -> list[PricedLayout]:

@@ -14,7 +14,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import NamedTuple
 
 from moetune.domain.once import Tables, once, once_for
@@ -67,9 +66,7 @@ _OF_RANKS = (
     "dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch", "recompute", "schedule", "stages",
     "overlap",
 )  # fmt: skip
-"""What of a layout its activations and parameters depend on, ..."""
-_NEEDING = attrgetter(*_OF_RANKS, "zero", "cuda_graphs", "offload_activations", "offload_optimizer")
-"""... and all of its bytes, but for buffers of an exchange."""
+"""What of a layout its activations and parameters depend on."""
 
 
 def fillable_bytes(memory_bytes: int) -> int:
@@ -173,10 +170,11 @@ class MemoryModel(Tables):
 
     def needs(self, layout: FoldedLayout, *, on_host: float | None = None) -> tuple[float, float]:
         """Return the bytes of the fullest device and its host, with a share `on_host` if given."""
-        return self._needs(layout, layout.offload_optimizer if on_host is None else on_host)
+        share = layout.offload_optimizer if on_host is None else on_host
+        return self._needs(layout, share, layout.dispatcher == "hybrid_ep")  # which has buffers
 
-    @once(lambda layout, on_host: (_NEEDING(layout), layout.dispatcher == "hybrid_ep", on_host))
-    def _needs(self, layout: FoldedLayout, on_host: float) -> tuple[float, float]:
+    @once_for(*_OF_RANKS, "zero", "cuda_graphs", "offload_activations", "offload_optimizer")
+    def _needs(self, layout: FoldedLayout, on_host: float, *_: bool) -> tuple[float, float]:
         ranks = (self._parts(layout, rank, on_host) for rank in self._bytes_of_ranks(layout))
         return max((sum(parts), host) for parts, host in ranks)
 

@@ -136,7 +136,8 @@ def _memory(prices: StepPrices) -> MemoryModel:
     return MemoryModel(job=prices.job, stages=prices.stages, target=prices.target)
 
 
-_SIZES = attrgetter("cp", "tp", "pp", "ep", "etp", "micro_batch")
+sizes_of = attrgetter("tp", "cp", "pp", "ep", "etp", "micro_batch")
+"""What layouts share that differ in stages, dispatcher, overlap and recomputation."""
 _BYTES = attrgetter(
     "vpp", "recompute", "overlap", "zero", "schedule", "stages", "offload_activations",
     "offload_optimizer",
@@ -232,7 +233,7 @@ class LayoutTable(Tables):
             return
         search, pins = self.search, self.pins
         peaks, alone = search.remembered(
-            ("bytes", _SIZES(group[0]), _BYTES(pins)),  # whatever the dispatcher and graphs
+            ("bytes", sizes_of(group[0]), _BYTES(pins)),  # whatever the dispatcher and graphs
             lambda: search.fitting.least_bytes(pipelines, lists, pins),
         )
         for pipeline, *rows in zip(pipelines, peaks.tolist(), alone.tolist(), strict=True):

@@ -349,8 +349,7 @@ class Fitting:
             nothing: Floats = np.zeros((len(pipelines), len(recomputes)))
             return nothing, nothing
         first, memory, loss = pipelines[0], self.memory, 1 + FRAGMENTATION
-        usual = memory.device_share(first)
-        most = memory.device_share(self.with_most_offload(first, pins))
+        usual, most = map(memory.device_share, (first, self.with_most_offload(first, pins)))
         able = self.ways(first, pins)
         ways, of_able = [able[0], *able], [usual if modules else most for modules in recomputes]
         shares = np.array([[usual] * len(recomputes), *[of_able] * len(able)])[:, :, None]
