@@ -169,15 +169,14 @@ class ProfileIndex(Tables):
     def gemm_blend(self, key: GemmKey) -> Blend:
         """Return the shape blended from others of its form, whose first table is its origin."""
         surface = self.surface(key.dtype, key.product, key.kernel)
-        label, family = f"{surface.family} {key.shape}", surface.family
         origins = (
             replace(origin, low=math.inf, high=-math.inf)
             for of, origin in self.pool.origins.items()
             if isinstance(of, GemmKey) and (*of[:2], of.kernel) == (*key[:2], key.kernel)
         )
         return Blend(
-            label=label, family=family, curve=surface.blend(key.shape), surface=surface,
-            origin=next(origins, None),
+            label=f"{surface.family} {key.shape}", family=surface.family, surface=surface,
+            curve=surface.blend(key.shape), origin=next(origins, None),
         )  # fmt: skip
 
     def gemm_line(self, dtype: str) -> Line | None:

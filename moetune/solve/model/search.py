@@ -74,11 +74,11 @@ class FoldedSearch(Tables):
 
     def __post_init__(self) -> None:
         prices = self.wholes
-        memory = of_wholes = _memory(prices)
+        memory = of_wholes = MemoryModel(job=prices.job, stages=prices.stages, target=prices.target)
         if isinstance(prices.job.routing, RecordedLayers):
             job = prices.job.with_mean_layers
             prices = replace(prices, job=job, stages=DecoderStages(job.decoder))
-            memory = _memory(prices)
+            memory = replace(memory, job=job, stages=prices.stages)
         space = LayoutSpace(
             job=prices.job, target=prices.target, site=self.site, asks_runtime=self.asks_runtime
         )
@@ -130,10 +130,6 @@ class FoldedSearch(Tables):
             layout=replace(priced.layout, degree=self.prices.blocks.degree(priced.layout)),
             saved_seconds=self.wholes.step(plain).seconds - priced.step.seconds,
         )
-
-
-def _memory(prices: StepPrices) -> MemoryModel:
-    return MemoryModel(job=prices.job, stages=prices.stages, target=prices.target)
 
 
 sizes_of = attrgetter("tp", "cp", "pp", "ep", "etp", "micro_batch")
