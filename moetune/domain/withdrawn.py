@@ -54,8 +54,9 @@ _OF_MOETUNE = tuple(
 _IS_GONE: Mapping[str, Callable[[Any], object]] = MappingProxyType({
     "schedule": lambda name: name in SPLITTING,
     "recompute": lambda modules: {*modules} - {"full", "none"},
+    **dict.fromkeys(("etp", "tp", "cp"), lambda size: size > 1),
 })  # fmt: skip
-"""What of a key's values; of the others, sizes above 1."""
+"""Whether a key's value is gone."""
 _ROWS = tuple(
     Withdrawn(place, key, what, instead)
     for places, key, what, instead in (
@@ -128,13 +129,9 @@ def withdrawn_of_moetune(layout: object) -> Withdrawn | None:
         value = getattr(layout, row.key)
         if row.key == "tp" and getattr(layout, "dispatcher", "") == "all_gather":
             continue  # of moetune.TensorExpertLayer
-        if _IS_GONE.get(row.key, _is_above_one)(value):
+        if _IS_GONE[row.key](value):
             return row
     return None
-
-
-def _is_above_one(size: int) -> bool:
-    return size > 1
 
 
 def without_unread_points(document: object) -> object:

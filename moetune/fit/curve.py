@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from moetune.domain.arrays import Floats
 from moetune.domain.costs import Estimate, LinearCost, Trust
-from moetune.domain.once import Tables, once
 from moetune.fit.extrapolation import above_largest, below_smallest
 
 
@@ -105,7 +104,7 @@ class Times(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve(Tables):
+class Curve:
     """Times that never fall as the size grows, a monotone cubic between points in log-log.
 
     Between two points alone it is a start-up time and a rate, the straight line through both. Below
@@ -117,6 +116,7 @@ class Curve(Tables):
         seconds: of the points, shape (curves, points).
         pieces: as of `monotone.pieces_through`, over log(size); None of less than three points.
         floor_seconds: shape (curves, 1).
+        relative_error: the typical error of a prediction between the points, for draws.
         least_seconds_per_size: the fastest rate between points, shape (1 or curves, 1).
         growth_seconds: above the largest size, of that shape; None for its rate.
         deviates: standard deviations by which each random draw lies away from the curve, below the
@@ -127,6 +127,7 @@ class Curve(Tables):
     seconds: Floats
     pieces: Floats | None
     floor_seconds: Floats
+    relative_error: float
     least_seconds_per_size: Floats
     growth_seconds: Floats | None
     deviates: Floats | None
@@ -148,12 +149,9 @@ class Curve(Tables):
 
     def predict(self, size: float) -> Estimate:
         """Return the time of a single curve at one size."""
-        return Estimate(seconds=self.seconds_of(size), trust=self.trust(size))
-
-    @once(lambda size: size)
-    def seconds_of(self, size: float) -> float:
-        """Return the time of a single curve at one size: forms of a GEMM ask for the same."""
-        return float(self.seconds_at(np.array([size]))[0, 0])
+        return Estimate(
+            seconds=float(self.seconds_at(np.array([size]))[0, 0]), trust=self.trust(size)
+        )
 
     def trust(self, size: float) -> Trust:
         """Return the trust in the time at a size."""
@@ -165,13 +163,13 @@ class Curve(Tables):
     def _interpolate(self, asked: Floats) -> Floats:
         """Return the times at sizes among the points; elsewhere those of the nearest point."""
         points, last = self.sizes, self.sizes.shape[1] - 1
-        inside = np.minimum(np.maximum(asked, points[:, :1]), points[:, -1:])
+        inside = np.clip(asked, points[:, :1], points[:, -1:])
         right = (points[:, :, None] < inside[:, None, :]).sum(axis=1)
-        left = np.minimum(np.maximum(right - 1, 0), max(last - 1, 0))
+        left = np.clip(right - 1, 0, max(last - 1, 0))
         if self.pieces is not None:
             start, first, second, third = _take(self.pieces, left)
             # As the pieces have it: sizes may be so near that the quotient rounds in other ways.
-            step = np.log(inside) - np.log(_take(points, left))
+            step = np.log(inside) - _take(np.log(points), left)
             seconds = np.exp(start + step * (first + step * (second + step * third)))
         elif last:
             rate = np.diff(self.seconds) / np.diff(points)
@@ -267,6 +265,7 @@ def curve_through(
     sizes: Sequence[float] | Floats,
     seconds: Sequence[float] | Floats,
     alpha_seconds: float | Floats = 0.0,
+    relative_error: float = ASSUMED_RELATIVE_ERROR,
     least_seconds_per_size: float = 0.0,
     growth_seconds: float | None = None,
     deviates: Floats | None = None,
@@ -298,6 +297,7 @@ def curve_through(
         seconds=monotone,
         pieces=pieces_through(np.log(points), logs) if has_bends else None,
         floor_seconds=_floors(points, monotone, alpha_seconds),
+        relative_error=relative_error,
         least_seconds_per_size=np.full((1, 1), least_seconds_per_size),
         growth_seconds=None if growth_seconds is None else np.full((1, 1), growth_seconds),
         deviates=deviates,

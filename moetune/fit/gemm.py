@@ -218,7 +218,7 @@ class Surface(Tables):
         measured, table = self.shapes[shape], self._table
         if len(self.shapes) == 1:
             return measured
-        blend = self._blend(shape, self._all_but(shape))
+        blend = self._blend(shape, self._all_but(shape), 0.0)
         rows, all_rows = np.log2(measured.sizes), np.log2(table.rows)
         [blended] = blend.seconds_at(np.array(measured.sizes))
         beyond = np.maximum(np.maximum(rows[0] - all_rows, all_rows - rows[-1]), 0.0)
@@ -231,7 +231,7 @@ class Surface(Tables):
     @once(lambda shape: shape)
     def blend(self, shape: Shape) -> Curve:
         """Return the curve over rows of a shape that was not measured."""
-        return self._blend(shape, np.ones(len(self.shapes), bool))
+        return self._blend(shape, np.ones(len(self.shapes), bool), self.shape_error)
 
     def octaves_outside(self, shape: Shape) -> float:
         """Return how far the shape lies outside the box of the measured ones; 0 inside."""
@@ -279,7 +279,7 @@ class Surface(Tables):
     def _table(self) -> Table:
         return table_of(self.shapes, self.alpha_seconds)
 
-    def _blend(self, shape: Shape, use: Bools) -> Curve:
+    def _blend(self, shape: Shape, use: Bools, relative_error: float) -> Curve:
         """Return the curve blended from the shapes in `use`.
 
         With more rows than any shape was measured with, it grows as the roofline does. The last
@@ -293,6 +293,7 @@ class Surface(Tables):
             sizes=self._table.rows.tolist(),
             seconds=seconds.tolist(),
             alpha_seconds=self.alpha_seconds,
+            relative_error=relative_error,
             least_seconds_per_size=least,
             growth_seconds=max(growth, least),
         )

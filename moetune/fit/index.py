@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -14,7 +14,6 @@ from moetune.domain.once import Tables, once
 from moetune.domain.profile import FitError, OperationLine, Profile
 from moetune.domain.samples import CollectiveOp, GemmForm, ResourceClass
 from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, Line, interpolation_errors
-from moetune.fit.extrapolation import spread_of_shape
 from moetune.fit.gemm import Surface
 from moetune.fit.interference import OverlapLoss, interference_of, overlap_loss
 from moetune.fit.pool import Key, Origin, Pool, Series, pool, with_tables
@@ -26,7 +25,6 @@ class Points:
     """Measured points of one operation, and the other inputs of its curve.
 
     Args:
-        error: returns the typical one between the points: draws alone ask for it.
         origin: of the points that are no samples; None where all are.
     """
 
@@ -34,7 +32,7 @@ class Points:
     family: str
     series: Series
     alpha_seconds: float
-    error: Callable[[], float]
+    relative_error: float
     origin: Origin | None
 
 
@@ -42,10 +40,8 @@ class Points:
 class Blend:
     """The curve of a GEMM's shape that was not measured, from a family's shapes that were."""
 
-    label: str
     curve: Curve
     family: str
-    surface: Surface
     origin: Origin | None
 
 
@@ -61,7 +57,6 @@ class Source:
         stretch: its size for one of the wanted operation's.
         cap: most that a prediction from it can be trusted.
         spread: error of what stands in, a standard deviation of a logarithm.
-        octaves: by which a GEMM's shape lies outside the measured ones.
     """
 
     key: CostKey
@@ -69,16 +64,7 @@ class Source:
     stretch: float = 1.0
     cap: Trust = "measured"
     spread: float = 0.0
-    octaves: float = 0.0
     stand_in: str = ""
-
-    @property
-    def whole_spread(self) -> float:
-        """Return the error with that of a shape outside the measured ones."""
-        if not isinstance(self.basis, Blend):
-            return self.spread
-        typical = self.basis.surface.shape_error
-        return math.hypot(self.spread, spread_of_shape(typical_error=typical, octaves=self.octaves))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -162,7 +148,7 @@ class ProfileIndex(Tables):
             family=surface.family,
             series=series,
             alpha_seconds=surface.alpha_seconds,
-            error=lambda: surface.relative_error,
+            relative_error=surface.relative_error,
             origin=origin,
         )
 
@@ -175,9 +161,8 @@ class ProfileIndex(Tables):
             if isinstance(of, GemmKey) and (*of[:2], of.kernel) == (*key[:2], key.kernel)
         )
         return Blend(
-            label=f"{surface.family} {key.shape}", family=surface.family, surface=surface,
-            curve=surface.blend(key.shape), origin=next(origins, None),
-        )  # fmt: skip
+            curve=surface.blend(key.shape), family=surface.family, origin=next(origins, None)
+        )
 
     def gemm_line(self, dtype: str) -> Line | None:
         """Return the dtype's line over MACs where it was not measured."""
@@ -220,7 +205,7 @@ class ProfileIndex(Tables):
                 family=label_of(key),
                 series=series,
                 alpha_seconds=alpha_seconds,
-                error=lambda: _typical_error(series, alpha_seconds, error),
+                relative_error=_typical_error(series, alpha_seconds, error),
                 origin=self.pool.origins.get(key),
             )
         if line is None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from moetune.fit.extrapolation import (
     SPREAD_OF_ACTIVATION,
     SPREAD_OF_FORM,
     spread_of_length,
+    spread_of_shape,
 )
 from moetune.fit.index import Basis, Blend, Points, ProfileIndex, Source
 from moetune.fit.missing import missing_collective, missing_copy, missing_gemm
@@ -51,18 +52,15 @@ class Curves:
                     sizes=basis.series.sizes,
                     seconds=basis.series.medians,
                     alpha_seconds=basis.alpha_seconds,
+                    relative_error=basis.relative_error,
                 )
             case Blend():
-                return replace(basis.curve)  # which keeps its times as long as these costs
+                return basis.curve
             case Line():
                 return basis
 
     def factors(self, label: str, spread: float) -> Floats:  # noqa: ARG002 - draws differ
         """Return what multiplies the times of what has that error besides, shape (curves, 1)."""
-        return _UNIT_FACTOR
-
-    def factors_of(self, source: Source) -> Floats:  # noqa: ARG002 - draws differ
-        """Return `factors` of what stands in, whose error draws alone work out."""
         return _UNIT_FACTOR
 
 
@@ -106,10 +104,7 @@ class Predictor:
     def estimate(self, size: float) -> Estimate:
         """Return the time of a single curve at one size."""
         trust = self.trust(size)
-        if isinstance(self.times, Curve):
-            seconds = float(self.factors[0, 0]) * self.times.seconds_of(self.stretch * size)
-        else:
-            seconds = float(self.seconds_at(np.array([size]))[0, 0])
+        seconds = float(self.seconds_at(np.array([size]))[0, 0])
         if self.key is None or trust in {"measured", "interpolated"}:
             return Estimate(seconds=seconds, trust=trust)
         return Estimate(seconds=seconds, trust=trust, doubts=(self._doubt(self.key, size),))
@@ -184,14 +179,14 @@ class Operations(Tables):
         points = self.index.gemm_points(near)
         if points is not None:
             return Source(key=key, basis=points, cap=cap, spread=spread, stand_in=stand_in)
-        blend = self.index.gemm_blend(near)
-        octaves = blend.surface.octaves_outside(key.shape)
+        surface = self.index.surface(key.dtype, form, key.kernel)
+        octaves = surface.octaves_outside(key.shape)
+        outside = spread_of_shape(typical_error=surface.shape_error, octaves=octaves)
         return Source(
             key=key,
-            basis=blend,
+            basis=self.index.gemm_blend(near),
             cap=least_trust((cap, "extrapolated" if octaves else "interpolated")),
-            spread=spread,
-            octaves=octaves,
+            spread=math.hypot(spread, outside),
             stand_in=stand_in or ("a blend of smaller and larger ones" if octaves else ""),
         )
 
@@ -297,10 +292,12 @@ class Operations(Tables):
         named, times = key if source.stand_in else source.key, self.curves.times
         return Predictor(
             key=named if is_told else None,
-            # Forms of a GEMM share one, and many numbers in flight the points of the nearest one.
-            times=self.remembered(basis.label, lambda: times(basis)),
+            # Many numbers in flight share the points of the nearest one.
+            times=self.remembered(basis.label, lambda: times(basis))
+            if isinstance(basis, Points)
+            else times(basis),
             stretch=source.stretch,
-            factors=self.curves.factors_of(source),
+            factors=self.curves.factors(f"{source.stand_in} stands in", source.spread),
             cap=source.cap,
             stand_in=stand_in,
             origin=origin,

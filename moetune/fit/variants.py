@@ -15,7 +15,7 @@ from moetune.domain.profile import Profile
 from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through
 from moetune.fit.extrapolation import MEDIAN_OF_ABSOLUTE_NORMAL
-from moetune.fit.index import Basis, Blend, Points, ProfileIndex, Source, index_of
+from moetune.fit.index import Basis, Blend, Points, ProfileIndex, index_of
 from moetune.fit.interference import table_of
 from moetune.fit.operations import Curves, Predictor
 from moetune.fit.pool import InterferenceKey, resampled_medians
@@ -136,15 +136,16 @@ class _DrawnCurves(Curves):
         """Return the curves, or lines, of the draws."""
         match basis:
             case Points():
-                factors, _ = self._factors(basis.family, basis.error())
+                factors, _ = self._factors(basis.family, basis.relative_error)
                 return curve_through(
                     sizes=basis.series.sizes,
                     seconds=factors * self._noise.medians(basis)[self._chosen],
                     alpha_seconds=factors * basis.alpha_seconds,
+                    relative_error=basis.relative_error,
                     deviates=self._beyond(basis.family),
                 )
             case Blend():
-                factors, _ = self._factors(basis.family, basis.surface.shape_error)
+                factors, _ = self._factors(basis.family, basis.curve.relative_error)
                 return basis.curve.scaled(factors, self._beyond(basis.family))
             case Line():
                 for_alpha, for_beta = self._factors(basis.label, basis.relative_error)
@@ -156,10 +157,6 @@ class _DrawnCurves(Curves):
             return super().factors(label, spread)
         deviates: Floats = self._noise.deviates(label)[0, self._chosen, None]
         return np.exp(spread * deviates)
-
-    def factors_of(self, source: Source) -> Floats:
-        """Return `factors` of what stands in."""
-        return self.factors(f"{source.stand_in} stands in", source.whole_spread)
 
     def _factors(self, family: str, relative_error: float) -> Floats:
         """Return two log-normal factors with that median absolute error, shape (2, draws, 1)."""

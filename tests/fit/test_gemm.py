@@ -94,7 +94,7 @@ def test_one_shape_alone_carries_a_blend_with_a_large_error() -> None:
     made = surface(saturating, ((1, 512, 2048),))
     curve = made.blend((1, 512, 1024))
     assert made.shape_errors() == []
-    assert made.shape_error == 0.30
+    assert curve.relative_error == 0.30
     assert curve.predict(512).seconds < saturating((1, 512, 2048), 512)
 
 
