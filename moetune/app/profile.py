@@ -102,7 +102,7 @@ def _measure(
     left = scope.points().without(done)
     assignment = Assignment(
         needed=left.needed,
-        others=left.others,
+        optional=left.optional,
         preset=request.preset,
         ranks_per_node=machine.devices_per_node,
         budget_seconds=request.budget_seconds,

@@ -185,10 +185,10 @@ def drop(_: object) -> None:
 
 def torch_dtype(dtype: str) -> torch.dtype:
     """Return torch's dtype of that name."""
-    found = getattr(torch, dtype)
-    if not isinstance(found, torch.dtype):
+    value = getattr(torch, dtype)
+    if not isinstance(value, torch.dtype):
         raise TypeError(f"torch.{dtype} is no dtype")
-    return found
+    return value
 
 
 def tensor_maker(device: Device, dtype: str) -> Callable[..., torch.Tensor]:

@@ -155,15 +155,15 @@ def interference(*, has_link: bool) -> Iterator[Point]:
     """
     classes = [name for name in _CLASSES if has_link or name != "comm"]
     for victim in classes:
-        others = tuple(name for name in classes if name != victim)
-        sets = {(), *((name,) for name in others), others}
-        for others in sorted(sets, key=lambda names: (len(names), names)):
-            yield InterferencePoint(victim=victim, others=others)
+        disturbing = tuple(name for name in classes if name != victim)
+        sets = {(), *((name,) for name in disturbing), disturbing}
+        for background in sorted(sets, key=lambda names: (len(names), names)):
+            yield InterferencePoint(victim=victim, others=background)
 
 
 def large_product(dtypes: Sequence[str]) -> GemmPoint:
     """Return a product as fast as a GPU has any, in the fastest of the dtypes."""
-    dtype = next((one for one in ("bfloat16", "float16") if one in dtypes), dtypes[0])
+    dtype = next((name for name in ("bfloat16", "float16") if name in dtypes), dtypes[0])
     return GemmPoint(dtype=dtype, rows=_LARGE_ROWS, d_in=_LARGE_WIDTH, d_out=_LARGE_WIDTH)
 
 
@@ -179,7 +179,7 @@ def gemm_grid(
                     for d_in, d_out in ((d_model, d_hidden), (d_hidden, d_model)):
                         points = list(gemm_points(dtype, experts, rows, d_in, d_out))
                         wanted = points[:1] if forward_only else points
-                        yield from (one for one in wanted if one.macs <= grid.max_macs)
+                        yield from (point for point in wanted if point.macs <= grid.max_macs)
 
 
 def collective_grid(groups: Sequence[Group], grid: Grid) -> Iterator[Point]:

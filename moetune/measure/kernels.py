@@ -235,11 +235,11 @@ def attention(point: AttentionPoint, device: Device) -> Callable[[], None]:
     """
     make = tensor_maker(device, point.dtype)
     heads_BS3AD = make(point.num_sequences, point.length, 3, point.num_heads, point.head_dim)
-    inputs = [one.transpose(1, 2) for one in heads_BS3AD.unbind(2)]
+    inputs = [heads_BSAD.transpose(1, 2) for heads_BSAD in heads_BS3AD.unbind(2)]
     if not point.backward:
         return lambda: drop(_attend(inputs))
-    for one in inputs:
-        one.requires_grad_()
+    for heads_BASD in inputs:
+        heads_BASD.requires_grad_()
     result_BASD = _attend(inputs)
     grad_BASD = torch.ones_like(result_BASD)
     return lambda: _gradients(result_BASD, inputs, grad_BASD)

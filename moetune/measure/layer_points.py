@@ -172,14 +172,14 @@ def overlapped_exchanges(
 def overlap_points(exchanges: Iterable[CollectivePoint]) -> Iterator[Point]:
     """Yield computation and exchanges of several sizes, alone and at the same time."""
     yield InterferencePoint(victim="comp")
-    for one in exchanges:
-        beside = InterferencePoint(
-            victim="comp", others=("comm",), comm_bytes=one.num_bytes, is_alone=one.in_flight == 1
+    for comm in exchanges:
+        overlapped = InterferencePoint(
+            victim="comp", others=("comm",), comm_bytes=comm.num_bytes, is_alone=comm.in_flight == 1
         )
         # The baseline again each time: computation drifts by more than an exchange takes.
-        yield replace(beside, others=())
-        yield beside
-        yield replace(beside, victim="comm", others=("comp",))
+        yield replace(overlapped, others=())
+        yield overlapped
+        yield replace(overlapped, victim="comm", others=("comp",))
 
 
 _MAX_GRADIENT_LADDERS = 8

@@ -104,13 +104,13 @@ class Representatives:
         Raises:
             InputError: there is no other rank to communicate with.
         """
-        found = {"comp": self.comp, "comm": self.comm, "mem": self.mem}[name]
-        if found is None:
+        operation = {"comp": self.comp, "comm": self.comm, "mem": self.mem}[name]
+        if operation is None:
             raise InputError("one rank has no communication to measure")
-        if point.comm_bytes and isinstance(found, CollectivePoint):
-            in_flight = 1 if point.is_alone else found.in_flight
-            return replace(found, num_bytes=point.comm_bytes, in_flight=in_flight)
-        return found
+        if point.comm_bytes and isinstance(operation, CollectivePoint):
+            in_flight = 1 if point.is_alone else operation.in_flight
+            return replace(operation, num_bytes=point.comm_bytes, in_flight=in_flight)
+        return operation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,11 +131,11 @@ def prepare_experiment(point: Point, bench: Bench) -> Experiment:
     """
     match point:
         case InterferencePoint():
-            victim, *others = (
+            victim, *loads = (
                 _sharing(bench.representatives.of(name, point), bench)
                 for name in (point.victim, *point.others)
             )
-            return Experiment(victim=victim, background_loads=tuple(others))
+            return Experiment(victim=victim, background_loads=tuple(loads))
         case CopyPoint(both_ways=True):
             opposite = replace(point, direction=_OPPOSITE[point.direction], both_ways=False)
             load = _operation(opposite, bench)

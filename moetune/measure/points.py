@@ -65,22 +65,22 @@ class PointChoice:
 
     Args:
         needed: sizes of the layers and models that will be planned.
-        others: sizes and kinds of a grid, for other layers.
+        optional: sizes and kinds of a grid, for other layers.
     """
 
     needed: tuple[Point, ...]
-    others: tuple[Point, ...]
+    optional: tuple[Point, ...]
 
     @property
     def all(self) -> tuple[Point, ...]:
         """Every point, needed ones first."""
-        return (*self.needed, *self.others)
+        return (*self.needed, *self.optional)
 
-    def without(self, known: Container[Point]) -> "PointChoice":
-        """Return the points that are not known yet."""
+    def without(self, done: Container[Point]) -> "PointChoice":
+        """Return the points that are not measured yet."""
         return PointChoice(
-            needed=tuple(point for point in self.needed if point not in known),
-            others=tuple(point for point in self.others if point not in known),
+            needed=tuple(point for point in self.needed if point not in done),
+            optional=tuple(point for point in self.optional if point not in done),
         )
 
 
@@ -118,9 +118,9 @@ class PointScope:
         """
         _check_sizes(self.group_sizes, self.machine.num_devices)
         needed = that_fit(self._needed(), self.machine)
-        others = that_fit(self._others(), self.machine)
-        known = frozenset(needed)
-        return PointChoice(needed=needed, others=tuple(one for one in others if one not in known))
+        chosen = frozenset(needed)
+        rest = (point for point in self._optional() if point not in chosen)
+        return PointChoice(needed=needed, optional=that_fit(rest, self.machine))
 
     @property
     def grid(self) -> Grid:
@@ -138,7 +138,7 @@ class PointScope:
     def workloads(self) -> list[Workload]:
         """All layers with experts; those of a model may all be on one rank."""
         of_models = _workloads(
-            [one.decoder.layer for one in self.models if one.decoder.num_moe_layers],
+            [model.decoder.layer for model in self.models if model.decoder.num_moe_layers],
             dtypes=self.dtypes, group_sizes=(1, *self.group_sizes), tokens=self.max_tokens,
         )  # fmt: skip
         return [*self.of_layers, *of_models]
@@ -173,13 +173,13 @@ class PointScope:
         if self.machine.kind == "cuda" and workloads:
             # Plans may offload activations, on streams beside computation and exchanges.
             yield from interference(has_link=bool(self.linked))
-            yield from (one for one in copy_grid(self.machine.kind, grid) if one.pinned)
+            yield from (point for point in copy_grid(self.machine.kind, grid) if point.pinned)
             yield large_product(self.dtypes)
             yield from uneven_points(workloads, grid)
             yield from gate_points(workloads, grid)
             yield from launch_points(workloads)
 
-    def _others(self) -> Iterator[Point]:
+    def _optional(self) -> Iterator[Point]:
         """Yield the grid's sizes, for what the layers and models do not say."""
         workloads, grid = self.workloads, self.grid
         yield from tensor_points(workloads, self.groups, grid)
@@ -204,7 +204,7 @@ class PointScope:
 def that_fit(points: Iterable[Point], machine: Machine) -> tuple[Point, ...]:
     """Return the points whose tensors leave enough of the machine's memory free, each once."""
     limit = machine.memory_bytes // _MEMORY_SHARE
-    return tuple(one for one in dict.fromkeys(points) if memory_bytes(one) <= limit)
+    return tuple(point for point in dict.fromkeys(points) if memory_bytes(point) <= limit)
 
 
 def _check_sizes(group_sizes: Sequence[int], num_ranks: int) -> None:

@@ -35,7 +35,7 @@ _STEP = 1
 all that they consist of."""
 
 
-def tiers(needed: Sequence[Point], others: Sequence[Point]) -> tuple[tuple[Point, ...], ...]:
+def tiers(needed: Sequence[Point], optional: Sequence[Point]) -> tuple[tuple[Point, ...], ...]:
     """Return the points by worth, the most valuable first; no tier is empty.
 
     A family is one curve of the profile. Its two ends come first, then its middle, and the middles
@@ -45,13 +45,13 @@ def tiers(needed: Sequence[Point], others: Sequence[Point]) -> tuple[tuple[Point
 
     Args:
         needed: of the layers and models that will be planned.
-        others: further sizes and kinds.
+        optional: further sizes and kinds.
     """
     worth = _depths(needed)
     worth |= {point: _STEP for point in worth if isinstance(point, StepPoint)}
-    known = {family(point) for point in needed}
-    for point, depth in _depths([point for point in others if point not in worth]).items():
-        worth[point] = depth + (_KNOWN_KIND if family(point) in known else _NEW_KIND)
+    families = {family(point) for point in needed}
+    for point, depth in _depths([point for point in optional if point not in worth]).items():
+        worth[point] = depth + (_KNOWN_KIND if family(point) in families else _NEW_KIND)
     levels = sorted(set(worth.values()))
     return tuple(tuple(point for point in worth if worth[point] == level) for level in levels)
 
@@ -106,7 +106,7 @@ def _in_turns(points: Sequence[Point]) -> list[Point]:
         turns.append(turn + _FIRST_TURN.get(point.kind, 0))
         counts[kind] += 1
     order = sorted(range(len(points)), key=turns.__getitem__)
-    return [points[at] for at in order]
+    return [points[index] for index in order]
 
 
 def _depths(points: Sequence[Point]) -> dict[Point, int]:
@@ -123,14 +123,14 @@ def _depths(points: Sequence[Point]) -> dict[Point, int]:
 
 
 def _bisected(members: Sequence[Point]) -> list[tuple[Point, int]]:
-    found = dict.fromkeys((0, len(members) - 1), 0)
+    depths = dict.fromkeys((0, len(members) - 1), 0)
     gaps = [(0, len(members) - 1, 1)]
     while gaps:
         low, high, depth = gaps.pop()
         if high - low > 1:
             middle = (low + high) // 2
-            found[middle] = depth
+            depths[middle] = depth
             for first, last in ((low, middle), (middle, high)):
                 is_wide = size_of(members[last]) > _WIDE * size_of(members[first])
                 gaps.append((first, last, depth + (not is_wide)))
-    return [(members[index], depth) for index, depth in found.items()]
+    return [(members[index], depth) for index, depth in depths.items()]

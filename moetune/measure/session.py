@@ -48,7 +48,7 @@ class Assignment:
 
     Args:
         needed: points of the layers and models that will be planned.
-        others: further sizes and kinds.
+        optional: further sizes and kinds.
         budget_seconds: the session ends then; None visits every point until it is certain.
         ranks_per_node: None if all ranks are on one node.
         seed: of the order.
@@ -56,7 +56,7 @@ class Assignment:
 
     needed: tuple[Point, ...]
     preset: Preset
-    others: tuple[Point, ...] = ()
+    optional: tuple[Point, ...] = ()
     ranks_per_node: int | None = None
     budget_seconds: float | None = None
     seed: int = 0
@@ -64,7 +64,7 @@ class Assignment:
     @property
     def points(self) -> tuple[Point, ...]:
         """Every point once."""
-        return tuple(dict.fromkeys((*self.needed, *self.others)))
+        return tuple(dict.fromkeys((*self.needed, *self.optional)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,11 +146,11 @@ def _affordable(
     most = math.inf
     if budget_seconds is not None:
         most = max(_LARGEST_SHARE * budget_seconds, _SHORT_SECONDS)
-    needed, others = (
-        [one for one in points if seconds[one] <= most]
-        for points in (assignment.needed, assignment.others)
+    needed, optional = (
+        [point for point in points if seconds[point] <= most]
+        for points in (assignment.needed, assignment.optional)
     )
-    return tiers(needed, others)
+    return tiers(needed, optional)
 
 
 def _estimates(
@@ -165,7 +165,7 @@ def _estimates(
     budget_seconds = assignment.budget_seconds
     if budget_seconds is None:
         return Estimates(seconds=seconds, total_seconds=total)
-    order = list(chain.from_iterable(by_worth)) or sorted(seconds, key=lambda one: seconds[one])
+    order = list(chain.from_iterable(by_worth)) or sorted(seconds, key=lambda point: seconds[point])
     spent = list(accumulate(seconds[point] for point in order))
     within = bisect_right(spent, budget_seconds)
     chosen = {point: seconds[point] for point in order[:within]}
@@ -212,7 +212,7 @@ class _Visits:
         def visit_each(points: Sequence[Point]) -> bool:
             """Return whether there was time for any of them."""
             is_any = False
-            for point in [one for one in points if not self._is_settled(one)]:
+            for point in [point for point in points if not self._is_settled(point)]:
                 if seconds[point] <= budget - self._elapsed_seconds():
                     self._visit(point)
                     is_any = True

@@ -132,7 +132,7 @@ def random_steps(
     if shares is not None:
         experts_TK = drawn_experts(shares, shape.top_k, len(x_TD), generator)
         x_TD = _steer(x_TD, layer.gate.weight.detach().float().cpu(), experts_TK)
-    x_TD, grad_TD = (each.to(device, dtype) for each in (x_TD, grad_TD))
+    x_TD, grad_TD = (tensor.to(device, dtype) for tensor in (x_TD, grad_TD))
     return LayerSteps(layer, x_TD, grad_TD, workload)
 
 
@@ -233,8 +233,8 @@ def _deviation(steps: LayerSteps, decision: Decision) -> float:
     wanted = steps.results()
     steps.run(decision)
     return max(
-        float((found - one).double().norm() / one.double().norm().clamp(min=1e-30))
-        for found, one in zip(steps.results(), wanted, strict=True)
+        float((result - reference).double().norm() / reference.double().norm().clamp(min=1e-30))
+        for result, reference in zip(steps.results(), wanted, strict=True)
     )
 
 

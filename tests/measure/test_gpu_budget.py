@@ -37,7 +37,7 @@ def _rates(points: Iterable[Point]) -> Rates:
 
 def _chosen(choice: PointChoice, budget_seconds: float) -> tuple[Point, ...]:
     assignment = Assignment(
-        needed=choice.needed, others=choice.others, preset="full", budget_seconds=budget_seconds
+        needed=choice.needed, optional=choice.optional, preset="full", budget_seconds=budget_seconds
     )
     rates = _rates(choice.all)
     seconds = {point: visit_seconds(point, rates, EFFORT) for point in choice.all}
