@@ -175,8 +175,8 @@ def _throttling() -> str:
 def _peer_access() -> str:
     """Return how many ordered pairs of this node's devices reach each other directly."""
     count = torch.cuda.device_count()
-    pairs = [(one, other) for one in range(count) for other in range(count) if one != other]
-    direct = sum(torch.cuda.can_device_access_peer(one, other) for one, other in pairs)
+    pairs = [(device, peer) for device in range(count) for peer in range(count) if device != peer]
+    direct = sum(torch.cuda.can_device_access_peer(device, peer) for device, peer in pairs)
     return f"{direct} of {len(pairs)} pairs"
 
 
