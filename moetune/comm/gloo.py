@@ -159,10 +159,10 @@ def _unbound_world() -> Iterator[None]:
 
 def _even_out(ranks: Sequence[int], description: str, timeout: dt.timedelta | None) -> None:
     """Bring all members into as many groups: those in fewer make groups of themselves."""
-    own = len(distributed_c10d._world.pg_names)  # noqa: SLF001 - what torch makes the name of
-    most = max(_told_by_all(ranks, own, description, timeout))
+    num_names = len(distributed_c10d._world.pg_names)  # noqa: SLF001 - what torch makes the name of
+    most = max(_told_by_all(ranks, num_names, description, timeout))
     me = dist.get_rank()
-    for _ in range(most - own):
+    for _ in range(most - num_names):
         dist.new_group(
             [me], backend="gloo", use_local_synchronization=True,
             group_desc="moetune: evens out names of groups",

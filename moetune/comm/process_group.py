@@ -158,7 +158,7 @@ class GroupCommunicator(Communicator):
     def device(self) -> torch.device:
         """The CPU where the group has a backend for it, else the current GPU."""
         backends = dist.get_backend_config(self.group).split(",")
-        if any(one.startswith("cpu:") for one in backends):
+        if any(backend.startswith("cpu:") for backend in backends):
             return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())
 
