@@ -35,7 +35,7 @@ _LAYER = "moetune"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _ExpertModule:
     """One module of experts in its block."""
 
     block: nn.Module
@@ -137,7 +137,7 @@ def adapt_over(
     return model
 
 
-def _install(module: _Found, layer: RoutedLayer) -> None:
+def _install(module: _ExpertModule, layer: RoutedLayer) -> None:
     """Let a layer compute what a module of experts computes in its block."""
     module.experts.add_module(_LAYER, layer)
     module.experts.forward = partial(_forward, layer)
@@ -182,7 +182,7 @@ def _usable(
     plan: GivenPlan,
     checkpoint: str | os.PathLike[str] | None,
     num_ranks: int,
-) -> Sequence[_Found]:
+) -> Sequence[_ExpertModule]:
     """Return the model's experts.
 
     Raises:
@@ -193,7 +193,7 @@ def _usable(
             f"{type(model).__name__} is no model",
             "give the model itself, such as AutoModelForCausalLM.from_pretrained(…)",
         )
-    modules = list(_found(model))
+    modules = list(_expert_modules(model))
     if not modules:
         raise InputError(
             f"{type(model).__name__} has no experts", "moetune.MoELayer is for models of your own"
@@ -222,12 +222,12 @@ def _check_plain(experts: nn.Module) -> None:
             )
 
 
-def _described(modules: Sequence[_Found]) -> list[str]:
+def _described(modules: Sequence[_ExpertModule]) -> list[str]:
     layers = {f"{module.shape} in {dtype_of(module.experts, module.family)}" for module in modules}
     return [f"{len(modules)} layers, {'; '.join(sorted(layers))}"]
 
 
-def _found(model: nn.Module) -> Iterator[_Found]:
+def _expert_modules(model: nn.Module) -> Iterator[_ExpertModule]:
     """Yield the modules of experts.
 
     Raises:
@@ -248,4 +248,4 @@ def _found(model: nn.Module) -> Iterator[_Found]:
                     "train on one rank; on several, give it the attention's modules alone",
                 )
             shape = shape_of(experts, family, top_k=int(getattr(block, family.router).top_k))
-            yield _Found(block=block, experts=experts, family=family, shape=shape)
+            yield _ExpertModule(block=block, experts=experts, family=family, shape=shape)
