@@ -18,7 +18,7 @@ HEAVY = {"torch", "numpy", "sqlalchemy", "alembic", "optuna", "click", "rich"}
 BANNED = re.compile(
     "_*(one|found|own|others?|every|known|each|at|many|told|kept|alike|apart|heed|beside)_*"
 )
-TO_COME = {"solve", "runtime"}
+TO_COME = {"solve"}
 IN_DOCUMENTS = {("domain", "others"), ("app", "other")}  # keys of plans' and profiles' JSON
 
 

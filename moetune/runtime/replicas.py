@@ -51,8 +51,8 @@ def expert_groups(layer: PlannedLayer, data_parallel: Communicator) -> tuple[tup
         InputError: the group of a `MoELayer` is not within the data-parallel ranks.
     """
     members = layer.communicator.members
-    found = data_parallel.all_gather_object(members, "the search for replicas of experts")
-    groups = tuple(dict.fromkeys(found))
+    gathered = data_parallel.all_gather_object(members, "the search for replicas of experts")
+    groups = tuple(dict.fromkeys(gathered))
     outside = set().union(*groups) - set(data_parallel.members)
     if layer.expert_parallel == "all_to_all" and outside:
         raise InputError(

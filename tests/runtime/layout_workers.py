@@ -98,7 +98,7 @@ def _pairs(part: nn.Module, wanted: Trained) -> list[tuple[str, torch.Tensor, to
         parent, _, _ = name.rpartition(".")
         experts = parents.get(parent.removesuffix(".experts"))
         if parent.endswith(".experts") and isinstance(experts, ExpertLayer):
-            whole = experts.experts.placement.own(whole)
+            whole = experts.experts.placement.local_part(whole)
         own = parameter.detach()
         if is_dtensor(own):
             every = wanted.parameters[name]

@@ -105,7 +105,7 @@ def test_a_later_book_starts_from_what_was_settled(tmp_path: Path) -> None:
     layer, book, _, tuner = online_layer(tmp_path, best_at(6, 6))
     steps_until_settled(layer, book, tuner, [40])
     later = study_tuner(tmp_path)
-    search = OnlineSearch(known=tuner.settled, make_tuner=lambda: later)
+    search = OnlineSearch(settled=tuner.settled, make_tuner=lambda: later)
     book = PlanBook([plan_of(1)], search=search)
     layer = make(pipeline=True, plan=book, dtype=torch.float64)
     for _ in range(3):
@@ -234,7 +234,7 @@ def test_a_forced_strategy_is_searched_for_itself(tmp_path: Path) -> None:
     steps_until_settled(layer, book, tuner, [40])
     (settled,) = tuner.settled
     assert (settled.memory_reuse, settled.decision.strategy) == ("S4", "S4")
-    free = PlanBook([plan_of(1)], search=OnlineSearch(known=[settled], make_tuner=lambda: tuner))
+    free = PlanBook([plan_of(1)], search=OnlineSearch(settled=[settled], make_tuner=lambda: tuner))
     layer = make(pipeline=True, plan=free, dtype=torch.float64)
     train(layer, 40)
     assert degrees(layer.decision) == PLANNED

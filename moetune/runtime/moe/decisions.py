@@ -236,8 +236,8 @@ def _book(plan: GivenPlan, key: LayerKey) -> PlanBook:
     if plan is None or isinstance(plan, PlanBook):
         return plan or PlanBook()
     plans = plans_of(plan)
-    for one in plans:
-        _check_plan(one, key)
+    for candidate in plans:
+        _check_plan(candidate, key)
     return PlanBook(plans)
 
 
@@ -254,18 +254,18 @@ def _placement(given: Sequence[int] | None, book: PlanBook, key: LayerKey) -> tu
         check_order(given, num_experts)
         return tuple(given)
     natural = tuple(range(num_experts))
-    found: dict[tuple[int, ...], Plan] = {}
+    by_order: dict[tuple[int, ...], Plan] = {}
     for plan in book.plans:
         of_layer = replace(plan.workload.key, dtype=key.dtype) == key
         if of_layer and plan.placement is not None:
-            found.setdefault(plan.experts or natural, plan)
-    if len(found) > 1:
-        one, other, *_ = found.values()
+            by_order.setdefault(plan.experts or natural, plan)
+    if len(by_order) > 1:
+        first, second, *_ = (plan.id[:6] for plan in by_order.values())
         raise InputError(
-            f"plans {one.id[:6]} and {other.id[:6]} place the experts of {key.layer} differently",
+            f"plans {first} and {second} place the experts of {key.layer} differently",
             "keep the plans of one routing, or give the layer its placement",
         )
-    return next(iter(found), ())
+    return next(iter(by_order), ())
 
 
 def _shortened(placement: tuple[int, ...]) -> str:
@@ -284,16 +284,16 @@ def _check_degrees(plan: Plan) -> None:
 
 def _check_plan(plan: Plan, wanted: LayerKey) -> None:
     _check_degrees(plan)
-    found = plan.workload.key
-    if (found.layer, found.num_ranks) != (wanted.layer, wanted.num_ranks):
+    planned = plan.workload.key
+    if (planned.layer, planned.num_ranks) != (wanted.layer, wanted.num_ranks):
         raise InputError(
-            f"plan {plan.id[:6]} is for {found.layer} on {found.num_ranks} ranks, "
+            f"plan {plan.id[:6]} is for {planned.layer} on {planned.num_ranks} ranks, "
             f"the layer is {wanted.layer} on {wanted.num_ranks}",
             "make a plan for this layer with `moetune plan`",
         )
-    if found.expert_parallel != wanted.expert_parallel:
+    if planned.expert_parallel != wanted.expert_parallel:
         raise InputError(
-            f"plan {plan.id[:6]} is for experts shared by {found.expert_parallel}, "
+            f"plan {plan.id[:6]} is for experts shared by {planned.expert_parallel}, "
             f"this layer shares them by {wanted.expert_parallel}",
             f"make one with `moetune plan --expert-parallel {wanted.expert_parallel}`",
         )

@@ -249,10 +249,10 @@ class DispatchedPhase(PhaseRun):
         """Take what `saved_places` gave from the front of the saved tensors; return the others."""
         if not self._sends_tokens:
             return saved
-        places_R, order, starts, *others = saved
+        places_R, order, starts, *rest = saved
         sums = RowSums(order=order, starts=starts)
         self._received = ReceivedTokens(places_R=places_R, sums=sums)
-        return others
+        return rest
 
     def send_weights_back(self) -> Transfer:
         """Start sending the gradients of the combine weights of all chunks back."""

@@ -251,9 +251,9 @@ class BorrowedExperts(LocalExperts):
         for name in self.names.all:
             parameter = self._module.get_parameter(name)
             parameter.grad = None
-            own = self.placement.own(parameter.detach())
-            parameter.data = own.clone(memory_format=torch.contiguous_format)
-            del own  # before the next one is cut
+            local = self.placement.local_part(parameter.detach())
+            parameter.data = local.clone(memory_format=torch.contiguous_format)
+            del local  # before the next one is cut
         guard(self._module, self.placement)
         share_checkpoints(self._module, self.placement)
 

@@ -74,7 +74,7 @@ class ExpertWeights:
         Args:
             parameters: of fused experts, in the layout of their form.
         """
-        cast: list[Any] = [each if each is None else each.to(dtype) for each in parameters]
+        cast: list[Any] = [value if value is None else value.to(dtype) for value in parameters]
         w1, b1, w2, b2, w3 = cast
         if form is not None:
             w1, w2 = form.stored(w1), form.stored(w2)

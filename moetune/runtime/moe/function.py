@@ -136,9 +136,10 @@ def _run_backward(
     policy: MemoryPolicy = ctx.policy
     weights_TK, *saved = ctx.saved_tensors
     parameters = [saved.pop() for _ in range(_NUM_PARAMETERS)][::-1]
+    needs = ctx.needs_input_grad[-_NUM_PARAMETERS:]
     dtypes = [
-        each.dtype if is_needed else None
-        for each, is_needed in zip(parameters, ctx.needs_input_grad[-_NUM_PARAMETERS:], strict=True)
+        parameter.dtype if is_needed else None
+        for parameter, is_needed in zip(parameters, needs, strict=True)
     ]
     inputs = PhaseInputs(
         context=policy.context, dispatch=policy.dispatch,

@@ -107,7 +107,7 @@ class Gate(nn.Module):
                 x_TD=passed_TD,
                 weights_TK=weights_TK,
                 experts_TK=experts_TK,
-                kept_TK=self._kept(weights_TK.detach(), experts_TK),
+                kept_TK=self._keep_best(weights_TK.detach(), experts_TK),
                 aux_loss=self._balance_loss(probabilities_TE, experts_TK),
             )
 
@@ -135,7 +135,7 @@ class Gate(nn.Module):
         share_E = counts_E.to(sum_E.dtype) / (num_tokens * top_k)
         return num_experts * (share_E * (sum_E / num_tokens)).sum()
 
-    def _kept(self, weights_TK: torch.Tensor, experts_TK: torch.Tensor) -> torch.Tensor | None:
+    def _keep_best(self, weights_TK: torch.Tensor, experts_TK: torch.Tensor) -> torch.Tensor | None:
         if self.capacity_factor is None:
             return None
         capacity = math.ceil(self.capacity_factor * experts_TK.numel() / self.layer.num_experts)

@@ -129,7 +129,7 @@ class KeepForward(_KeepPhase):
 
     def finish(self) -> torch.Tensor:
         """Return the sums of the weighted results."""
-        tensors = [each for one in self._activations for each in (one.pre_RH, one.gate_RH)]
+        tensors = [rows for chunk in self._activations for rows in (chunk.pre_RH, chunk.gate_RH)]
         self.saved = *self.saved_places(), self._received_RD, self._weights_R1, *tensors
         return self._sums()
 

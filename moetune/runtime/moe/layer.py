@@ -189,10 +189,10 @@ class ExpertLayer(PlannedLayer):
             InputError: it has no gradient and is asked for with gradients, as behind a reentrant
                 checkpoint.
         """
-        found = self._last_loss.get()
-        if found is None:
+        loss = self._last_loss.get()
+        if loss is None:
             raise AttributeError("aux_loss")
-        return found
+        return loss
 
     @aux_loss.setter
     def aux_loss(self, loss: torch.Tensor) -> None:
@@ -349,16 +349,16 @@ def _check_without_exchange(**options: object) -> None:
             )
 
 
-def expert_group(mesh: DeviceMesh, other: object) -> dist.ProcessGroup:
+def expert_group(mesh: DeviceMesh, group: object) -> dist.ProcessGroup:
     """Return the ranks of a mesh that the experts are spread over.
 
     Args:
-        other: was given beside the mesh.
+        group: was given as well as the mesh.
 
     Raises:
         InputError: the mesh has more dimensions than experts and replicas, or is not alone.
     """
-    if other is not None:
+    if group is not None:
         raise InputError("give one of mesh, group and communicator")
     if mesh.ndim > _MESH_DIMS:
         raise InputError(

@@ -75,8 +75,8 @@ class _SavedStep:
     def save_for_backward(self, *tensors: Any) -> None:  # noqa: ANN401 - tensors, or None
         """Keep what the phase saved, without the operator's inputs."""
         saved = tensors[1:-_NUM_PARAMETERS]
-        self._is_x = [each is self._x_TD for each in saved]
-        self._saved = [None if is_x else each for each, is_x in zip(saved, self._is_x, strict=True)]
+        self._is_x = [tensor is self._x_TD for tensor in saved]
+        self._saved = [None if tensor is self._x_TD else tensor for tensor in saved]
         del self._x_TD
 
     def backward(
@@ -88,7 +88,8 @@ class _SavedStep:
         needs: Sequence[bool],
     ) -> list[torch.Tensor]:
         """Return the gradients of x, of the weights, and of the parameters that need one."""
-        saved = [x_TD if is_x else each for each, is_x in zip(self._saved, self._is_x, strict=True)]
+        pairs = zip(self._saved, self._is_x, strict=True)
+        saved = [x_TD if is_x else tensor for tensor, is_x in pairs]
         self.saved_tensors = weights_TK, *saved, *parameters
         self.needs_input_grad = (True, True, False, *needs)  # x, weights, policy, parameters
         self.watch.begin_backward()
@@ -97,7 +98,7 @@ class _SavedStep:
         finally:
             self.saved_tensors = ()
         self.watch.end_backward()
-        return [each for each in grads if each is not None]
+        return [grad for grad in grads if grad is not None]
 
 
 @torch.library.custom_op(
@@ -164,9 +165,9 @@ def _(
     *parameters_and_needs: Any,  # noqa: ANN401
 ) -> list[torch.Tensor]:
     *parameters, needs = parameters_and_needs
-    wanted = [each for each, is_needed in zip(parameters, needs, strict=True) if is_needed]
+    wanted = [value for value, is_needed in zip(parameters, needs, strict=True) if is_needed]
     return [x_TD.new_empty(x_TD.shape), weights_TK.new_empty(weights_TK.shape)] + [
-        torch.empty_like(each) for each in wanted
+        torch.empty_like(value) for value in wanted
     ]
 
 

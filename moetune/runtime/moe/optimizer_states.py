@@ -78,7 +78,7 @@ class _OptimizerWatch:
             return
         self._num_groups[optimizer] = len(optimizer.param_groups)
         owners = self._owners()
-        mine = [each for each in _parameters(optimizer) if id(each) in owners]
+        mine = [parameter for parameter in _parameters(optimizer) if id(parameter) in owners]
         if not mine or optimizer in self._hooked:
             return
         if type(optimizer).__name__ == _ZERO:
@@ -103,7 +103,7 @@ class _OptimizerWatch:
     def ranks_of(self, optimizer: Optimizer) -> list[Communicator]:
         """Return the ranks that share the optimizer's experts, each group once."""
         mine = {id(parameter) for parameter in _parameters(optimizer)}
-        groups = [each.group for parameter, each in self.parameters() if id(parameter) in mine]
+        groups = [owner.group for parameter, owner in self.parameters() if id(parameter) in mine]
         return [communicator_of(group) for group in dict.fromkeys(groups) if group is not None]
 
     def _distribute(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class _OptimizerWatch:
 
 
 def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [each for group in optimizer.param_groups for each in group["params"]]
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _converted(

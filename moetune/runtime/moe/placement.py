@@ -116,7 +116,7 @@ class ExpertPlacement:
         """Return the fields; InputError where there are several ranks."""
         if self.group is not None:
             raise no_pickle()
-        return [getattr(self, each.name) for each in fields(self)]
+        return [getattr(self, attribute.name) for attribute in fields(self)]
 
     @property
     def num_ranks(self) -> int:
@@ -152,7 +152,7 @@ class ExpertPlacement:
                 "plan with --expert-placement natural, or use DistributedDataParallel",
             )
 
-    def own(self, whole: torch.Tensor) -> torch.Tensor:
+    def local_part(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of a parameter of all experts, which are in the natural order."""
         if self.order:
             return whole[list(self.experts)]
@@ -208,7 +208,7 @@ class ExpertPlacement:
             return _moved(part, self.order, self.process_group)
         num_found = len(value) if value.dim() else 0
         if num_found == self.num_experts:
-            return self.own(value)
+            return self.local_part(value)
         if num_found == self.num_local:
             raise InputError(
                 f"{what} has {num_found} of {self.num_experts} experts, and does not tell of which "
@@ -269,21 +269,21 @@ def _moved(local: torch.Tensor, sources: Sequence[int], group: dist.ProcessGroup
     communicator = GroupCommunicator(group)
     num_ranks, rank = communicator.num_ranks, communicator.rank
     before, after = len(local), len(sources) // num_ranks
-    of_rank = [sources[one * after : (one + 1) * after] for one in range(num_ranks)]
+    of_rank = [sources[peer * after : (peer + 1) * after] for peer in range(num_ranks)]
     first = rank * before
-    leaving = [[row - first for row in one if first <= row < first + before] for one in of_rank]
+    leaving = [[row - first for row in rows if first <= row < first + before] for rows in of_rank]
     mine = of_rank[rank]
     arriving = sorted(range(after), key=lambda row: (mine[row] // before, row))
     froms = [row // before for row in mine]
     given, taken = list(map(len, leaving)), list(map(froms.count, range(num_ranks)))
     held = local.detach().to(_sent_from(group, local))
-    picked = held[[row for one in leaving for row in one]]
+    picked = held[[row for rows in leaving for row in rows]]
     sent = picked.reshape(len(picked), held[0].numel()).view(torch.uint8)  # backends lack dtypes
     received = sent.new_empty((after, sent.shape[1]))
     communicator.all_to_all(received, sent, taken, given, "the move of experts' states").wait()
-    found = held.new_empty((after, *held.shape[1:]))
-    found[arriving] = received.view(held.dtype).view_as(found)
-    return found.to(local.device)
+    moved = held.new_empty((after, *held.shape[1:]))
+    moved[arriving] = received.view(held.dtype).view_as(moved)
+    return moved.to(local.device)
 
 
 def _sent_from(group: dist.ProcessGroup, local: torch.Tensor) -> torch.device:

@@ -79,7 +79,7 @@ def norm_of_parts(
 def clip_parts(parts: GradientParts, norm: torch.Tensor, max_norm: float) -> None:
     """Scale gradients of a norm to one of at most `max_norm`, all of a device and dtype at once."""
     scale = (max_norm / (norm + _EPSILON)).clamp(max=1)
-    grads = (grad for each in parts.values() for grad in each)
+    grads = (grad for part in parts.values() for grad in part)
     for (device, dtype), some in _by_kind(grads).items():
         wide = scale.to(device, torch.promote_types(dtype, torch.float32))
         torch._foreach_mul_(some, wide)

@@ -168,32 +168,32 @@ class StepFactors:
     ) -> None:
         self._places_R = dispatch.by_expert_in_step()
         self._inputs_RD, self._grads_RD, self._weights_R1 = inputs_RD, grads_RD, weights_R1
-        self._kept: dict[str, torch.Tensor] = {}
+        self._factors: dict[str, torch.Tensor] = {}
         self.part = dispatch.whole_part(self._by_expert)
 
     def keep(self, name: str, values: torch.Tensor, part: RowPart) -> None:
         """Keep a chunk's values, in place of what was kept under that name in that place."""
         if self._places_R is None:
-            self._kept[name] = values
+            self._factors[name] = values
             return
-        if name not in self._kept:
+        if name not in self._factors:
             shape = len(self._places_R), values.shape[1]
-            self._kept[name] = empty("factors of gradients", shape, values)
-        self._kept[name].index_copy_(0, self._places_R[part.rows], values)
+            self._factors[name] = empty("factors of gradients", shape, values)
+        self._factors[name].index_copy_(0, self._places_R[part.rows], values)
 
     def add_to(self, sums: Mapping[str, GradientSum]) -> None:
         """Multiply what was kept, one parameter after another."""
         if not sums.keys().isdisjoint(("w1", "b1", "w3")):
             inputs = self._by_expert(self._inputs_RD)
             for matrix, bias in (("w1", "b1"), ("w3", "")):
-                grads = self._kept.pop(matrix, None)
+                grads = self._factors.pop(matrix, None)
                 if grads is not None:
                     add_factors(sums, matrix, bias, inputs, grads, self.part)
                 del grads
             del inputs
-        if "w2" in self._kept:
+        if "w2" in self._factors:
             grads, weights_R1 = self._by_expert(self._grads_RD), self._by_expert(self._weights_R1)
-            add_factors(sums, "w2", "b2", self._kept.pop("w2"), grads, self.part, weights_R1)
+            add_factors(sums, "w2", "b2", self._factors.pop("w2"), grads, self.part, weights_R1)
 
     def _by_expert(self, values_R: torch.Tensor) -> torch.Tensor:
         """Return all rows' values, given by (chunk, expert), by expert."""

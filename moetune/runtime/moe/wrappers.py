@@ -146,7 +146,7 @@ class WrapperCheck:
         if wrapper is None or (self._passed is not None and self._passed() is wrapper):
             return
         averaged = set(dist.get_process_group_ranks(wrapper.process_group))
-        is_managed = any(each is parameter for each in wrapper._module_parameters)  # noqa: SLF001
+        is_managed = any(tensor is parameter for tensor in wrapper._module_parameters)  # noqa: SLF001
         if is_managed and len(averaged & set(self._placement.members)) > 1:
             raise InputError(
                 f"DistributedDataParallel over ranks {sorted(averaged)} averages experts that "

@@ -47,7 +47,7 @@ def find_blocks(model: nn.Module, name: str | None) -> nn.ModuleList:
     Raises:
         InputError: there is none of that name, or not one alone.
     """
-    lists = {path: each for path, each in model.named_modules() if isinstance(each, nn.ModuleList)}
+    lists = {path: part for path, part in model.named_modules() if isinstance(part, nn.ModuleList)}
     if name is not None:
         if name not in lists:
             there = ", ".join(lists) or "none"
@@ -80,13 +80,14 @@ def trace_chain(model: nn.Module, blocks: nn.ModuleList, inputs: torch.Tensor) -
     Raises:
         InputError: the model is no chain of blocks, or cannot run without numbers.
     """
-    inside = {id(each) for each in blocks.parameters()}
-    outside = {id(each): name for name, each in model.named_parameters() if id(each) not in inside}
+    inside = {id(value) for value in blocks.parameters()}
+    named = model.named_parameters()
+    outside = {id(value): name for name, value in named if id(value) not in inside}
     stand_ins = {
-        id(each): torch.empty_like(each, device="meta", requires_grad=False)
-        for each in model.parameters() if id(each) in outside
+        id(value): torch.empty_like(value, device="meta", requires_grad=False)
+        for value in model.parameters() if id(value) in outside
     }  # fmt: skip
-    trace = _Trace(blocks, {id(each): known for known, each in stand_ins.items()})
+    trace = _Trace(blocks, {id(stand_in): key for key, stand_in in stand_ins.items()})
     routed = RoutedBlocks(len(blocks), {}, trace)
     twin = with_blocks(model, {id(blocks): routed}, stand_ins)
     try:
@@ -102,13 +103,13 @@ def trace_chain(model: nn.Module, blocks: nn.ModuleList, inputs: torch.Tensor) -
     hidden = trace.check(outputs, type(model).__name__, batch=len(inputs))
     uncuttable = trace.skipped or _shared(model, blocks)
     several = [
-        outside[known]
-        for known, used in trace.sides.items() if len(used) > 1 or "between" in used
+        outside[key]
+        for key, used in trace.sides.items() if len(used) > 1 or "between" in used
     ]  # fmt: skip
     if several:
         name = min(several)
         uncuttable = f"{name} is used on several sides of the blocks, by several pipeline stages"
-    last = frozenset(known for known, used in trace.sides.items() if used == {"behind"})
+    last = frozenset(key for key, used in trace.sides.items() if used == {"behind"})
     return Chain(
         blocks=blocks, first=frozenset(outside) - last, last=last, hidden=hidden, outputs=outputs,
         uncuttable=uncuttable,
@@ -119,14 +120,14 @@ def _shared(model: nn.Module, blocks: nn.ModuleList) -> str:
     """Return which parameter of a block something else has, too; "" where none is shared."""
     owners: dict[int, int] = {}
     for number, block in enumerate(blocks):
-        for name, each in block.named_parameters():
-            if owners.setdefault(id(each), number) != number:
-                return f"block {number} shares {name} with block {owners[id(each)]}"
+        for name, parameter in block.named_parameters():
+            if owners.setdefault(id(parameter), number) != number:
+                return f"block {number} shares {name} with block {owners[id(parameter)]}"
     inside = {id(module) for module in blocks.modules()}
     for path, module in model.named_modules():
-        for name, each in module.named_parameters(recurse=False):
-            if id(module) not in inside and id(each) in owners:
-                return f"{path}.{name} is shared with block {owners[id(each)]}"
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(module) not in inside and id(parameter) in owners:
+                return f"{path}.{name} is shared with block {owners[id(parameter)]}"
     return ""
 
 
@@ -134,16 +135,16 @@ class _Trace(TorchFunctionMode):
     """Follows what a forward pass computes of parameters and hidden states.
 
     Args:
-        known: id of a parameter, by that of its stand-in.
+        parameter_of: id of a parameter, by that of its stand-in.
 
     Attributes:
         sides: where parameters are used: "before", "between" or "behind" the blocks.
         skipped: says which tensor goes past a block; "" where none does.
     """
 
-    def __init__(self, blocks: nn.ModuleList, known: Mapping[int, int]) -> None:
+    def __init__(self, blocks: nn.ModuleList, parameter_of: Mapping[int, int]) -> None:
         super().__init__()
-        self._blocks, self._known = blocks, known
+        self._blocks, self._parameter_of = blocks, parameter_of
         self._called = 0
         self._hidden: torch.Tensor | None = None
         # Tensors that depend on parameters, which live so that no id is used twice, and how many
@@ -160,26 +161,26 @@ class _Trace(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
         given = _tensors((args, kwargs))
-        if any(each.is_meta for each in given):
+        if any(tensor.is_meta for tensor in given):
             args, kwargs = _on_meta((args, kwargs))
         result = func(*args, **(kwargs or {}))
         made = _tensors(result)
         if made and self._depends(given):
             self._note(given, getattr(func, "__name__", str(func)))
-            self._made |= {id(each): (each, self._called) for each in made}
+            self._made |= {id(tensor): (tensor, self._called) for tensor in made}
         return result
 
     def _depends(self, given: list[torch.Tensor]) -> bool:
-        return any(id(each) in self._known or id(each) in self._made for each in given)
+        return any(id(tensor) in self._parameter_of or id(tensor) in self._made for tensor in given)
 
     def _note(self, given: list[torch.Tensor], what: str) -> None:
         """Note the parameters that a function takes, and tensors from before a block."""
         side = "before" if self._called == 0 else "between"
         side = "behind" if self._called == len(self._blocks) else side
-        for each in given:
-            if id(each) in self._known:
-                self.sides.setdefault(self._known[id(each)], set()).add(side)
-            elif id(each) in self._made and self._made[id(each)][1] != self._called:
+        for tensor in given:
+            if id(tensor) in self._parameter_of:
+                self.sides.setdefault(self._parameter_of[id(tensor)], set()).add(side)
+            elif id(tensor) in self._made and self._made[id(tensor)][1] != self._called:
                 self._skip(f"{what} takes {self._past}")
 
     def _skip(self, what: str) -> None:
@@ -242,25 +243,25 @@ class _Trace(TorchFunctionMode):
             )
         for what, value in (("returns", outputs), ("gives its blocks", self._hidden)):
             if not isinstance(value, torch.Tensor) or value.dim() == 0 or len(value) != batch:
-                found = type(value).__name__
-                found = str(tuple(value.shape)) if isinstance(value, torch.Tensor) else found
+                form = type(value).__name__
+                form = str(tuple(value.shape)) if isinstance(value, torch.Tensor) else form
                 raise InputError(
-                    f"{name} {what} {found}, not a tensor of {batch} sequences",
+                    f"{name} {what} {form}, not a tensor of {batch} sequences",
                     "keep the sequences in the first dimension",
                 )
         return self._hidden
 
 
 def _tensors(values: object) -> list[torch.Tensor]:
-    return [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]
+    return [tensor for tensor in tree_leaves(values) if isinstance(tensor, torch.Tensor)]
 
 
 def _on_meta(values: Any) -> Any:  # noqa: ANN401
     """Return the values with all tensors on the meta device."""
     return tree_map_only(
         torch.Tensor,
-        lambda each: each if each.is_meta else torch.empty_strided(
-            each.shape, each.stride(), dtype=each.dtype, device="meta"
+        lambda tensor: tensor if tensor.is_meta else torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
         ),
         values,
     )  # fmt: skip

@@ -143,7 +143,7 @@ def _fully_shard(
 
 def sums_in_float32(parameters: Iterable[torch.Tensor]) -> MixedPrecisionPolicy:
     """Return FSDP2's policy: sums of gradients of two bytes would be rounded at every rank."""
-    is_narrow = any(each.element_size() < torch.float32.itemsize for each in parameters)
+    is_narrow = any(parameter.element_size() < torch.float32.itemsize for parameter in parameters)
     return MixedPrecisionPolicy(reduce_dtype=torch.float32 if is_narrow else None)
 
 

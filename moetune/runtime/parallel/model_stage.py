@@ -87,9 +87,9 @@ def with_blocks(
     twin = replaced[id(module)] = object.__new__(type(module))
     values = dict(module.__dict__)
     values["_buffers"] = dict(values["_buffers"])
-    parameters = values["_parameters"].items()
-    values["_parameters"] = {name: each for name, each in parameters if id(each) not in elsewhere}
-    values |= {name: elsewhere[id(each)] for name, each in parameters if id(each) in elsewhere}
+    named = values["_parameters"].items()
+    values["_parameters"] = {name: value for name, value in named if id(value) not in elsewhere}
+    values |= {name: elsewhere[id(value)] for name, value in named if id(value) in elsewhere}
     values["_modules"] = {
         name: None if child is None else with_blocks(child, replaced, elsewhere)
         for name, child in module._modules.items()  # noqa: SLF001 - children that are None, too
@@ -228,12 +228,12 @@ class ModelStage(nn.Module):
         block: Callable[..., Any] = self.blocks[number]
         if self._recompute and torch.is_grad_enabled():
             block = partial(checkpoint, block, use_reentrant=False)
-        found = block(x, *args, **kwargs)
-        if not isinstance(found, torch.Tensor) or found.shape != x.shape:
-            shape = tuple(found.shape) if isinstance(found, torch.Tensor) else ""
+        y = block(x, *args, **kwargs)
+        if not isinstance(y, torch.Tensor) or y.shape != x.shape:
+            shape = tuple(y.shape) if isinstance(y, torch.Tensor) else ""
             raise InputError(
-                f"block {number} returns a {type(found).__name__} {shape}, its hidden states are "
+                f"block {number} returns a {type(y).__name__} {shape}, its hidden states are "
                 f"{tuple(x.shape)}",
                 "return one tensor of that shape",
             )
-        return found
+        return y

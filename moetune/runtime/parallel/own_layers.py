@@ -21,7 +21,7 @@ from moetune.runtime.replicas import equalize
 
 def check_layers(model: nn.Module, blocks: nn.ModuleList) -> None:
     """Raise InputError unless all layers of experts are such as a layout spreads, in the blocks."""
-    inside = {id(one) for one in blocks.modules()}
+    inside = {id(module) for module in blocks.modules()}
     for name, layer in named_layers(model):
         if type(layer) is not MoELayer and not isinstance(layer, RoutedLayer):
             raise InputError(
@@ -37,7 +37,7 @@ def check_layers(model: nn.Module, blocks: nn.ModuleList) -> None:
 
 def named_layers(model: nn.Module) -> list[tuple[str, PlannedLayer]]:
     """Return the layers of experts, by name."""
-    return [(name, one) for name, one in model.named_modules() if isinstance(one, PlannedLayer)]
+    return [(name, part) for name, part in model.named_modules() if isinstance(part, PlannedLayer)]
 
 
 def equal_values(model: nn.Module, ranks: ParallelGroups, world: Communicator) -> None:
@@ -46,16 +46,15 @@ def equal_values(model: nn.Module, ranks: ParallelGroups, world: Communicator) -
     Raises:
         CollectiveError: a rank left.
     """
-    experts = {id(one) for _, layer in named_layers(model) for one in layer.experts.parameters()}
-    every = (*model.parameters(), *model.buffers())
-    values = [value for value in every if id(value) not in experts]
+    spread = {id(value) for _, layer in named_layers(model) for value in layer.experts.parameters()}
+    values = [value for value in (*model.parameters(), *model.buffers()) if id(value) not in spread]
     equalize(values, world, device=ranks.mesh.device_type)
 
 
 def spread_experts(
     model: nn.Module,
     ranks: ParallelGroups,
-    kept: Iterable[nn.Module],
+    blocks: Iterable[nn.Module],
     placements: Sequence[Sequence[int]] = (),
 ) -> None:
     """Replace the layers of experts by ones over the ranks of the layout; a collective.
@@ -63,14 +62,14 @@ def spread_experts(
     Their gates stay the modules that they are, and experts keep their values.
 
     Args:
-        kept: the blocks of this rank: other layers are not replaced.
+        blocks: of this rank; other layers are not replaced.
         placements: of each layer, the expert of each place; empty for the natural order.
 
     Raises:
         InputError: a layer cannot be spread so, or is one already.
         CollectiveError: a rank left.
     """
-    mine = {id(one) for block in kept for one in block.modules()}
+    mine = {id(module) for block in blocks for module in block.modules()}
     layers = named_layers(model)
     _check_placements(layers, placements)
     for (name, layer), experts in zip(layers, placements or [()] * len(layers), strict=True):
@@ -102,12 +101,12 @@ def _give_experts(layer: MoELayer, spread: ExpertLayer | None, name: str) -> Non
     wanted = () if spread is None else spread.experts.placement.experts
     into = [*spread.experts.parameters()] if spread is not None else []
     for number, parameter in enumerate(layer.experts.parameters()):
-        own = parameter.detach().contiguous()
-        for place, values in enumerate(() if own.is_meta else own):
-            every = layer.communicator.all_gather_values(values, f"the experts of {name}")
-            for rank, expert in enumerate(range(place, layer.shape.num_experts, len(own))):
+        local = parameter.detach().contiguous()
+        for place, values in enumerate(() if local.is_meta else local):
+            gathered = layer.communicator.all_gather_values(values, f"the experts of {name}")
+            for rank, expert in enumerate(range(place, layer.shape.num_experts, len(local))):
                 if expert in wanted:
-                    into[number][wanted.index(expert)] = every[rank]
+                    into[number][wanted.index(expert)] = gathered[rank]
 
 
 def _check_placements(
@@ -115,20 +114,20 @@ def _check_placements(
 ) -> None:
     """Raise InputError where a plan places the experts of other layers."""
     planned = [len(experts) for experts in placements]
-    found = [layer.shape.num_experts for _, layer in layers]
-    is_same = len(planned) == len(found) and all(
-        number in {0, wanted} for number, wanted in zip(planned, found, strict=True)
+    actual = [layer.shape.num_experts for _, layer in layers]
+    is_same = len(planned) == len(actual) and all(
+        number in {0, wanted} for number, wanted in zip(planned, actual, strict=True)
     )
     if placements and not is_same:
         raise InputError(
             f"the plan places the experts of {len(planned)} layers, {_numbers(planned)} each, and "
-            f"the model has {len(found)} layers of {_numbers(found)} experts",
+            f"the model has {len(actual)} layers of {_numbers(actual)} experts",
             "record the routing of this model with moetune.routing_record, and plan with it",
         )
 
 
 def _numbers(sizes: Sequence[int]) -> str:
-    return " or ".join(map(str, dict.fromkeys(one for one in sizes if one))) or "no"
+    return " or ".join(map(str, dict.fromkeys(size for size in sizes if size))) or "no"
 
 
 def _spread(layer: MoELayer, ranks: ParallelGroups, experts: Sequence[int]) -> ExpertLayer:
@@ -150,8 +149,8 @@ def _spread(layer: MoELayer, ranks: ParallelGroups, experts: Sequence[int]) -> E
 def give_memory(module: nn.Module, device: torch.device | str) -> None:
     """Give parameters and buffers on the meta device memory, without values."""
     made: dict[int, torch.Tensor] = {}
-    for each in module.modules():
-        tensors: tuple[dict[str, Any], ...] = each._parameters, each._buffers  # noqa: SLF001 - named ones skip tied ones
+    for child in module.modules():
+        tensors: tuple[dict[str, Any], ...] = child._parameters, child._buffers  # noqa: SLF001 - named ones skip tied ones
         for values in tensors:
             for name, value in values.items():
                 if value is None or not value.is_meta:
@@ -176,8 +175,8 @@ def check_can_draw(model: nn.Module) -> None:
         if hasattr(module, "reset_parameters"):
             values = module.modules() if isinstance(module, PlannedLayer) else (module,)
             drawn |= {
-                id(one) for each in values
-                for one in (*each.parameters(recurse=False), *each.buffers(recurse=False))
+                id(value) for child in values
+                for value in (*child.parameters(recurse=False), *child.buffers(recurse=False))
             }  # fmt: skip
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         if value.is_meta and id(value) not in drawn:
@@ -215,7 +214,7 @@ def add_balance(blocks: Iterable[nn.Module], weight: float) -> None:
                     f"{name} has no balance loss: its router is the model's own",
                     "give balance=0, and add the router's loss to your own",
                 )
-            layer.register_forward_hook(lambda one, _, y: with_loss(y, one.aux_loss, weight))
+            layer.register_forward_hook(lambda moe, _, y: with_loss(y, moe.aux_loss, weight))
 
 
 def with_loss(x: torch.Tensor, loss: torch.Tensor, weight: float) -> torch.Tensor:

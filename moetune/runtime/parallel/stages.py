@@ -93,9 +93,9 @@ class Stages:
         self._is_sharded, self._has_failed = is_sharded(ranks), False
         if self._is_sharded:
             parts = shard_fully(self.parts, ranks)
-        self._parameters = [one for one in self.parts.parameters() if one.requires_grad]
-        whole = (one for one in self._parameters if not (self._is_sharded and is_dtensor(one)))
-        self._sums = SummedGradients(self.parts, ranks, whole)
+        self._parameters = [value for value in self.parts.parameters() if value.requires_grad]
+        full = (value for value in self._parameters if not (self._is_sharded and is_dtensor(value)))
+        self._sums = SummedGradients(self.parts, ranks, full)
         share = 1 / (num_micro_batches * ranks.layout.dp)
         stages = _pipeline_stages(parts, ranks, shapes, self._batch // num_micro_batches)
         self._is_first = any(stage.is_first for stage in stages)

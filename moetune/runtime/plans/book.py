@@ -66,7 +66,7 @@ class PlanBook:
         self._watched: set[LayerKey] = set()
         self.digest = digest(list(self.plans))
         if search is not None:
-            self.digest = digest([self.digest, list(search.known)])
+            self.digest = digest([self.digest, list(search.settled)])
 
     def __deepcopy__(self, _: object) -> "PlanBook":
         return self
@@ -214,10 +214,10 @@ def share_plans(
             # `decide_on_first` sends only a MoetuneError: after another, other ranks would hang.
             raise MoetuneError(f"plans cannot be loaded: {error!r}") from error
 
-    plans, known, is_complete = decide_on_first(communicator, find_safely, "the sharing of plans")
+    plans, settled, is_complete = decide_on_first(communicator, find_safely, "the sharing of plans")
     search = None
     if make_tuner is not None:
         search = OnlineSearch(
-            make_tuner=make_tuner, known=known, group=group, budget_seconds=budget_seconds
+            make_tuner=make_tuner, settled=settled, group=group, budget_seconds=budget_seconds
         )
     return PlanBook(plans, search=search, is_complete=is_complete)

@@ -157,7 +157,7 @@ class OnlineSearch:
 
     Args:
         make_tuner: called when the first search begins, on the first rank only.
-        known: results of earlier searches, oldest first.
+        settled: results of earlier searches, oldest first.
         group: default, the world.
         clock: of the timers.
         budget_seconds: time that all searches together may lose, see `LostTime`; the step that
@@ -175,12 +175,12 @@ class OnlineSearch:
         self,
         *,
         make_tuner: Callable[[], Tuner],
-        known: Sequence[Settled] = (),
+        settled: Sequence[Settled] = (),
         group: dist.ProcessGroup | None = None,
         clock: Clock = device_clock,
         budget_seconds: float = BUDGET_SECONDS,
     ) -> None:
-        self.known, self.clock = tuple(known), clock
+        self.settled, self.clock = tuple(settled), clock
         self.trial: Trial | None = None
         self.wanted: tuple[LayerSearch, int] | None = None
         self.num_changes = 0
@@ -207,7 +207,7 @@ class OnlineSearch:
         layer = self._layers.get((key, memory_reuse))
         if layer is None:
             layer = self._layers[key, memory_reuse] = LayerSearch(self, plans, memory_reuse)
-            for plan, settled in product(plans, self.known):
+            for plan, settled in product(plans, self.settled):
                 if (settled.plan_id, settled.memory_reuse) == (plan.id, memory_reuse):
                     layer.settle(plan, settled.tokens_per_rank, settled.decision)
         return layer

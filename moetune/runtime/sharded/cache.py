@@ -172,7 +172,7 @@ class Cache:
             InputError: it does not fit together with the chunks of the modules around it.
         """
         self._note_freed()
-        busy = {each.number for each in self.chunks if each.num_running} | {chunk.number}
+        busy = {item.number for item in self.chunks if item.num_running} | {chunk.number}
         if len(busy) > self.capacity:
             raise InputError(
                 f"{label} and the modules around it need {len(busy)} chunks at once, and the "
@@ -228,8 +228,7 @@ class Cache:
             ]
             if not free:
                 return
-            at = len(self._now) - 1
-            self._evict(self._uses.farthest(free, at) if self._repeats else free[0])
+            self._evict(self._uses.farthest(free, len(self._now) - 1) if self._repeats else free[0])
 
     def _fetch_ahead(self, position: int) -> None:
         """Gather for the uses behind a position as early as Belady's choice of victims allows."""

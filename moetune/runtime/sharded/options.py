@@ -168,7 +168,7 @@ def _check_size(chunks: Chunks, model: nn.Module, name: str) -> None:
         if isinstance(module, PlannedLayer)
         for parameter in module.experts.parameters()
     }
-    size = sum(each.numel() * spread.get(id(each), 1) for each in model.parameters())
+    size = sum(parameter.numel() * spread.get(id(parameter), 1) for parameter in model.parameters())
     if not 1 / _MAX_RATIO < size / chunks.num_parameters < _MAX_RATIO:
         raise InputError(
             f"{name} is for a model of {chunks.num_parameters:,} parameters, this one has {size:,}",

@@ -105,7 +105,7 @@ def shard(
     _check_current(target)
     policy = _offload_policy(model, optimizer, options, replicas, target)
     names = {id(parameter): name for name, parameter in parameters.items()}
-    groups = [[names[id(each)] for each in some["params"]] for some in optimizer.param_groups]
+    groups = [[names[id(value)] for value in some["params"]] for some in optimizer.param_groups]
     mesh = DeviceMesh.from_group(group or _world(), target.type, mesh_dim_names=("shard",))
     held = _in_chunks(model, options, mesh, replicas, policy)
     stepper = _over(optimizer, groups, dict(model.named_parameters()))
@@ -165,13 +165,13 @@ def _world() -> dist.ProcessGroup:
 
 
 def _described(named: tuple[str, nn.Parameter]) -> str:
-    name, each = named
-    return f"{name}: {tuple(each.shape)} {each.dtype} trainable {each.requires_grad}"
+    name, parameter = named
+    return f"{name}: {tuple(parameter.shape)} {parameter.dtype} trainable {parameter.requires_grad}"
 
 
 def _check_plain(model: nn.Module) -> None:
     """Raise InputError where parameters are sharded, or a plan has placed experts."""
-    name = next((name for name, each in model.named_parameters() if is_dtensor(each)), None)
+    name = next((name for name, value in model.named_parameters() if is_dtensor(value)), None)
     if name is not None:
         raise InputError(
             f"{name} is sharded already: it is a DTensor",
@@ -190,7 +190,7 @@ def _in_chunks(
 ) -> ModelChunks:
     """Shard a model's modules and experts, whose gathering the chunks' cache rules from now on."""
     layers = [layer for _, layer in spread_layers(model)]
-    experts = {each for layer in layers for each in layer.experts.parameters()}
+    experts = {parameter for layer in layers for parameter in layer.experts.parameters()}
     packed = in_chunks(find_units(model, experts), chunk_bytes=options.chunk_bytes)
     packed += [
         [_unit_of(model, layer.experts.module)]
@@ -232,8 +232,8 @@ def _num_summed(layer: PlannedLayer) -> int:
 
 def _unit_of(model: nn.Module, module: nn.Module) -> Unit:
     """Return a layer's module of experts as a unit."""
-    name = next(name for name, each in model.named_modules() if each is module)
-    parameters = {f"{name}.{key}": each for key, each in module.named_parameters()}
+    name = next(name for name, child in model.named_modules() if child is module)
+    parameters = {f"{name}.{key}": parameter for key, parameter in module.named_parameters()}
     return Unit(name=name, module=module, parameters=parameters)
 
 
@@ -243,12 +243,12 @@ def _policy(parameters: Collection[nn.Parameter]) -> MixedPrecisionPolicy:
     Args:
         parameters: of a single dtype.
     """
-    dtypes = {each.dtype for each in parameters}
+    dtypes = {parameter.dtype for parameter in parameters}
     if not any(dtype.itemsize < torch.float32.itemsize for dtype in dtypes):
         return MixedPrecisionPolicy(cast_forward_inputs=False)
-    for each in parameters:
-        if each.requires_grad:
-            each.data = each.data.float()
+    for parameter in parameters:
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
     (dtype,) = dtypes
     return MixedPrecisionPolicy(
         param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -258,7 +258,7 @@ def _policy(parameters: Collection[nn.Parameter]) -> MixedPrecisionPolicy:
 def _check_dtypes(named: Mapping[str, Collection[nn.Parameter]]) -> None:
     """Raise InputError where parameters that are gathered at once have several dtypes."""
     for name, parameters in named.items():
-        dtypes = {str(each.dtype) for each in parameters}
+        dtypes = {str(parameter.dtype) for parameter in parameters}
         if len(dtypes) > 1:
             raise InputError(
                 f"{name} has parameters of several dtypes: {', '.join(sorted(dtypes))}",
@@ -317,9 +317,9 @@ def _check_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter
     if not parameters:
         raise InputError("the model has no parameters")
     if type(optimizer) not in _KINDS:
-        known = ", ".join(kind.__name__ for kind in _KINDS)
+        kinds = ", ".join(kind.__name__ for kind in _KINDS)
         raise InputError(
-            f"{type(optimizer).__name__} cannot step shards of parameters", f"use one of {known}"
+            f"{type(optimizer).__name__} cannot step shards of parameters", f"use one of {kinds}"
         )
     if optimizer.state:
         raise InputError(

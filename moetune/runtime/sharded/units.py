@@ -48,18 +48,18 @@ def find_units(model: nn.Module, ignored: Collection[nn.Parameter]) -> tuple[Uni
         ignored: parameters that are in no chunk.
     """
     reads = {module: tuple(_read_by(module)) for module in _modules(model, set())}
-    readers = Counter(id(each) for parameters in reads.values() for each in set(parameters))
-    outside = {id(each) for each in (*ignored, *reads[model])}
+    readers = Counter(id(value) for parameters in reads.values() for value in set(parameters))
+    outside = {id(value) for value in (*ignored, *reads[model])}
     mine = {
-        id(each): name
-        for name, each in model.named_parameters()
-        if id(each) not in outside and readers[id(each)] == 1
+        id(value): name
+        for name, value in model.named_parameters()
+        if id(value) not in outside and readers[id(value)] == 1
     }
     names = {module: name for name, module in model.named_modules()}
     units = (
         Unit(
             name=names[module], module=module,
-            parameters={mine[id(each)]: each for each in parameters if id(each) in mine},
+            parameters={mine[id(value)]: value for value in parameters if id(value) in mine},
         )
         for module, parameters in reads.items()
     )  # fmt: skip
@@ -78,8 +78,8 @@ def _modules(module: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Module]:
 
 def _read_by(module: nn.Module) -> Iterator[nn.Parameter]:
     lists = (child for child in module.children() if isinstance(child, _LISTS))
-    for each in (module, *lists):
-        yield from each.parameters(recurse=isinstance(module, _WHOLE))
+    for owner in (module, *lists):
+        yield from owner.parameters(recurse=isinstance(module, _WHOLE))
 
 
 def in_chunks(units: Iterable[Unit], *, chunk_bytes: int) -> list[list[Unit]]:
