@@ -18,7 +18,6 @@ HEAVY = {"torch", "numpy", "sqlalchemy", "alembic", "optuna", "click", "rich"}
 BANNED = re.compile(
     "_*(one|found|own|others?|every|known|each|at|many|told|kept|alike|apart|heed|beside)_*"
 )
-TO_COME = {"solve"}
 IN_DOCUMENTS = {("domain", "others"), ("app", "other")}  # keys of plans' and profiles' JSON
 
 
@@ -73,9 +72,9 @@ def _stored_names(file: Path) -> Iterator[str]:
                 pass
 
 
-def test_names_say_what_they_hold_but_in_packages_still_to_come() -> None:
+def test_names_say_what_they_hold() -> None:
     root = Path(moetune.__file__).parent
     files = {file: file.relative_to(root).parts[0] for file in root.rglob("*.py")}
     stored = {(package, name) for file, package in files.items() for name in _stored_names(file)}
     empty = {row for row in stored - IN_DOCUMENTS if BANNED.fullmatch(row[1].lower())}
-    assert {package for package, _ in empty} <= TO_COME, sorted(empty)
+    assert not empty, sorted(empty)

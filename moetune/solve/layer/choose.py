@@ -174,8 +174,8 @@ class DegreeTable:
         """Return the fastest other degrees that fit, of ties those with fewer chunks first."""
         seconds, around = self._seconds(), self._overhead_seconds
         ordered = sorted(seconds, key=lambda degree: (rounded(around + seconds[degree]), degree))
-        others = (degree for degree in ordered if degree != chosen and self.fits(degree))
-        return [*islice(others, num)]
+        rivals = (degree for degree in ordered if degree != chosen and self.fits(degree))
+        return [*islice(rivals, num)]
 
     def contenders(self, chosen: int) -> tuple[int, ...]:
         """Return the chosen degree, its nearest rivals that fit, and hopeful powers of two."""
@@ -282,14 +282,14 @@ class Ranking:
         chooser = replace(self.chooser, bounds=replace(self.chooser.bounds, max_degree=1))
         return replace(self, degree=1, chooser=chooser)
 
-    def others(self) -> list[StepTime]:
+    def alternatives(self) -> list[StepTime]:
         """Return the next fastest choices, and one chunk wherever that is allowed."""
         steps = list(map(self.in_chunks, self.table.next_best(self.degree, NUM_ALTERNATIVES)))
         if self.degree == 1 or not self.has_one_chunk:
             return steps
         several = [step for step in steps if step.degree > 1]
-        others = [*several[: NUM_ALTERNATIVES - 1], self.sequential]
-        return sorted(others, key=lambda step: (rounded(step.seconds), step.degree))
+        nearest = [*several[: NUM_ALTERNATIVES - 1], self.sequential]
+        return sorted(nearest, key=lambda step: (rounded(step.seconds), step.degree))
 
 
 def rank_degrees(

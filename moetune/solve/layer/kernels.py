@@ -36,12 +36,12 @@ class MeasuredKernels:
         kind: DeviceKind,
         pinned: ExpertKernel | None,
     ) -> None:
-        others = _measured(samples, workload)
+        measured = _measured(samples, workload)
         self._pinned = pinned
         # A loop is measured wherever it is not the usual kernel, as nothing excludes it.
-        is_grouped = kind == "cuda" and workload.dtype == _GROUPED_DTYPE and not others
-        self.usual: ExpertKernel = "grouped_mm" if is_grouped or "loop" in others else "loop"
-        self.names: tuple[KernelName, ...] = ("", *others)
+        is_grouped = kind == "cuda" and workload.dtype == _GROUPED_DTYPE and not measured
+        self.usual: ExpertKernel = "grouped_mm" if is_grouped or "loop" in measured else "loop"
+        self.names: tuple[KernelName, ...] = ("", *measured)
         if pinned is not None:
             name: KernelName = "" if pinned == self.usual else pinned
             if name not in self.names:
@@ -63,26 +63,26 @@ class MeasuredKernels:
         self, chosen: KernelName, seconds: Mapping[KernelName, float]
     ) -> KernelChoice | None:
         """Return the choice for the plan; None where there was none to make."""
-        others = sorted((seconds[name], name) for name in seconds if name != chosen)
-        if not others and self._pinned is None:
+        slower = sorted((seconds[name], name) for name in seconds if name != chosen)
+        if not slower and self._pinned is None:
             return None
         name = chosen or self.usual
         return KernelChoice(
-            name=name, is_usual=not chosen, why=self._why(name, seconds[chosen], others),
+            name=name, is_usual=not chosen, why=self._why(name, seconds[chosen], slower),
             others=tuple(
-                KernelTime(name=other or self.usual, step_seconds=time) for time, other in others
+                KernelTime(name=rival or self.usual, step_seconds=time) for time, rival in slower
             ),
         )  # fmt: skip
 
     def _why(
-        self, name: ExpertKernel, seconds: float, others: Sequence[tuple[float, KernelName]]
+        self, name: ExpertKernel, seconds: float, slower: Sequence[tuple[float, KernelName]]
     ) -> str:
         if self._pinned is not None:
             return f"{name} was asked for."
-        slower = ", ".join(
-            f"{other or self.usual} takes {_against(time / seconds - 1)}" for time, other in others
+        words = ", ".join(
+            f"{rival or self.usual} takes {_against(time / seconds - 1)}" for time, rival in slower
         )
-        return f"Of the kernels measured for the experts, {name} is taken: {slower}."
+        return f"Of the kernels measured for the experts, {name} is taken: {words}."
 
 
 def _against(share: float) -> str:

@@ -207,8 +207,8 @@ def unevenness(form: GemmForm, shares: Sequence[float], *, rows: float) -> float
     if even_form(form) == "grad_weight":
         return min(by_share, _MOST)
     even = _nearly_even_tiles(rows, num_experts)
-    others = _nearly_even_tiles(floats_of(rows) * (1 - hottest), num_experts - 1)
-    more = _tiles(rows, [hottest]) + others - even
+    colder = _nearly_even_tiles(floats_of(rows) * (1 - hottest), num_experts - 1)
+    more = _tiles(rows, [hottest]) + colder - even
     by_tiles = (_tiles(rows, shares) - even) / np.where(more > 0, more, 1)
     return as_number(np.clip(np.where(more > 0, by_tiles, by_share), _LEAST, _MOST))
 

@@ -67,8 +67,8 @@ class LayerProblem:
         if self.kernels is None:
             return self._ranked(placement, "")
         tried: dict[KernelName, RankedLayer] = {}
-        *others, last = self.kernels.names
-        for name in others:
+        *first, last = self.kernels.names
+        for name in first:
             with suppress(InfeasiblePlanError):
                 tried[name] = self._ranked(placement, name)
         try:
@@ -97,7 +97,7 @@ class LayerProblem:
         """Return the plan of ranked candidates; ProfileError for a strategy's missing operation."""
         inputs, ranking = self.inputs, ranked.best
         confidence = judge_choice(ranking, self.resamples, ranked.rivals)
-        others = ranking.others()
+        nearest = ranking.alternatives()
         warnings = plan_warnings(
             ranked, inputs, self.provenance, has_refits=bool(self.resamples), launch=self.launch
         )
@@ -113,8 +113,8 @@ class LayerProblem:
             ),
             memory=ranking.memory,
             predicted=_predicted(ranking, confidence, self.provenance),
-            decision=verdict_of(ranked, confidence, others),
-            alternatives=tuple(alternatives_of(ranked, others)),
+            decision=verdict_of(ranked, confidence, nearest),
+            alternatives=tuple(alternatives_of(ranked, nearest)),
             warnings=tuple(warnings),
             placement=placement,
             kernel=ranked.kernel,
@@ -242,7 +242,7 @@ def _paper_phase(costs: LayerCosts, strategy: Strategy, tokens: int, phase: Phas
     layer, rows = costs.layer, costs.rows(tokens)
     copied = layer.d_model * (strategy in OFFLOADS_INPUT)
     copied += middle_elements(layer) * (strategy in OFFLOADS_MIDDLE)
-    table = costs.costs.interference  # of both others where the strategy copies, else of one
+    table = costs.costs.interference  # of both rivals where the strategy copies, else of one
     comp_speed, comm_speed, mem_speed = table.comp.comm, table.comm.comp, 1.0
     if copied:
         comp_speed, comm_speed, mem_speed = table.comp.all, table.comm.all, table.mem.all

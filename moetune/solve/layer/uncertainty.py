@@ -61,9 +61,9 @@ def confidence_of(chosen: Floats, best: Floats) -> Confidence:
 
 
 def chance_of_faster(
-    chosen: LayerChoice, other: LayerChoice, *, resamples: Sequence[Costs], tokens: int
+    chosen: LayerChoice, rival: LayerChoice, *, resamples: Sequence[Costs], tokens: int
 ) -> float:
-    """Return the share of refits under which the other choice's step is the shorter one."""
+    """Return the share of refits under which the rival's step is the shorter one."""
 
     def seconds(choice: LayerChoice) -> Floats:
         costs, decision = choice
@@ -71,7 +71,7 @@ def chance_of_faster(
         (step,) = _under_refits(costs, resamples, wanted, tokens=tokens, order=decision.order)
         return step
 
-    return float(np.mean(seconds(other) < seconds(chosen) * (1 - TIE)))
+    return float(np.mean(seconds(rival) < seconds(chosen) * (1 - TIE)))
 
 
 def _under_refits(

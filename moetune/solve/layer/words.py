@@ -26,10 +26,10 @@ _ONE_RANK = (
 )
 
 
-def alternatives_of(ranked: RankedLayer, others: Sequence[StepTime]) -> Iterator[Alternative]:
+def alternatives_of(ranked: RankedLayer, nearest: Sequence[StepTime]) -> Iterator[Alternative]:
     """Yield other degrees, the best first, and other strategies."""
     ranking = ranked.best
-    for rival in others:
+    for rival in nearest:
         yield _alternative(ranking, rival, explain_loss(rival=rival, best=ranking.step))
     for loser in ranked.losers:
         yield _alternative(ranking, loser.step, explain_strategy_loss(ranked, loser))
@@ -50,17 +50,17 @@ def _choice(ranking: Ranking, step: StepTime) -> Choice:
     )
 
 
-def verdict_of(ranked: RankedLayer, confidence: Confidence, others: Sequence[StepTime]) -> Verdict:
+def verdict_of(ranked: RankedLayer, confidence: Confidence, nearest: Sequence[StepTime]) -> Verdict:
     """Return the decision and why it was taken."""
     ranking = ranked.best
-    rest = [*others[:1], *ranked.rivals]
+    rest = [*nearest[:1], *ranked.rivals]
     runner_up = min(rest, key=lambda step: step.seconds, default=None)
     return Verdict(
         probability_best=confidence.probability_best,
         expected_regret=confidence.expected_regret,
         runner_up=None if runner_up is None else _choice(ranking, runner_up),
         binding="memory" if ranked.is_forced else binding_resource(ranking.step),
-        why=_why(ranked, others[0] if others else None),
+        why=_why(ranked, nearest[0] if nearest else None),
     )
 
 

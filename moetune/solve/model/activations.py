@@ -53,7 +53,7 @@ Counts: TypeAlias = tuple[float, float]
 """Parameters of a device: all but the experts, and the experts."""
 
 
-class _Kept(NamedTuple):
+class _Scope(NamedTuple):
     """What a block's modules keep: of so many tokens, with so many bytes of a GEMM's input.
 
     Args:
@@ -92,7 +92,7 @@ def block_modules(
     """
     tokens = layout.micro_batch * job.length / (layout.cp * layout.tp)
     shared = tokens if target.splits_sequence else tokens * layout.tp
-    scope = _Kept(target, layout, shared, tokens, GEMM_INPUT[job.dtype], job.tuning)
+    scope = _Scope(target, layout, shared, tokens, GEMM_INPUT[job.dtype], job.tuning)
     elements = shared * job.decoder.d_model
     if "full" in layout.recompute:
         return {"inputs": ELEMENT * elements}
@@ -111,7 +111,7 @@ def block_modules(
     return modules
 
 
-def _norm_bytes(part: Part, scope: _Kept) -> float:
+def _norm_bytes(part: Part, scope: _Scope) -> float:
     """Return the bytes of an element that is kept of the norm before a part.
 
     The router reads it in bfloat16; two projections to latent vectors keep 8 bits each.
@@ -170,7 +170,7 @@ def exchange_bytes(job: TrainingJob, layout: FoldedLayout) -> float:
     return 2 * tokens * max((sum(size) for size in rows), default=0.0)
 
 
-def _part_modules(part: Part, job: TrainingJob, scope: _Kept) -> dict[str, float]:
+def _part_modules(part: Part, job: TrainingJob, scope: _Scope) -> dict[str, float]:
     recompute = scope.layout.recompute
     if isinstance(part, DenseFfn):
         return {} if "mlp" in recompute else {"mlp": _ffn_bytes(part, scope, "dense")}
@@ -186,8 +186,8 @@ def _part_modules(part: Part, job: TrainingJob, scope: _Kept) -> dict[str, float
         inner -= widths["q_latent"] + part.kv_rank
     # The output of recomputed core attention is the next projection's input, and kept all the same.
     heads: int = getattr(part, "num_heads", 0)
-    kept = scope.of_input(part, "attention")
-    narrow = kept * widths.get("output", 0) if kept < ELEMENT else 0.0
+    element = scope.of_input(part, "attention")
+    narrow = element * widths.get("output", 0) if element < ELEMENT else 0.0
     kept_inside = ELEMENT * inner + narrow + FULL * heads + scope.of_adapters(part)
     return {part.name: scope.tokens * kept_inside}
 
@@ -207,7 +207,7 @@ def _kept_inside(part: Part) -> int:
     return 0
 
 
-def _ffn_bytes(part: DenseFfn, scope: _Kept, name: ModelPart) -> float:
+def _ffn_bytes(part: DenseFfn, scope: _Scope, name: ModelPart) -> float:
     """Return what an FFN keeps: its up-projections, the factors of an activation, its result."""
     factors = part.is_gated and not scope.target.fuses_activations
     hidden = ELEMENT * (part.num_gemms - 1 + factors) + scope.of_input(part, name)
@@ -219,18 +219,18 @@ def most_rows(part: RoutedExperts, job: TrainingJob, layout: FoldedLayout) -> fl
     return part.mean_top_k * job.skew(part, layout.ep).p99 * layout.etp
 
 
-def _routed_modules(part: RoutedExperts, rows: float, scope: _Kept) -> dict[str, float]:
+def _routed_modules(part: RoutedExperts, rows: float, scope: _Scope) -> dict[str, float]:
     target, layout, tokens = scope.target, scope.layout, scope.tokens
     by = target.kept_by_experts
     hidden = part.d_hidden / layout.etp
-    width, kept = ELEMENT * hidden * (part.num_gemms - 1), scope.of_input(part, "experts")
+    width, element = ELEMENT * hidden * (part.num_gemms - 1), scope.of_input(part, "experts")
     if by.activations and "moe_act" not in layout.recompute:
         # The gate's result is a factor, and where rows are weighted here, their product is.
         factors = 0 if target.fuses_activations else part.is_gated + (not by.results)
-        width += hidden * (kept + ELEMENT * factors)
+        width += hidden * (element + ELEMENT * factors)
     modules = {
         "router": by.router_copies * FULL * tokens * part.num_experts,
-        "experts": rows * (kept * part.d_expert + width + scope.of_adapters(part)),
+        "experts": rows * (element * part.d_expert + width + scope.of_adapters(part)),
     }
     is_merged = target.merges_adapters and scope.tuning.adapter(part) is not None
     if is_merged or scope.tuning.base != "bfloat16":

@@ -102,9 +102,9 @@ class AdapterPrices(NamedTuple):
     def _thin(self, rows: float, d_in: int, d_out: int, num_experts: int) -> Passes:
         """Return the passes of a product, no shorter than its tensors take to move."""
         elements = rows * (d_in + d_out) + num_experts * d_in * d_out
-        least, each = self.device.memory_seconds(ELEMENT * elements), rows / num_experts
+        least, rows_each = self.device.memory_seconds(ELEMENT * elements), rows / num_experts
         times = (
-            self.device.gemm(form, rows=each, d_in=d_in, d_out=d_out, num_experts=num_experts)
+            self.device.gemm(form, rows=rows_each, d_in=d_in, d_out=d_out, num_experts=num_experts)
             for form in GEMM_FORMS
         )
         return Passes(*(max(least, seconds) for seconds in times))

@@ -141,12 +141,12 @@ class Leaders:
         """Return the simplest of those that tie with the best, and the best of other sizes."""
         tied = _tied([priced for of_size in self.of_sizes.values() for priced in of_size])
         first = min(tied, key=self._complexity)
-        others = (
+        rivals = (
             min(of_size, key=self._complexity)
             for sizes, of_size in self.of_sizes.items()
             if sizes != sizes_of(first.layout)
         )
-        return [first, *heapq.nsmallest(NUM_ALTERNATIVES, others, key=_seconds)]
+        return [first, *heapq.nsmallest(NUM_ALTERNATIVES, rivals, key=_seconds)]
 
     def _complexity(self, priced: PricedLayout) -> tuple[float, ...]:
         """Return how much a layout has that can be left out, the heaviest first; then its time."""

@@ -68,7 +68,7 @@ class BlockTable(Tables):
     stages: DecoderStages
     target: Target
     _kinds: tuple[Block, ...] = field(init=False, repr=False)
-    _at: tuple[int, ...] = field(init=False, repr=False)
+    _kind_of: tuple[int, ...] = field(init=False, repr=False)
     _counts: tuple[int, ...] = field(init=False, repr=False)
     _local: tuple[tuple[Block, ...], tuple[int, ...]] = field(init=False, repr=False)
     _routed: tuple[tuple[RoutedExperts | None, ...], tuple[int, ...]] = field(
@@ -82,7 +82,7 @@ class BlockTable(Tables):
             counts[index] += count
         local = _distinct(kind.with_record(None) for kind in kinds)
         routed, derived = _distinct(kind.routed for kind in kinds), (kinds, places, tuple(counts))
-        names = ("_kinds", "_at", "_counts", "_local", "_routed")
+        names = ("_kinds", "_kind_of", "_counts", "_local", "_routed")
         for name, value in zip(names, (*derived, local, routed), strict=True):
             object.__setattr__(self, name, value)
 
@@ -114,7 +114,7 @@ class BlockTable(Tables):
                     overlap_hidden=self.target.overlap_hidden,
                 )
             )  # fmt: skip
-        return tuple(seconds[index] for index in self._at)
+        return tuple(seconds[index] for index in self._kind_of)
 
     @once(_shape)
     def _times_of_kinds(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:

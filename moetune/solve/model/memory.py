@@ -278,11 +278,11 @@ class MemoryModel(Tables):
     def _largest_blocks(self, layout: FoldedLayout, rank: RankBlocks) -> tuple[float, float]:
         """Return the most parameters of any block on one device: that it holds, and that train."""
         dense, experts = _shards(layout)
-        every = self.stages.parameters_of_blocks(layout), self.trained.of_blocks(layout)
+        kinds = self.stages.parameters_of_blocks(layout), self.trained.of_blocks(layout)
         held, trained = (
             max((dense * block.dense + experts * block.experts
                  for count, block in counted(rank, blocks) if count), default=0.0)
-            for blocks in every
+            for blocks in kinds
         )  # fmt: skip
         return held, trained
 

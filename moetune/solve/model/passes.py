@@ -108,8 +108,8 @@ class Passes(NamedTuple):
     grad_input: float = 0.0
     grad_weight: float = 0.0
 
-    def __add__(self, other: "Passes") -> "Passes":  # type: ignore[override]  # of passes, not of tuples
-        return Passes(self[0] + other[0], self[1] + other[1], self[2] + other[2])
+    def __add__(self, addend: "Passes") -> "Passes":  # type: ignore[override]  # of passes, not of tuples
+        return Passes(self[0] + addend[0], self[1] + addend[1], self[2] + addend[2])
 
     @property
     def backward(self) -> float:
@@ -150,8 +150,8 @@ class BlockTimes:
                 compute += passes
         return cls(modules=by_name, compute=compute, communication=communication)
 
-    def __add__(self, other: "BlockTimes") -> "BlockTimes":
-        return BlockTimes.of((*self.modules.items(), *other.modules.items()))
+    def __add__(self, addend: "BlockTimes") -> "BlockTimes":
+        return BlockTimes.of((*self.modules.items(), *addend.modules.items()))
 
     def passes(self, name: ModuleName) -> Passes:
         """Return a module's passes, zero where the block has none."""
@@ -291,8 +291,8 @@ def block_seconds(
     exchanges = exchange.forward * (2 if repeats else 1)
     waiting = max(0.0, -slack)
     if layout.overlap == "batch":
-        others = forward + backward + waiting
-        share = overlap_hidden * min(others, exchange.forward + exchanges) / 2
+        computed = forward + backward + waiting
+        share = overlap_hidden * min(computed, exchange.forward + exchanges) / 2
         saved = share, share
     repeated = saved[0] if repeats else 0.0
     return BlockSeconds(

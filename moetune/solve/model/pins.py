@@ -131,10 +131,10 @@ def _advice(pins: LayoutRequest, near: LayoutRequest) -> str:
         for name in pins.pinned
         if getattr(near, name) is None or (name in _SHARES and not getattr(near, name))
     ]
-    pinned, others = near.without(gone).words, " and ".join(pins.only(name).words for name in gone)
+    pinned, omitted = near.without(gone).words, " and ".join(pins.only(name).words for name in gone)
     if not pinned:
-        return f"omit {others}"
-    return f"nearest that agree: {pinned}" + (f", without {others}" if others else "")
+        return f"omit {omitted}"
+    return f"nearest that agree: {pinned}" + (f", without {omitted}" if omitted else "")
 
 
 def _plainest(space: LayoutSpace) -> FoldedLayout:

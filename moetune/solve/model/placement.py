@@ -94,7 +94,7 @@ def solve_placed(search: FoldedSearch, pins: LayoutRequest) -> tuple[BestLayouts
         would = "placed ones would save less than the predictions' error"
         if choice.is_taken:
             would = f"--target moetune does: {choice.why}"
-        return natural, _kept(choice, f"{search.target.name} places none, and {would}")
+        return natural, _keep_natural(choice, f"{search.target.name} places none, and {would}")
     if (pins.zero or 0) > _MOST_ZERO:
         why = f"with ZeRO stage {pins.zero} their shards are in the order of the ranks"
         return natural, _unplaced(choice, why)
@@ -104,7 +104,7 @@ def solve_placed(search: FoldedSearch, pins: LayoutRequest) -> tuple[BestLayouts
     layers = job.routing.placements(placed.best().layout.ep)
     seconds = _seconds(placed.search, placed.best())
     if seconds is None:
-        return natural, _kept(choice, "no layout that places them fits")
+        return natural, _keep_natural(choice, "no layout that places them fits")
     choice = _judged(replace(choice, layers=layers, placed_step_seconds=seconds))
     return placed if choice.is_taken else natural, choice
 
@@ -112,7 +112,9 @@ def solve_placed(search: FoldedSearch, pins: LayoutRequest) -> tuple[BestLayouts
 def _unplaced(choice: ModelPlacement, why: str) -> ModelPlacement:
     """Return the natural order that nothing was tried against, with how full its ranks are."""
     mean = f"the mean rows, the mean of {len(choice.layers)} layers"
-    return _kept(choice, f"{why}; the fullest ranks have {_mean(choice, 'natural_skew')} × {mean}")
+    return _keep_natural(
+        choice, f"{why}; the fullest ranks have {_mean(choice, 'natural_skew')} × {mean}"
+    )
 
 
 def _seconds(search: FoldedSearch, best: PricedLayout) -> float | None:
@@ -140,10 +142,10 @@ def _judged(choice: ModelPlacement) -> ModelPlacement:
         return replace(choice, why=why)
     least = format_share(WORTH_PLACING, digits=0)
     why = f"placed ones save {gain} of the step: less than {least} is within the predictions' error"
-    return _kept(choice, why)
+    return _keep_natural(choice, why)
 
 
-def _kept(choice: ModelPlacement, why: str) -> ModelPlacement:
+def _keep_natural(choice: ModelPlacement, why: str) -> ModelPlacement:
     """Return the natural order, with the reason."""
     return replace(
         choice, layers=tuple(replace(layer, experts=()) for layer in choice.layers), why=why

@@ -171,12 +171,12 @@ class LayoutSpace(Tables):
             return [(vpp, pins.schedule) for vpp in self._stages_per_rank(pins, pp)]
         able: list[tuple[int, Schedule | None]] = []
         for vpp in self._stages_per_rank(pins, pp):
-            others = {*self.target.schedules} - {"1f1b", "interleaved"}
+            special = {*self.target.schedules} - {"1f1b", "interleaved"}
             if vpp != STAGES_OF_V:
-                others -= V_SCHEDULES
+                special -= V_SCHEDULES
             if usual_schedule(vpp) in self.target.schedules:
                 able.append((vpp, None))
-            able += [(vpp, schedule) for schedule in SCHEDULES if schedule in others]
+            able += [(vpp, schedule) for schedule in SCHEDULES if schedule in special]
         return able
 
     def _stages_per_rank(self, pins: LayoutRequest, pp: int) -> list[int]:

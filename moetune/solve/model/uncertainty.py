@@ -62,14 +62,14 @@ def confidence_of(
     if calibration is not None:
         factor, low, high = calibration.factor, calibration.low_factor, calibration.high_factor
     first = NormalDist(math.log(seconds[0]), own_spread)
-    others = [NormalDist(math.log(step), own_spread) for step in seconds[1:]]
+    rivals = [NormalDist(math.log(step), own_spread) for step in seconds[1:]]
     start = min(math.log(step) for step in seconds) - _WIDTH * own_spread
     end = first.mean + _WIDTH * own_spread
     pace = (end - start) / _POINTS
     best = regret = lost = 0.0
     for point in range(_POINTS):
         x = start + (point + 0.5) * pace
-        slower = math.prod(1.0 - rival.cdf(x) for rival in others)
+        slower = math.prod(1.0 - rival.cdf(x) for rival in rivals)
         lost += (1.0 - slower) * math.exp(-x) * pace
         weight = first.pdf(x) * pace
         best += weight * slower
