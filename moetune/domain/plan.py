@@ -8,7 +8,7 @@ from typing import Literal, NoReturn
 
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Trust
-from moetune.domain.document import UNLESS_DEFAULT, canonical_json, encode
+from moetune.domain.document import UNLESS_DEFAULT, canonical_json
 from moetune.domain.errors import InputError
 from moetune.domain.kernels import ExpertKernel, KernelChoice, KernelName
 from moetune.domain.layer import Throughput, Workload, layer_flops, rate
@@ -278,19 +278,6 @@ class Plan:
         reused = "" if strategy == "none" else f", strategy {strategy}"
         chunks = format_chunks(self.pipeline.forward_degree, self.pipeline.backward_degree)
         return f"{chunks}{reused}"
-
-    @property
-    def fields(self) -> dict[str, object]:
-        """Plain values by which plans are compared, without alternatives and terms."""
-        plain = encode(self)
-        parts = ("inputs", "layout", "pipeline", "memory", "predicted")
-        verdict = ("probability_best", "expected_regret", "binding")
-        return {
-            **{part: plain[part] for part in parts},
-            "placement": "by loads" if self.is_placed else None,
-            "kernel": self.kernel.name if self.kernel else None,
-            "decision": {name: plain["decision"][name] for name in verdict},
-        }
 
     @property
     def text(self) -> str:

@@ -313,14 +313,6 @@ class TrainingDocument:
         return document
 
     @property
-    def fields(self) -> dict[str, object]:
-        """Plain values by which plans are compared, without alternatives."""
-        parts = ("inputs", "layout", "predicted", "memory", "confidence", "fits", "trust")
-        plain = {part: self.document[part] for part in parts}
-        times = {**encode(self.predicted), "parts": {}, "mean_parts": encode(self.best.mean_parts)}
-        return {**plain, "predicted": times}
-
-    @property
     def text(self) -> str:
         """The document as JSON text."""
         return json.dumps(self.document, ensure_ascii=False, indent=2) + "\n"

@@ -187,3 +187,14 @@ def test_beside_the_samples_sizes_times_are_the_tables_and_their_own_error_is_dr
         )
         for size, is_own in zip(sizes.tolist(), own.tolist(), strict=True):
             assert (both.trust(size) == "modelled") != is_own
+
+
+def test_other_kernels_of_a_measured_base_are_not_taken_over(base: Profile) -> None:
+    """The node may lack Liger, whose products its base has measured."""
+    point = GemmPoint(dtype="bfloat16", rows=256, d_in=512, d_out=512)
+    measured = node({point: 1e-3, replace(point, kernel="liger"): 1e-4}, BIG)
+    mine = merged(
+        node({replace(point, rows=64): 2e-4}), base=replace(base, samples=measured.samples)
+    )
+    measured_tables = [table for table in mine.tables if "samples" in table.source]
+    assert len(measured_tables) == 1

@@ -12,11 +12,13 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.app.training import device_prices
 from moetune.domain.errors import InputError
-from moetune.domain.packing import packing_of, packing_of_mean
+from moetune.domain.packing import Packing, packing_of, packing_of_mean
+from moetune.domain.records import Calibration
 from moetune.domain.target_rules import target_rules
 from moetune.domain.targets import Target, find_target
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.domain.tuning import MODEL_PARTS, read_tuning
+from moetune.domain.tuning import MODEL_PARTS, Tuning, read_tuning
+from moetune.domain.units import format_train_tokens
 from moetune.export.peft import modules_of, parameters_of
 from moetune.export.planned import Planned
 from moetune.huggingface.reader import language_model, read_decoder
@@ -272,3 +274,13 @@ def test_what_a_runtime_cannot_train_is_refused_by_name(
 def test_texts_of_what_trains_are_refused(train: str | None, freeze: str | None) -> None:
     with pytest.raises(InputError):
         read_tuning(train, freeze, experts="each")
+
+
+def test_what_trains_packs_and_calibrates_is_possible() -> None:
+    with pytest.raises(InputError, match="trains by adapters alone"):
+        Tuning(base="nf4")
+    with pytest.raises(InputError, match="cannot be packed"):
+        Packing(mean=8.0, attended=4.0)
+    with pytest.raises(InputError, match="in order"):
+        Calibration(factor=1.0, low_factor=1.2, high_factor=1.5, num_runs=1)
+    assert format_train_tokens(12_345) == "12,345"
