@@ -281,6 +281,9 @@ def test_what_trains_packs_and_calibrates_is_possible() -> None:
         Tuning(base="nf4")
     with pytest.raises(InputError, match="cannot be packed"):
         Packing(mean=8.0, attended=4.0)
+    for lengths in ((), (4, 0)):
+        with pytest.raises(InputError, match="a length is below 1"):
+            packing_of(lengths, 8, "lengths.txt")
     with pytest.raises(InputError, match="in order"):
         Calibration(factor=1.0, low_factor=1.2, high_factor=1.5, num_runs=1)
     assert format_train_tokens(12_345) == "12,345"
