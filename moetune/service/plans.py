@@ -159,7 +159,7 @@ async def _document(pools: WorkerPools, plan_id: str) -> str:
             f"{plan_id[:80]!r} is not a plan's id",
             "give all 64 hexadecimal digits; GET /v1/plans lists the ids",
         )
-    text = await pools.read(pools.planner.reading.plan_document, plan_id)
+    text = await pools.plan_document(plan_id)
     if text is None:
         raise NotFoundError(f"no plan has the id {plan_id}", "POST /v1/plans:resolve makes one")
     return text

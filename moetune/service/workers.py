@@ -1,13 +1,15 @@
 """Worker threads for the planner's blocking calls."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeAlias, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
 from moetune.app.planner import ServicePlanner
+from moetune.domain.errors import MoetuneError
 from moetune.service.metrics import Metrics
 
 P = ParamSpec("P")
@@ -34,6 +36,50 @@ class Threads:
         )
 
 
+Documents: TypeAlias = Mapping[str, str]
+Read: TypeAlias = Callable[[Sequence[str]], Awaitable[Documents]]
+
+
+class KnownPlans:
+    """Batched reader of plan documents; used from the application's event loop only.
+
+    Waking a thread and opening and closing a transaction takes longer than the rest of an answer.
+    This does it once for all requests that have arrived meanwhile; a single request waits for no
+    other.
+    """
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._ids: set[str] = set()
+        self._next: asyncio.Task[Documents] | None = None
+
+    async def document(self, plan_id: str, read: Read) -> str | None:
+        """Return the canonical JSON of the plan with exactly this id; None where there is none.
+
+        Args:
+            read: reads the documents of several plans.
+
+        Raises:
+            MoetuneError: the database cannot be read.
+        """
+        self._ids.add(plan_id)
+        if self._next is None:
+            self._next = asyncio.create_task(self._read(read))
+        try:
+            # Who hangs up must not take the answer of others along.
+            documents = await asyncio.shield(self._next)
+        except MoetuneError as error:
+            # A copy for each request: raising one object twice mixes their tracebacks.
+            raise type(error)(*error.args) from None
+        return documents.get(plan_id)
+
+    async def _read(self, read: Read) -> Documents:
+        """Read what is asked for until the read before has ended."""
+        async with self._turn:
+            ids, self._ids, self._next = tuple(self._ids), set(), None
+            return await read(ids)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPools:
     """One application's planner, and threads for its blocking calls.
@@ -55,3 +101,12 @@ class WorkerPools:
     solve: Threads = field(default_factory=partial(Threads, 40))
     write: Threads = field(default_factory=partial(Threads, 4))
     check: Threads = field(default_factory=partial(Threads, 2, abandons=True))
+    known_plans: KnownPlans = field(default_factory=KnownPlans)
+
+    async def plan_document(self, plan_id: str) -> str | None:
+        """Return the JSON of the plan with exactly this id; None where there is none."""
+
+        async def read(plan_ids: Sequence[str]) -> Mapping[str, str]:
+            return await self.read(self.planner.reading.plan_documents, plan_ids)
+
+        return await self.known_plans.document(plan_id, read)

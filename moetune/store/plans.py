@@ -12,6 +12,7 @@ from sqlalchemy import (
     RowMapping,
     Table,
     Text,
+    bindparam,
     cast,
     delete,
     exists,
@@ -41,6 +42,9 @@ from moetune.store.database import (
 from moetune.store.schema import observations, plans, settled_sizes
 
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
+_DOCUMENTS = select(plans.c.id, cast(plans.c.document, Text)).where(
+    plans.c.id.in_(bindparam("plan_ids", expanding=True))
+)
 
 
 class PlanStore(Database):
@@ -89,10 +93,10 @@ class PlanStore(Database):
         return str(row["id"])
 
     @reads
-    def plan_document(self, connection: Connection, plan_id: str) -> str | None:
-        """Return the canonical JSON of the plan with exactly this id; None where there is none."""
-        wanted = select(cast(plans.c.document, Text)).where(plans.c.id == plan_id)
-        return connection.execute(wanted).scalar()
+    def plan_documents(self, connection: Connection, plan_ids: Sequence[str]) -> dict[str, str]:
+        """Return the canonical JSON of the stored plans among those with exactly these ids."""
+        rows = connection.execute(_DOCUMENTS, {"plan_ids": list(plan_ids)})
+        return {row[0]: row[1] for row in rows}
 
     @reads
     def plans(

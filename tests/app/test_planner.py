@@ -68,7 +68,7 @@ def test_a_question_gets_the_plan_of_the_command_line_and_is_kept(planner: Servi
     plan = planner.resolve(ASKED)
     profile = load_profile_file(bundled_profiles()[PUBLISHED])
     assert plan == make_plan(PlanRequest(model="gpt-s"), profile=profile)
-    assert planner.reading.plan_document(plan.id) == canonical_json(plan)
+    assert planner.reading.plan_documents([plan.id]) == {plan.id: canonical_json(plan)}
 
 
 def test_a_known_question_is_not_solved_again_however_it_is_asked(

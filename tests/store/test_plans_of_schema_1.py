@@ -149,7 +149,7 @@ def test_the_service_answers_with_the_stored_documents(old: ServicePlanner) -> N
     with client_of(create_app(old, Access())) as client:
         for plan in plans(old):
             read = client.get(f"/v1/plans/{plan.id}")
-            assert read.text == f"{old.reading.plan_document(plan.id)}\n"
+            assert read.text == old.reading.plan_documents([plan.id])[plan.id] + "\n"
             assert client.get(f"/plans/{plan.id}").status_code == 200
         listed = client.get("/v1/plans").json()["items"]
         assert {one["id"] for one in listed} >= {one.id for one in plans(old)}

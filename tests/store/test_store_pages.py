@@ -42,15 +42,14 @@ def test_the_current_fit_changes_with_every_fit_and_never_comes_back(store: SqlS
 def test_a_plans_document_is_the_canonical_json_of_exactly_that_id(store: SqlStore) -> None:
     plan = make_plan()
     store.save_plan(plan)
-    document = store.plan_document(plan.id)
-    assert document is not None
+    document = store.plan_documents([plan.id])[plan.id]
     assert document == canonical_json(plan)
     assert plan_from_json(document, "it") == plan
     for other in (plan.id[:63], plan.id.upper(), "", "%", "ab" * 32, "'; --"):
-        assert store.plan_document(other) is None
+        assert store.plan_documents([other]) == {}
     newer = make_plan(step_seconds=0.25)
     store.save_plan(newer)
-    assert store.plan_document(plan.id) == canonical_json(newer)
+    assert store.plan_documents([plan.id]) == {plan.id: canonical_json(newer)}
 
 
 def test_plans_of_a_moment_have_pages(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,6 +170,6 @@ def test_a_page_reads_no_documents(url: str) -> None:
             store.save_plan(make_plan(tokens))
         execute(url, "UPDATE plans SET document = '7'")
         assert len(store.plans()) == 2
-        assert store.plan_document(make_plan(1).id) == "7"
+        assert store.plan_documents([make_plan(1).id]) == {make_plan(1).id: "7"}
         with pytest.raises(BadStoreError, match="plan "):
             store.plan(make_plan(1).id)
