@@ -9,7 +9,7 @@ from moetune.cli.completion import model_names, profile_names
 from moetune.cli.options import fields, texts_of, words_in
 from moetune.cli.progress import StatusLine
 from moetune.cli.session import Session
-from moetune.domain.errors import InfeasiblePlanError
+from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.spelling import AS_FLAGS, about, spelled
 from moetune.domain.units import parse_count
 
@@ -42,7 +42,7 @@ def compare(
     Each choice has its best plan. Two plans that are there: `moetune plans diff`.
     """
     from moetune.app.machine_choice import compare_machines, read_prices
-    from moetune.app.requests import ask
+    from moetune.app.requests import ask, is_of_model
     from moetune.app.views.machine_choice import (
         check_page,
         choice_document,
@@ -54,6 +54,9 @@ def compare(
     names, screen = words_in(profiles), session.screen
     if output is not None:
         check_page(output)  # before the plans are made
+    if not is_of_model(ask({"model": model})):  # before its defaults, which a layer does not have
+        what = f"{model} is a layer, and machines are compared by a whole model's training"
+        raise InputError(what, "name such a model: qwen3-30b-a3b", field="model")
     question = ask(read_texts({"model": model, **_DEFAULTS, **texts_of(asked)}))
     targets, prices = words_in(target), read_prices(price, names)
     with (

@@ -104,7 +104,8 @@ def test_a_wrong_value_is_an_error(
 def test_a_layer_has_no_training_to_compare(cli: Cli) -> None:
     result = cli("compare", "gpt-xl", "--profiles", "h100-x8", "--world-sizes", "8")
     assert result.code == 2
-    assert "whole models" in result.err
+    assert "gpt-xl is a layer" in result.err
+    assert "--global-batch" not in result.err  # a default, which nobody typed
 
 
 def test_where_nothing_fits_the_reasons_are_shown(cli: Cli) -> None:

@@ -171,7 +171,8 @@ class MemoryModel(Tables):
     def needs(self, layout: FoldedLayout, *, on_host: float | None = None) -> tuple[float, float]:
         """Return the bytes of the fullest device and its host, with a share `on_host` if given."""
         share = layout.offload_optimizer if on_host is None else on_host
-        return self._needs(layout, share, layout.dispatcher == "hybrid_ep")  # which has buffers
+        # Of the dispatcher alone HybridEP's buffers count: the flag is of the table's key.
+        return self._needs(layout, share, layout.dispatcher == "hybrid_ep")
 
     @once_for(*_OF_RANKS, "zero", "cuda_graphs", "offload_activations", "offload_optimizer")
     def _needs(self, layout: FoldedLayout, on_host: float, *_: bool) -> tuple[float, float]:
