@@ -82,12 +82,13 @@ def test_one_chunk_as_the_safe_answer_holds_everywhere_in_the_plan() -> None:
     assert plan.decision.why != several.decision.why
 
 
+@pytest.mark.parametrize("speed", [0.5, 0.55])
 @pytest.mark.parametrize(("spread", "is_luck"), [(0.01, False), (0.5, True)])
-def test_chunks_that_hide_nothing_gain_more_than_the_error_or_are_not_taken(
-    spread: float, *, is_luck: bool
+def test_chunks_that_hide_little_gain_more_than_the_error_or_are_not_taken(
+    spread: float, speed: float, *, is_luck: bool
 ) -> None:
-    half = Interference(comp=CompSpeed(comm=0.5), comm=CommSpeed(comp=0.5))
-    costs = LinearCosts(has_points=True, power=1.15, interference=half)  # small ones are quicker
+    shared = Interference(comp=CompSpeed(comm=speed), comm=CommSpeed(comp=speed))
+    costs = LinearCosts(has_points=True, power=1.15, interference=shared)  # small ones are quicker
     beta = costs.transfer_cost.beta_seconds
     resamples = [
         replace(costs, transfer_cost=replace(costs.transfer_cost, beta_seconds=factor * beta))

@@ -123,15 +123,16 @@ def choose_safely(ranked: RankedLayer, resamples: Sequence[Costs]) -> RankedLaye
     the more so the further one of the two choices is from what was measured; so here the choice
     with the smaller expected loss over the refits is taken, which are as wide as that error.
 
-    Chunks that hide nothing gain only where smaller products are measured as quicker a row. Errors
-    of the two sizes do not cancel, as those of the same work hidden or not do. So the gain must be
-    above one chunk's error over the refits.
+    Chunks also gain where smaller products are measured as quicker a row. Errors of the two sizes
+    do not cancel, as those of the same work hidden or not do. So where this is most of the gain,
+    it must be above one chunk's error over the refits.
     """
     ranking, several, single = ranked.best, ranked.best.step, ranked.best.sequential
     if not ranking.has_one_chunk or several.degree == 1 or ranking.strategy != "none":
         return ranked
     is_measured = not (several.doubts or single.doubts)
-    if not resamples or (is_measured and several.hidden_seconds > TIE * several.seconds):
+    saved_seconds = single.work_seconds - several.work_seconds
+    if not resamples or (is_measured and several.hidden_seconds > saved_seconds):
         return ranked
     refits = refits_of(ranking.chooser.costs, resamples, tokens=ranking.table.tokens)
     seconds, seconds_of_one = (
@@ -157,12 +158,12 @@ def choose_safely(ranked: RankedLayer, resamples: Sequence[Costs]) -> RankedLaye
 
 
 def _luck(several: StepTime, seconds_of_one: Floats) -> str:
-    """Return why chunks that hide nothing are declined; "" where they gain beyond the error."""
+    """Return why chunks that hide little are declined; "" where they gain beyond the error."""
     least = float(np.percentile(seconds_of_one, 5))
     if several.seconds < least:
         return ""
     return (
-        "they hide nothing, and that smaller products are quicker is within the profile's error: "
+        "most of that is smaller products that are quicker, within the profile's error: "
         f"one chunk may take {format_seconds(least)}, too"
     )
 
