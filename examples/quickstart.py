@@ -7,6 +7,7 @@ python -m examples.quickstart --lab    and a minute on two ranks with a limited 
 import argparse
 import statistics
 import sys
+import tempfile
 import webbrowser
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -67,6 +68,16 @@ def quickstart(*, with_lab: bool) -> int:
 
 
 def _train_here(screen: Screen) -> int:
+    plan, results = measure_plan_train(screen)
+    return _report(screen, plan, results)
+
+
+def measure_plan_train(screen: Screen) -> "tuple[Plan, Sequence[TrainingResult]]":
+    """Measure this machine, plan the layer and train; return the plan and a result per way.
+
+    Returns:
+        The plan, and the results of the plan and, where it has more chunks, of one chunk.
+    """
     from examples.train_twice import TrainingConfig, train_twice
     from moetune.app.launch import run_on_ranks
 
@@ -79,6 +90,11 @@ def _train_here(screen: Screen) -> int:
         f"{_BATCH * _LENGTH:,} tokens per rank: {plural(plan.pipeline.forward_degree, 'chunk')} "
         f"forward, {plan.pipeline.backward_degree} backward. {plan.decision.why}"
     )
+    if plan.is_suspect:
+        screen.say(
+            "Times vary too much: the profile is suspect, and so is the plan. Run this again on an "
+            "idle machine."
+        )
     training = TrainingConfig(
         plan=plan, batch=_BATCH, length=_LENGTH, num_blocks=2, num_heads=4, num_steps=_NUM_STEPS
     )
@@ -91,7 +107,7 @@ def _train_here(screen: Screen) -> int:
         train_twice, training, num_ranks=_NUM_RANKS, launch=None, environ=environ,
         oversubscribe=True,
     )  # fmt: skip
-    return _report(screen, plan, results)
+    return plan, results
 
 
 def _show_cluster(screen: Screen) -> None:
@@ -135,21 +151,33 @@ def _profile(screen: Screen) -> None:
         )
 
 
-def _plan() -> "Plan":
+def _plan(routing: str | None = None, degree: int | None = None) -> "Plan":
+    """Plan the layer, or predict it with so many chunks for the routing in a file."""
     from moetune.app.planner import plan_question
     from moetune.domain.question import Question
 
     question = Question(
         d_model=_LAYER.d_model, d_hidden=_LAYER.d_hidden, num_experts=_LAYER.num_experts,
         top_k=_LAYER.top_k, world_size=_NUM_RANKS, tokens=_BATCH * _LENGTH, dtype="float32",
+        routing=routing, expert_placement="natural" if routing else None, forward_degree=degree,
     )  # fmt: skip
     settings = wiring.configure().settings
-    return plan_question(question, settings, profile=_NAME, save=True).plan.as_layer()
+    saves = routing is None
+    return plan_question(question, settings, profile=_NAME, save=saves).plan.as_layer()
+
+
+def predict_routed(plan: "Plan", trained: "TrainingResult") -> "Plan":
+    """Return the plan's prediction for the routing that the timed steps had."""
+    with tempfile.TemporaryDirectory() as folder:
+        routing = Path(folder) / "routing.json"
+        routing.write_text(trained.routing.text, encoding="utf-8")
+        return _plan(str(routing), plan.pipeline.forward_degree)
 
 
 def _report(screen: Screen, plan: "Plan", results: Sequence["TrainingResult"]) -> int:
     """Say what was measured and learned; return 1 where chunks changed the losses."""
-    predicted, planned = plan.predicted, results[0]
+    routed, planned = predict_routed(plan, results[0]), results[0]
+    predicted = routed.predicted
     seconds = (predicted.step_seconds, predicted.sequential_step_seconds)
     names = ("plan", "one chunk")
     screen.say()
@@ -163,13 +191,14 @@ def _report(screen: Screen, plan: "Plan", results: Sequence["TrainingResult"]) -
     screen.say()
     screen.say(
         "A step is the forward and backward pass of one MoE layer on the trained model's own "
-        f"tokens. The busiest rank had {planned.steps.imbalance:.2f} × the mean rows; a plan "
-        "assumes 1."
+        f"tokens. The plan is for even routing: {format_seconds(plan.predicted.step_seconds)}. "
+        f"The busiest rank had {planned.steps.imbalance:.2f} × the mean rows, which the predicted "
+        "steps above allow for."
     )
     difference = abs(planned.loss_after - results[-1].loss_after)
     if len(results) > 1:
         screen.say(f"The losses after training differ by {difference:.1e}.")
-    screen.say(" ".join(_learned(plan, [_median(result) for result in results])))
+    screen.say(" ".join(_learned(routed, [median_seconds(result) for result in results])))
     location = wiring.configure().settings.db
     screen.line(f"Plan {plan.id[:6]} is in {config.without_password(location)}")
     screen.line(f"Explain it: .venv/bin/moetune explain {plan.id[:6]}")
@@ -178,7 +207,7 @@ def _report(screen: Screen, plan: "Plan", results: Sequence["TrainingResult"]) -
 
 
 def _learned(plan: "Plan", seconds: Sequence[float]) -> Iterator[str]:
-    """Yield what the run says of the plan: whether chunks paid, and whether its range held."""
+    """Yield what the run says of a prediction: whether chunks paid, and whether its range held."""
     measured, low, high = seconds[0], *plan.range_seconds
     span = f"{format_seconds(low)} to {format_seconds(high)}"
     if len(seconds) == 1:
@@ -189,12 +218,13 @@ def _learned(plan: "Plan", seconds: Sequence[float]) -> Iterator[str]:
         chunks = plural(plan.pipeline.forward_degree, "chunk")
         yield f"Learned: on this machine {chunks} make a step {format_share(abs(gain))} {how}."
     inside = "inside" if low <= measured <= high else "outside"
-    yield f"The step of {format_seconds(measured)} is {inside} the plan's range of {span}."
+    yield f"The step of {format_seconds(measured)} is {inside} the predicted range of {span}."
     if len(seconds) == 1:
         yield "Chunks pay where the wire is slow: make quickstart LAB=1 shows it."
 
 
-def _median(trained: "TrainingResult") -> float:
+def median_seconds(trained: "TrainingResult") -> float:
+    """Return the median of the timed steps, in seconds."""
     return statistics.median(trained.steps.step_seconds)
 
 
@@ -212,7 +242,7 @@ def _draw(screen: Screen, plan: "Plan") -> None:
 
 
 def _row(name: str, trained: "TrainingResult", predicted_seconds: float) -> tuple[Cell, ...]:
-    measured = _median(trained)
+    measured = median_seconds(trained)
     decision = trained.decision
     losses = (trained.loss_before, trained.loss_after)
     return (

@@ -19,6 +19,7 @@ from examples.language_model import LanguageModel, next_token_loss
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.model import Transformer
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
+from moetune.domain.routing_record import RoutingRecord
 from moetune.measure.steps import LayerSteps, MeasuredSteps, measure_steps
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.replicas import prepare_ddp
@@ -58,12 +59,14 @@ class TrainingResult:
 
     Args:
         loss_before, loss_after: cross-entropy on held-out text, nats per byte.
+        routing: of the timed steps' tokens.
     """
 
     decision: Decision
     loss_before: float
     loss_after: float
     steps: MeasuredSteps
+    routing: RoutingRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +105,13 @@ def train_twice(config: TrainingConfig, _: object) -> tuple[TrainingResult, ...]
     single = replace(SAFE_DECISION, kernel=planned.kernel)
     decisions = (planned,) if planned.degree == 1 else (planned, single)
     models = [_train(config, text, decision) for decision in decisions]
+    measured, routing = _time_first(models[0], decisions)
     return tuple(
         TrainingResult(
             decision=steps.decision, loss_before=trained.loss_before,
-            loss_after=trained.loss_after, steps=steps,
+            loss_after=trained.loss_after, steps=steps, routing=routing,
         )
-        for trained, steps in zip(models, _time_first(models[0], decisions), strict=True)
+        for trained, steps in zip(models, measured, strict=True)
     )  # fmt: skip
 
 
@@ -192,7 +196,9 @@ def _next_token_loss(model: nn.Module, text_BS: torch.Tensor) -> torch.Tensor:
     return next_token_loss(model(text_BS[:, :-1]), text_BS[:, 1:])
 
 
-def _time_first(trained: Trained, decisions: Sequence[Decision]) -> tuple[MeasuredSteps, ...]:
+def _time_first(
+    trained: Trained, decisions: Sequence[Decision]
+) -> tuple[tuple[MeasuredSteps, ...], RoutingRecord]:
     """Time the first MoE layer alone, on the tokens that reach it in the trained model."""
     caught, layer = list[torch.Tensor](), trained.layer
     hook = layer.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0].detach()))
@@ -204,4 +210,5 @@ def _time_first(trained: Trained, decisions: Sequence[Decision]) -> tuple[Measur
         layer=layer.shape, world_size=layer.communicator.num_ranks, tokens_per_rank=len(x_TD)
     )
     steps = LayerSteps(layer, x_TD, torch.randn_like(x_TD), workload)
-    return measure_steps(steps, decisions, num_rounds=_NUM_ROUNDS)
+    layer.forget_routing()
+    return measure_steps(steps, decisions, num_rounds=_NUM_ROUNDS), layer.routing_record()
