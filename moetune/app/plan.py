@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from moetune.app.profile_quality import quality_of
 from moetune.app.profiles import is_path
 from moetune.domain.chips import peak_flops
 from moetune.domain.constraints import Constraints
@@ -30,6 +29,7 @@ from moetune.domain.spelling import about
 from moetune.domain.units import dtype_bytes, full_dtype, parse_bytes
 from moetune.fit.costs import costs_of
 from moetune.fit.missing import launcher
+from moetune.fit.quality import quality_of
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
 from moetune.solve.layer.kernels import MeasuredKernels
 from moetune.solve.layer.placed import solve_placed

@@ -28,7 +28,7 @@ def verify(
     Runs every degree, and compares outputs and gradients with those of one chunk. Exit code 6:
     the step is outside of its range, or one chunk is faster.
     """
-    from moetune.app.profile_quality import stale_note
+    from moetune.app.staleness import stale_note
     from moetune.app.verify import observations_of, verify_plan
     from moetune.app.views.observed import verification_sections
 
