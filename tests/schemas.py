@@ -32,7 +32,7 @@ from moetune.domain.model import Model, WholeModel
 from moetune.domain.placement import ModelPlacement
 from moetune.domain.plan import Confidence, Plan
 from moetune.domain.profile import Profile, ProfileQuality
-from moetune.domain.records import Calibration, Observation, ObservedRun, PlanInfo
+from moetune.domain.records import Calibration, ObservedRun, PlanInfo
 from moetune.domain.routing_record import ModelRoutingRecord, RoutingRecord
 from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.domain.training import FoldedLayout
@@ -88,7 +88,6 @@ _SECTION = {
 }  # fmt: skip
 _SECTIONS = {"sections": list_of(Keys(_SECTION))}
 """What the answer's words and tables say, beside the values of each command."""
-_OBSERVATION = Keys({"id": int, "created_at": str}, of=Observation)
 _OVERLAPS = {"predicted": Overlap | None, "measured": Overlap | None}
 _RUN = {
     "name": str, "run_id": int, "store": str, "machine": Machine, "num_samples": int,
@@ -179,7 +178,6 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
     }),
     "inputs/1": Keys(of=PlanRequest),
     "observations.list/1": Keys({
-        "observations": list_of(_OBSERVATION),
         "runs": list_of(Keys({"id": int, "created_at": str}, of=ObservedRun)), **_SECTIONS,
     }),
     "plans.diff/1": Keys({"first": str, "second": str, **_SECTIONS}),
@@ -210,7 +208,6 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
     "error": Keys(of=ErrorDocument),
     "export": Keys(of=ExportDocument),
     "model-routing": Keys(of=ModelRoutingRecord),
-    "observations.page/1": _page(list_of(_OBSERVATION)),
     "plan": Keys(of=Plan),
     "plans/1": _page(tuple[PlanInfo, ...]),
     "profile": Keys(of=Profile),

@@ -16,13 +16,14 @@ from benchmarks.public_runs.rows import PublicRun, Skipped, read_failed, read_ru
 from benchmarks.public_runs.runs import read_more
 from benchmarks.public_runs.score import Scored
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.training import device_prices
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.profile import Profile
 from moetune.domain.routing import BALANCED
 from moetune.domain.targets import find_target
+from moetune.fit.costs import costs_of
 from moetune.solve.model.memory import LIBRARY_BYTES, MemoryModel
 from moetune.solve.model.pipeline import DecoderStages
+from moetune.solve.model.profiled import device_prices
 from moetune.solve.model.step import StepPrices
 
 _BALANCED = frozenset({"deepseek-v3", "kimi-k2"})
@@ -48,7 +49,8 @@ def score(run: PublicRun) -> Scored:
     profile = _profile(run.profile)
     target = replace(find_target(run.target), **run.facts)
     stages = DecoderStages(run.job.decoder)
-    prices = StepPrices(job=run.job, device=device_prices(profile), stages=stages, target=target)
+    device = device_prices(profile, costs_of(profile, allow_modelled=True))
+    prices = StepPrices(job=run.job, device=device, stages=stages, target=target)
     layout = run.layout
     if run.job.decoder.name in _BALANCED and layout.pp > 1 and layout.stages is None:
         layout = layout.changed(stages=prices.balanced_stages(layout))

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from benchmarks.public_runs.operation_rows import Row, questions
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.training import device_prices
 from moetune.domain.errors import MoetuneError
+from moetune.fit.costs import costs_of
+from moetune.solve.model.profiled import device_prices
 
 _MACHINES: Mapping[str, str] = {
     "GB200": "gb200-nvl72", "H100 p5 EFA": "h100-x8-efa", "B300 EFA": "b300-x8-efa",
@@ -77,7 +78,8 @@ def _priced(row: Row) -> Iterator[Priced]:
     name = _machine(row["gpu"])
     if row["op"].startswith("UCCL"):
         name = name.removesuffix("-efa")  # its proxies post no chunks of DeepEP
-    step = device_prices(load_profile_file(bundled_profiles()[name]))
+    profile = load_profile_file(bundled_profiles()[name])
+    step = device_prices(profile, costs_of(profile, allow_modelled=True))
     alone = replace(step, sustained=1.0, gap_seconds=0.0)
     source = re.split(r"[ @#]", row["source"])[0]
     for asked in [*questions(row, alone)]:

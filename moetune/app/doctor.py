@@ -9,22 +9,13 @@ from importlib.metadata import PackageNotFoundError, version
 from moetune.app import wiring
 from moetune.config import Configuration, Settings, without_password
 from moetune.domain.cluster import Cluster
-from moetune.domain.document import encode
+from moetune.domain.document import ErrorDocument, encode
 from moetune.domain.errors import MissingPackageError, MoetuneError
 
 DOCTOR_SCHEMA = "moetune.doctor/1"
 PACKAGES = (
     "moetune", "torch", "numpy", "sqlalchemy", "alembic", "optuna", "typer", "rich", "psycopg",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A problem that makes commands fail, and how to solve it."""
-
-    error: str
-    hint: str
-    exit_code: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +32,7 @@ class StoreReport:
     wanted: str | None = None
     num_runs: int = 0
     num_plans: int = 0
-    problem: Finding | None = None
+    problem: ErrorDocument | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +48,7 @@ class Diagnosis:
     cluster: Cluster | None
     hardware_id: str | None
     software_id: str | None
-    machine_problem: Finding | None
+    machine_problem: ErrorDocument | None
     store: StoreReport
     settings: Mapping[str, object]
     origins: Mapping[str, str]
@@ -103,10 +94,10 @@ def _store_report(settings: Settings) -> StoreReport:
         return replace(report, problem=_finding(error))
 
 
-def _finding(error: MoetuneError) -> Finding:
+def _finding(error: MoetuneError) -> ErrorDocument:
     # Planning alone needs no package that is missing.
     exit_code = 0 if isinstance(error, MissingPackageError) else error.exit_code
-    return Finding(error=error.what, hint=error.hint, exit_code=exit_code)
+    return ErrorDocument(error=error.what, hint=error.hint, exit_code=exit_code)
 
 
 def _versions() -> Mapping[str, str]:

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from moetune.app.stand_ins import stand_ins_of
-from moetune.app.training import check_numbers, search_of, step_prices, step_spread, usable_bytes
+from moetune.app.training import check_numbers, step_spread
 from moetune.app.training_plan import answer_of
 from moetune.domain.budget import Budget, Spread, TrainingRun
 from moetune.domain.errors import MoetuneError
@@ -30,6 +30,7 @@ from moetune.launches.files import LaunchFile
 from moetune.launches.reading import SEVERITIES, Problem, Reading
 from moetune.solve.model.alternatives import LEAST_SAVED
 from moetune.solve.model.best import BestLayouts
+from moetune.solve.model.profiled import search_of, step_prices, usable_bytes
 from moetune.solve.model.search import FoldedSearch, PricedLayout
 from moetune.solve.model.uncertainty import confidence_of
 

@@ -1,4 +1,4 @@
-"""Stored plans and observations: lists by filters, removal by id, and pruning by age."""
+"""Stored plans and observed runs: lists by filters, removal by id, and pruning by age."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -39,26 +39,25 @@ def read_plans(store: "SqlStore | None", infos: Sequence[PlanInfo]) -> tuple[Sto
     return tuple(stored)
 
 
-def numbers_of(ids: Iterable[str]) -> tuple[list[int], list[int]]:
-    """Return numbers of observed steps, and of runs such as "r7"; raise InputError for others."""
-    steps, runs = list[int](), list[int]()
+def run_numbers(ids: Iterable[str]) -> list[int]:
+    """Return the numbers of observed runs such as "r7"; raise InputError for other ids."""
+    numbers = []
     for text in ids:
-        number = text.removeprefix("r")
-        if not number.isdigit():
-            hint = "`moetune observations list` has them: 17 of a layer's steps, r3 of a run"
-            raise InputError(f"{text!r} is no id of an observation", hint)
-        (runs if text.startswith("r") else steps).append(int(number))
-    return steps, runs
+        if not text.startswith("r") or not text[1:].isdigit():
+            hint = "`moetune observations list` has them, such as r3"
+            raise InputError(f"{text!r} is no id of an observed run", hint)
+        numbers.append(int(text[1:]))
+    return numbers
 
 
 def prune(store: "SqlStore", *, older_than_seconds: float, dry_run: bool) -> Removed:
-    """Delete old observations, old settled sizes, and old plans under which nothing is left.
+    """Delete old settled sizes, and old plans under which nothing is left.
 
-    What was measured stays. The space is given back, where others do not hold it. An age beyond a
-    century is an InputError.
+    What was measured or observed stays. The space is given back, where others do not hold it. An
+    age beyond a century is an InputError.
     """
     removed = store.prune(time_ago(older_than_seconds), dry_run=dry_run)
-    if not dry_run and removed != Removed(plans=0, observations=0, settled=0):
+    if not dry_run and removed != Removed(plans=0, settled=0):
         with suppress(StoreUnavailableError):
             store.compact()
     return removed

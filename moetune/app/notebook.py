@@ -24,8 +24,8 @@ from moetune.app.observe import keep
 from moetune.app.observe import observe as observed_of
 from moetune.app.planner import Planner, local_planner, plan_question
 from moetune.app.predicted_runs import of_plan
-from moetune.app.profile_quality import stale_note
 from moetune.app.requests import ask, memory_question
+from moetune.app.staleness import stale_note
 from moetune.app.subjects import Subject, WhyNot, subject_of
 from moetune.app.views.comparison import whatif_sections
 from moetune.app.views.memory import memory_document, memory_sections

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from moetune.app.profile_quality import quality_of
 from moetune.app.profiles import is_path
 from moetune.domain.chips import peak_flops
 from moetune.domain.constraints import Constraints
@@ -30,7 +29,9 @@ from moetune.domain.spelling import about
 from moetune.domain.units import dtype_bytes, full_dtype, parse_bytes
 from moetune.fit.costs import costs_of
 from moetune.fit.missing import launcher
+from moetune.fit.quality import quality_of
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
+from moetune.report.reasons import in_words
 from moetune.solve.layer.kernels import MeasuredKernels
 from moetune.solve.layer.placed import solve_placed
 from moetune.solve.layer.plan import LayerProblem
@@ -176,7 +177,7 @@ def make_plan(request: PlanRequest, *, profile: Profile) -> Plan:
 
 def plan_for(inputs: PlanInputs, profile: Profile) -> Plan:
     """Return the best plan for complete inputs, with terms and FLOP/s; errors as of `make_plan`."""
-    plan = solve_placed(_problem(inputs, profile))
+    plan = in_words(solve_placed(_problem(inputs, profile)))
     predicted = plan.predicted
     peak = peak_flops(profile.machine.device, plan.workload.dtype)
     if (speed := rate(layer_flops(plan.workload), predicted.step_seconds, peak)) is not None:

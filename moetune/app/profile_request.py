@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from moetune.app.profile_quality import quality_of
 from moetune.config import Launch
 from moetune.domain.cluster import Cluster
 from moetune.domain.document import encode
@@ -13,6 +12,7 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Sample
 from moetune.domain.units import dtype_bytes
+from moetune.fit.quality import quality_of
 from moetune.huggingface.registry import FoundModel
 from moetune.measure.grid import Preset
 from moetune.measure.layer_points import MeasuredModel

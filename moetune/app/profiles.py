@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from moetune.app.files import bundled_profiles, load_profile_file, reference_profile
-from moetune.app.profile_quality import quality_of
 from moetune.app.wiring import StoreFinder
 from moetune.domain.errors import MoetuneError, ProfileError
 from moetune.domain.profile import Profile, Provenance
 from moetune.domain.records import RunInfo
 from moetune.domain.spelling import nearest_then
+from moetune.fit.quality import quality_of
 
 if TYPE_CHECKING:
     from moetune.store import SqlStore

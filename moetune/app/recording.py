@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
-from moetune.app.profile_quality import group_of
 from moetune.domain.cluster import Cluster
 from moetune.domain.profile import Profile
 from moetune.domain.records import RunStatus
 from moetune.domain.samples import Point, Sample
+from moetune.fit.quality import group_of
 
 if TYPE_CHECKING:
     from moetune.measure.session import Estimates, News

@@ -6,12 +6,9 @@ from functools import partial
 from math import inf
 
 from moetune.app.plan import sound_numbers
-from moetune.app.profile_quality import quality_of
 from moetune.app.stand_ins import StandIns, stand_ins_of
 from moetune.app.training_plan import TrainingRequest, answer_of, plan_id, saving_of
 from moetune.domain.budget import Spread
-from moetune.domain.cluster import Machine
-from moetune.domain.costs import Costs
 from moetune.domain.errors import (
     InfeasiblePlanError,
     InputError,
@@ -40,67 +37,18 @@ from moetune.domain.training_document import PlanOrigin, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.costs import costs_of
 from moetune.fit.missing import missing_gemm
+from moetune.fit.quality import quality_of
 from moetune.solve.model.activations import ELEMENT
 from moetune.solve.model.alternatives import Savings, memory_front, with_graphs
 from moetune.solve.model.best import BestLayouts
-from moetune.solve.model.machine import DevicePrices
-from moetune.solve.model.memory import MemoryModel, fillable_bytes
+from moetune.solve.model.memory import MemoryModel
 from moetune.solve.model.model_chunks import chunks_of
 from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.placement import solve_placed
+from moetune.solve.model.profiled import search_of, step_prices, usable_bytes
 from moetune.solve.model.search import FoldedSearch, PricedLayout
-from moetune.solve.model.step import StepPrices
 from moetune.solve.model.trained import trained_of
 from moetune.solve.model.uncertainty import confidence_of, public_ratios
-
-_SUSTAINED, _GAP_SECONDS = 0.85, 15e-6
-"""Of published kernels' rates, alone and with cold clocks, that they reach in a step, and what is
-between GEMMs: on the mean of the public runs of each machine, from blocks of 2 k to 16 k columns.
-aiconfigurator's GEMMs of GB200 that ran long enough for their power to be read (TensorRT-LLM
-1.3.0rc17) reach 0.84 of those that did not in bfloat16 and 8 bits, and 0.81 in NVFP4."""
-
-
-def device_prices(
-    profile: Profile, costs: Costs | None = None, element: TrainingDtype = "bfloat16"
-) -> DevicePrices:
-    """Return the prices of a rank's operations on a profile's machine, or under drawn costs.
-
-    Published tables are of one kernel at a time, measured profiles of what a layer sustains.
-    """
-    network = profile.network
-    return DevicePrices(
-        costs=costs or costs_of(profile, allow_modelled=True),
-        machine=profile.machine,
-        element=element,
-        sustained=1.0 if profile.samples else _SUSTAINED,
-        gap_seconds=0.0 if profile.samples else _GAP_SECONDS,
-        posted_chunk_seconds=network.posted_chunk_seconds if network else 0.0,
-    )
-
-
-def step_prices(job: TrainingJob, target: Target, profile: Profile, costs: Costs) -> StepPrices:
-    """Return the prices of a job's steps."""
-    return StepPrices(
-        job=job, device=device_prices(profile, costs, job.element),
-        stages=DecoderStages(job.decoder), target=target,
-    )  # fmt: skip
-
-
-def usable_bytes(machine: Machine) -> int:
-    """Return what a plan's layout may take of a device, whose libraries it counts itself."""
-    is_cuda = machine.kind == "cuda"
-    return fillable_bytes(machine.memory_bytes) if is_cuda else machine.memory_bytes
-
-
-def search_of(
-    prices: StepPrices, profile: Profile, *, limit_bytes: float, asks_runtime: bool = True
-) -> FoldedSearch:
-    """Return the search of layouts that fit and, with `asks_runtime`, that the runtime accepts."""
-    site = site_of(profile)
-    return FoldedSearch(
-        wholes=prices, limit_bytes=limit_bytes, site=site, asks_runtime=asks_runtime,
-        host_bytes=site.host_bytes_per_rank(prices.job.world_size) or inf,
-    )  # fmt: skip
 
 
 def plan_training(

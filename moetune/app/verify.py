@@ -15,7 +15,7 @@ from moetune.domain.kernels import KernelName
 from moetune.domain.layer import Workload
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.domain.profile import Profile
-from moetune.domain.records import Observation, prediction_error
+from moetune.domain.records import prediction_error
 from moetune.fit.costs import costs_of
 from moetune.measure.sizes import expert_shares
 from moetune.solve.trace import plan_step
@@ -70,7 +70,6 @@ class Verification:
         imbalance: rows of the busiest rank over the mean.
         planned_imbalance: what the plan assumes, by its routing and placement.
         kernel: of the experts, as the plan says; "" for what the layer takes by itself.
-        device_id: of this machine, see `Fingerprint`.
         range_seconds: of the plan's step, 5th and 95th percentile; None where it has none.
     """
 
@@ -78,7 +77,6 @@ class Verification:
     steps: tuple[VerifiedStep, ...]
     tolerance: float
     imbalance: float
-    device_id: str = ""
     range_seconds: tuple[float, float] | None = None
     planned_imbalance: float = field(default=1.0, metadata=UNLESS_DEFAULT)
     kernel: KernelName = field(default="", metadata=UNLESS_DEFAULT)
@@ -167,7 +165,7 @@ def verify_plan(
         )
     from moetune.app.launch import run_on_ranks
 
-    device_id, measured = run_on_ranks(
+    measured = run_on_ranks(
         _measure, (workload, decisions), num_ranks=ranks, launch=launch, environ=environ,
         oversubscribe=oversubscribe,
     )  # fmt: skip
@@ -181,28 +179,9 @@ def verify_plan(
         steps=tuple(_verified(plan, costs, steps) for steps in measured),
         tolerance=_TOLERANCES[plan.inputs.dtype],
         imbalance=measured[0].imbalance,
-        device_id=device_id,
         range_seconds=plan.range_seconds if plan.range_seconds[0] < plan.range_seconds[1] else None,
         planned_imbalance=workload.skew.mean,
         kernel=plan.kernel.name if plan.kernel else "",
-    )
-
-
-def observations_of(plan: Plan, verification: Verification) -> tuple[Observation, ...]:
-    """Return the measured steps of the plan's own strategy, as the store holds them."""
-    return tuple(
-        Observation(
-            plan_id=plan.id,
-            forward_degree=step.forward_degree,
-            backward_degree=step.backward_degree,
-            tokens_per_rank=plan.inputs.tokens_per_rank,
-            predicted_seconds=step.predicted_seconds,
-            seconds=step.raw_step_seconds,
-            source="verify",
-            device_id=verification.device_id,
-        )
-        for step in verification.steps
-        if step.predicted_seconds is not None and step.strategy == plan.memory.strategy
     )
 
 
@@ -244,11 +223,8 @@ def _verified(plan: Plan, costs: Costs | None, measured: "MeasuredSteps") -> Ver
     )
 
 
-def _measure(
-    layer: tuple[Workload, Sequence[Decision]], _: object
-) -> "tuple[str, Sequence[MeasuredSteps]]":
-    """Measure on this rank, and name the machine; all ranks of the launch call this together."""
-    from moetune.app import wiring
+def _measure(layer: tuple[Workload, Sequence[Decision]], _: object) -> "Sequence[MeasuredSteps]":
+    """Measure on this rank; all ranks of the launch call this together."""
     from moetune.app.launch import rank_device
     from moetune.measure.kernels import able_kernels
     from moetune.measure.steps import measure_steps, random_steps
@@ -258,5 +234,4 @@ def _measure(
     able = {planned, *able_kernels(workload, device=device)}
     decisions = [decision for decision in decisions if decision.kernel in able]
     steps = random_steps(workload, device=device)
-    device_id = wiring.detect_cluster().fingerprint.device_id
-    return device_id, measure_steps(steps, decisions, num_rounds=NUM_ROUNDS)
+    return measure_steps(steps, decisions, num_rounds=NUM_ROUNDS)

@@ -8,7 +8,7 @@ from moetune.app.plan import PlanRequest, changed_request, plan_again, read_limi
 from moetune.app.planner import Planner
 from moetune.app.requests import ask, check_served, training_request
 from moetune.app.subjects import refuse_model
-from moetune.app.training import plan_training, usable_bytes
+from moetune.app.training import plan_training
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError, ProfileError
@@ -20,6 +20,7 @@ from moetune.domain.spelling import Spelling, nearest_or, spelled
 from moetune.domain.training_document import TrainingInputs
 from moetune.fit.speeds import Speeds, scale_profile
 from moetune.report.section import sentence
+from moetune.solve.model.profiled import usable_bytes
 
 WHATIF_SCHEMA = "moetune.whatif/1"
 AS_CHANGES = Spelling(key="changes.{}", constraint="changes.constraints.{}")

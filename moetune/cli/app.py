@@ -78,11 +78,11 @@ COMMANDS = {
     "report": "Draw a profile and plans in one HTML file.",
     "serve": "Serve the store to a team: API and pages.",
     "plans": "Stored plans.",
-    "observations": "Observed steps of plans, and runs of models.",
+    "observations": "Observed runs of models.",
     "profiles": "Profiles: measured speeds of machines.",
     "models": "Models by name, and from their configurations.",
     "schema": "Print the JSON schema of a document, or list their names.",
-    "db": "The database of profiles, plans and observations.",
+    "db": "The database of profiles, plans and observed runs.",
     "doctor": "Print this installation and its problems.",
     "completion": "Print the script that completes commands and names.",
 }

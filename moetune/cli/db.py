@@ -1,4 +1,4 @@
-"""`moetune db`: the database of profiles, plans and observations."""
+"""`moetune db`: the database of profiles, plans and observed runs."""
 
 from moetune.cli.commands import command, group, option
 from moetune.cli.options import removed_words
@@ -43,9 +43,9 @@ def check(session: Session) -> int:
     option("--dry-run", "Count, and delete nothing.", bool),
 )
 def prune(session: Session, older_than: float, *, dry_run: bool) -> None:
-    """Delete old observations, and old plans under which nothing newer was observed.
+    """Delete old plans under which nothing newer was settled, and old settled sizes.
 
-    Profiles and their measurements stay.
+    Profiles, their measurements and observed runs stay.
     """
     from moetune.app import library
 
@@ -59,6 +59,6 @@ def prune(session: Session, older_than: float, *, dry_run: bool) -> None:
 
 
 db = group(
-    "The database of profiles, plans and observations.",
+    "The database of profiles, plans and observed runs.",
     upgrade, check, prune,
 )  # fmt: skip

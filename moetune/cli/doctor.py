@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 from moetune.cli.commands import command
 from moetune.cli.session import Session
-from moetune.domain.document import encode
+from moetune.domain.document import ErrorDocument, encode
 from moetune.domain.units import format_bytes
 from moetune.report.section import Cell, Section, Table, plural
 from moetune.report.section import facts as facts_table
 
 if TYPE_CHECKING:
-    from moetune.app.doctor import Diagnosis, Finding, StoreReport
+    from moetune.app.doctor import Diagnosis, StoreReport
 
 
 @command("moetune doctor --json > report.json")
@@ -63,7 +63,7 @@ def _store_words(store: "StoreReport") -> Iterator[str]:
     yield from _problem(store.problem)
 
 
-def _problem(problem: "Finding | None") -> tuple[str, ...]:
+def _problem(problem: ErrorDocument | None) -> tuple[str, ...]:
     return () if problem is None else (f"problem: {problem.error}", problem.hint)
 
 

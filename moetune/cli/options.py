@@ -45,9 +45,8 @@ _FORMS: Mapping[type, str] = MappingProxyType({int: "N", float: "SHARE", str: "N
 
 
 def removed_words(removed: "Removed") -> str:
-    """Return "1 plan, 3 observations and 0 settled sizes"."""
-    counts = plural(removed.plans, "plan"), plural(removed.observations, "observation")
-    return f"{', '.join(counts)} and {plural(removed.settled, 'settled size')}"
+    """Return "1 plan and 0 settled sizes"."""
+    return f"{plural(removed.plans, 'plan')} and {plural(removed.settled, 'settled size')}"
 
 
 def pair(text: str) -> tuple[str, str]:

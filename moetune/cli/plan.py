@@ -43,9 +43,9 @@ def plan(
     """
     from moetune.app.files import write_text
     from moetune.app.planner import plan_question
-    from moetune.app.profile_quality import stale_note
     from moetune.app.requests import ask
     from moetune.app.sources import earlier_runs_note
+    from moetune.app.staleness import stale_note
     from moetune.app.subjects import subject_of
     from moetune.app.views.plan import plan_sections
     from moetune.domain.question import read_texts

@@ -1,4 +1,4 @@
-"""`moetune plans` and `moetune observations`: what the store has of plans and of their steps."""
+"""`moetune plans` and `moetune observations`: the plans and the runs of the store."""
 
 from collections.abc import Sequence
 
@@ -64,7 +64,7 @@ def diff(session: Session, first: str, second: str) -> None:
     argument("plans", "Beginnings of ids.", form="PLAN...", names=plan_ids, multiple=True),
 )
 def remove(session: Session, plans: Sequence[str]) -> None:
-    """Delete plans, and what was observed under them."""
+    """Delete plans, and the sizes that were settled under them."""
     with session.made_store() as store:
         removed = store.remove_plans([*map(store.plan_id, plans)])
     session.screen.result(
@@ -83,45 +83,31 @@ plans = group("Stored plans.", list_, show, diff, remove)
     ALL,
 )
 def list_observations(session: Session, plan: str | None, limit: int) -> None:
-    """List the newest observations, newest first."""
-    from moetune.app.views.observed import observations_section, runs_section, stored_documents
+    """List the newest observed runs, newest first."""
+    from moetune.app.views.observed import runs_section, stored_documents
 
     with session.find_store() as store:
         if store is None and plan:
             raise NotFoundError(f"no plan has an id that begins with {plan!r}")
         plan_id = store.plan_id(plan) if store and plan else None
-        rows = store.observation_page(plan_id, limit=limit) if store else ()
         runs = store.observed_runs(plan_id=plan_id, limit=limit) if store else ()
-    document = {
-        "schema": "moetune.observations.list/1", "observations": stored_documents(rows),
-        "runs": stored_documents(runs),
-    }  # fmt: skip
-    sections = [observations_section(rows)] if rows or not runs else []
-    session.screen.answer((*sections, *([runs_section(runs)] if runs else [])), document)
+    document = {"schema": "moetune.observations.list/1", "runs": stored_documents(runs)}
+    session.screen.answer((runs_section(runs),), document)
 
 
 @command(
-    "moetune observations remove 17",
-    argument(
-        "observations",
-        "As listed: 17 of a layer's steps, r3 of a run.",
-        form="ID...",
-        multiple=True,
-    ),
+    "moetune observations remove r3",
+    argument("runs", "Numbers as listed, such as r3.", form="ID...", multiple=True),
 )
-def remove_observations(session: Session, observations: Sequence[str]) -> None:
-    """Delete observations."""
-    from moetune.app.library import numbers_of
+def remove_observations(session: Session, runs: Sequence[str]) -> None:
+    """Delete observed runs."""
+    from moetune.app.library import run_numbers
 
-    steps, runs = numbers_of(observations)
+    numbers = run_numbers(runs)
     with session.made_store() as store:
-        count = store.remove_observations(steps) + store.remove_observed_runs(runs)
+        count = store.remove_observed_runs(numbers)
     document = {"schema": "moetune.observations.remove/1", "removed": count}
-    session.screen.result(document, f"removed {plural(count, 'observation')}")
+    session.screen.result(document, f"removed {plural(count, 'observed run')}")
 
 
-observations = group(
-    "Observed steps of plans, and runs of models.",
-    list=list_observations,
-    remove=remove_observations,
-)
+observations = group("Observed runs of models.", list=list_observations, remove=remove_observations)

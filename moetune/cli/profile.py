@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from moetune import config
-from moetune.app.profile_quality import not_measured
 from moetune.cli.commands import AT_LEAST_1, command, option
 from moetune.cli.completion import profile_names
 from moetune.cli.options import OVERSUBSCRIBE, fields, texts_of, words_in
@@ -172,6 +171,7 @@ def _measure(session: Session, request: "ProfileRequest", *, resume: bool) -> in
 
 def _show(session: Session, request: "ProfileRequest", outcome: "ProfileOutcome") -> None:
     from moetune.app.views.profile import quality_words
+    from moetune.fit.quality import group_of
 
     screen, name = session.screen, outcome.profile.name
     reused = f", {outcome.num_reused} of them from an earlier run" if outcome.num_reused else ""
@@ -180,7 +180,8 @@ def _show(session: Session, request: "ProfileRequest", outcome: "ProfileOutcome"
     for words in quality_words(outcome.profile):
         screen.say(words)
     for sample in outcome.failed[:3]:
-        screen.say(f"Not measured: {not_measured(sample, outcome.profile.machine)}")
+        group = group_of(sample.point, outcome.profile.machine)
+        screen.say(f"Not measured: one point of {group} ({sample.error})")
     quoted = shlex.quote(name)
     screen.line(f"See it:        moetune profiles show {quoted}")
     screen.line(f"Plan with it:  moetune plan --profile {quoted} {_planned(request)}")

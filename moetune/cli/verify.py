@@ -28,8 +28,8 @@ def verify(
     Runs every degree, and compares outputs and gradients with those of one chunk. Exit code 6:
     the step is outside of its range, or one chunk is faster.
     """
-    from moetune.app.profile_quality import stale_note
-    from moetune.app.verify import observations_of, verify_plan
+    from moetune.app.staleness import stale_note
+    from moetune.app.verify import verify_plan
     from moetune.app.views.observed import verification_sections
 
     environ = config.environment()
@@ -42,9 +42,6 @@ def verify(
     )  # fmt: skip
     if verification is None:
         return 0
-    with session.open_store() as store:
-        store.save_plan(made)
-        store.add_observations(observations_of(made, verification))
     session.screen.answer(verification_sections(made, verification), verification.document)
     if machine is not None and (stale := stale_note(machine)):
         session.screen.note(stale)

@@ -23,7 +23,6 @@ FASTER = " with computation × "
 `whatif`."""
 HEADROOM = 0.05
 """Of plans that tie, one that leaves this share of a memory limit free is taken."""
-_OF_ONE_DEVICE = ("kind", "device", "cpu")
 HOST_MEMORY = "host_memory_bytes"
 """Name of a hardware fact of CUDA machines, of one host; a CPU's own memory is its host's."""
 DEVICE_MEMORY = "memory_bytes"
@@ -91,12 +90,6 @@ class Fingerprint:
     def hardware_id(self) -> str:
         """Hash of the hardware facts."""
         return digest(self.hardware)[:16]
-
-    @property
-    def device_id(self) -> str:
-        """Hash of the kind of device, however many there are; "" where it is not known."""
-        facts = {name: self.hardware[name] for name in _OF_ONE_DEVICE if name in self.hardware}
-        return digest(facts)[:16] if facts else ""
 
     @property
     def software_id(self) -> str:

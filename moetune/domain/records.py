@@ -1,6 +1,5 @@
-"""Records of a store: runs, machines, fits, observations, settled sizes, plans."""
+"""Records of a store: runs, machines, fits, observed runs, settled sizes, plans."""
 
-import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -47,52 +46,6 @@ class RunInfo:
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 1e7
 """Least and most seconds of a step: beyond them its ratios cannot be drawn, or not be computed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """Measured times of a step, and the plan that predicted it; InputError of wrong times.
-
-    Args:
-        seconds: raw times of single steps, in order.
-        predicted_seconds: 0 where nothing was predicted.
-        source: who measured: "verify", or of before "training" and "search".
-        device_id: of the machine, see `Fingerprint`; "" where the sender does not know it.
-    """
-
-    plan_id: str
-    forward_degree: int
-    backward_degree: int
-    tokens_per_rank: int
-    predicted_seconds: float
-    seconds: tuple[float, ...]
-    source: str
-    device_id: str = ""
-
-    def __post_init__(self) -> None:
-        check_positive(self, "forward_degree", "backward_degree", "tokens_per_rank")
-        if not self.seconds:
-            raise InputError("seconds is empty: an observation has at least one time")
-        if not all(0 <= time < math.inf for time in (self.predicted_seconds, *self.seconds)):
-            raise InputError("seconds must be finite and not negative")
-
-    @property
-    def median_seconds(self) -> float:
-        """The median of the steps' times."""
-        return statistics.median(self.seconds)
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether a step can take its times; older versions stored any."""
-        times = (self.predicted_seconds, *self.seconds)
-        return all(SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS for seconds in times)
-
-    @property
-    def error(self) -> float | None:
-        """See `prediction_error`; None where nothing was predicted."""
-        if not self.predicted_seconds:
-            return None
-        return prediction_error(self.predicted_seconds, self.median_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +200,6 @@ class Removed:
     """Numbers of rows that were removed from a store, or would be."""
 
     plans: int
-    observations: int
     settled: int
 
 

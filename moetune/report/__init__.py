@@ -1,4 +1,4 @@
-"""Neutral sections, figures of profiles and plans, and the HTML around them.
+"""Neutral sections, figures of profiles and plans, the HTML around them, and a layer's reasons.
 
 A figure has panels of marks, which `svg.py` draws. Functions take values of the domain and return
 a `Figure`.

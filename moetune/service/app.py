@@ -19,7 +19,7 @@ from moetune.app.planner import ServicePlanner
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
-from moetune.service import measurements, plans
+from moetune.service import plans, profiles
 from moetune.service.access import Access
 from moetune.service.bodies import document
 from moetune.service.describe import PROBLEMS, Address, PageDocument, openapi_of
@@ -72,13 +72,12 @@ _ADDRESSES = (
         LaunchText,
     ),
     Address("GET", "/v1/plans", plans.stored_plans, "Stored plans", PageDocument),
-    Address("GET", "/v1/profiles", measurements.profiles, "Profiles", PageDocument),
-    Address("GET", "/v1/profiles/{name}", measurements.profile, "A profile", Profile),
+    Address("GET", "/v1/profiles", profiles.profiles, "Profiles", PageDocument),
+    Address("GET", "/v1/profiles/{name}", profiles.profile, "A profile", Profile),
     Address(
-        "POST", "/v1/profiles", measurements.add_profile, "Store a profile", None, Profile,
+        "POST", "/v1/profiles", profiles.add_profile, "Store a profile", None, Profile,
         HTTPStatus.CREATED,
     ),
-    Address("GET", "/v1/observations", measurements.observations, "Measured steps", PageDocument),
     Address("GET", "/healthz", health, "Is the process alive"),
     Address("GET", "/readyz", readiness, "Can the database be used"),
     Address("GET", "/metrics", metrics, "Metrics for Prometheus"),

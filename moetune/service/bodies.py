@@ -6,9 +6,8 @@ Values in bodies are checked by the domain, whose errors help more than a schema
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from http import HTTPStatus
-from operator import attrgetter
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Path, Query
@@ -26,7 +25,6 @@ _NEXT = "`next` of the previous page."
 Limit = Annotated[int, Query(ge=1, le=500, description="Largest number of entries.")]
 PlanId = Annotated[str, Path(json_schema_extra={"pattern": "^[0-9a-f]{64}$"})]
 PlanCursor = Annotated[str, Query(pattern="^([0-9a-f]{64})?$", description=_NEXT)]
-RowCursor = Annotated[int, Query(ge=0, le=2**63 - 1, description=_NEXT)]
 JSON = "application/json"
 TOML = "application/toml"
 FORM = "application/x-www-form-urlencoded"
@@ -42,21 +40,14 @@ def document(
     return Response(canonical_json(value) + "\n", status, headers, media_type=JSON)
 
 
-def page(
-    schema: str,
-    rows: Sequence[Any],
-    *,
-    limit: int,
-    cursor: Callable[[Any], object] = attrgetter("id"),
-) -> Response:
+def page(schema: str, rows: Sequence[Any], *, limit: int) -> Response:
     """Return one page of a list, with the cursor of the next one under `next`.
 
     Args:
         rows: up to `limit` + 1; the extra row shows that there is a next page.
-        cursor: returns a row's cursor.
     """
     items = rows[:limit]
-    next_page = str(cursor(items[-1])) if len(rows) > limit else None
+    next_page = str(items[-1].id) if len(rows) > limit else None
     return document({"schema": schema, "items": encode(items), "next": next_page})
 
 

@@ -98,7 +98,7 @@ def openapi_of(app: FastAPI, addresses: Iterable[Address]) -> dict[str, Any]:
     document = get_openapi(
         title=app.title,
         version=app.version,
-        description="Plans of Mixture-of-Experts training jobs, with profiles and observations.",
+        description="Plans of Mixture-of-Experts training jobs, and profiles of machines.",
         routes=app.routes,
     )
     parts = document.setdefault("components", {})

@@ -1,4 +1,4 @@
-"""The database of profiles, plans and observations. SQLAlchemy and Alembic live only here."""
+"""The database of profiles, plans and observed runs. SQLAlchemy and Alembic live only here."""
 
 from moetune.store.address import database_file
 from moetune.store.admin import SqlStore, check, current, open_store, upgrade

@@ -3,13 +3,11 @@
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection
 
 from moetune.domain.errors import BadStoreError, InputError, MoetuneError, StoreUnavailableError
-from moetune.domain.records import Observation, Stored
 from moetune.store import storable
 from moetune.store.address import Address, parse_address
 from moetune.store.database import Database
@@ -28,7 +26,6 @@ from moetune.store.migrate import (
 from moetune.store.observed_runs import ObservedRunStore
 from moetune.store.plans import PlanStore
 
-_PAGE_SIZE = 1000
 _LEAST_FREE_BYTES = 2**20
 
 
@@ -244,20 +241,6 @@ def _document_problems(store: SqlStore) -> Iterator[str]:
         store.observed_runs()
     except InputError as error:
         yield f"{error.what}: `moetune observations remove` with its r and number removes it"
-    try:
-        for row in _observations(store):
-            of_row = f"observation {row.id}", f"observations remove {row.id}"
-            yield from _problems(partial(attrgetter("value"), row), *of_row)
-    except InputError as error:
-        yield error.what
-
-
-def _observations(store: SqlStore) -> Iterator[Stored[Observation]]:
-    """Yield all observations page by page: there may be millions of them."""
-    page = store.observation_page(None, limit=_PAGE_SIZE)
-    while page:
-        yield from page
-        page = store.observation_page(None, after=page[-1].id, limit=_PAGE_SIZE)
 
 
 def _problems(read: Callable[[], Any], what: str, remove: str) -> Iterator[str]:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, delete, select
+from sqlalchemy import ColumnElement, Connection, Engine, Table, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from moetune.domain.errors import NotFoundError, StoreUnavailableError
+from moetune.domain.errors import StoreUnavailableError
 from moetune.store import faults
 from moetune.store.address import Address
 from moetune.store.engine import Opening, make_engine, reading, without_transaction
@@ -23,7 +23,6 @@ K = TypeVar("K")
 P = ParamSpec("P")
 S = TypeVar("S", bound="Database")
 _OPENING = Opening()
-_LARGEST_ID = 2**31 - 1  # of an Integer column
 
 
 class Database:
@@ -132,28 +131,10 @@ def writes(method: Callable[Concatenate[S, Connection, P], T]) -> Callable[Conca
     return run
 
 
-def page(query: Select[Any], number: ColumnElement[int], *, after: int, limit: int) -> Select[Any]:
-    """Return the query of the rows before the number `after`, 0 for the newest, newest first."""
-    if after:
-        query = query.where(number < min(after, _LARGEST_ID))
-    return query.order_by(number.desc()).limit(limit)
-
-
 def first_missing(connection: Connection, key: ColumnElement[Any], wanted: Sequence[K]) -> K | None:
     """Return the first of the keys that no row has; None where all rows are there."""
     stored = set(connection.scalars(select(key).where(key.in_(set(wanted)))))
     return next((value for value in wanted if value not in stored), None)
-
-
-def remove_numbered(connection: Connection, table: Table, numbers: Sequence[int], what: str) -> int:
-    """Delete the rows of these ids and return how many there were.
-
-    Raises:
-        NotFoundError: a row, which is a `what`, is not stored; then none is deleted.
-    """
-    if (number := first_missing(connection, table.c.id, numbers)) is not None:
-        raise NotFoundError(f"there is no {what}{number}", NOTHING_REMOVED)
-    return connection.execute(delete(table).where(table.c.id.in_(numbers))).rowcount
 
 
 def insert_missing(connection: Connection, table: Table, values: dict[str, Any]) -> None:

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, delete, insert, select
 
+from moetune.domain.errors import NotFoundError
 from moetune.domain.records import ObservedRun, Stored
 from moetune.store import rows
-from moetune.store.database import Database, reads, remove_numbered, writes
+from moetune.store.database import NOTHING_REMOVED, Database, first_missing, reads, writes
 from moetune.store.schema import observed_runs
 
 
@@ -44,5 +45,12 @@ class ObservedRunStore(Database):
 
     @writes
     def remove_observed_runs(self, connection: Connection, numbers: Sequence[int]) -> int:
-        """Delete the runs of these ids and return how many there were, see `remove_numbered`."""
-        return remove_numbered(connection, observed_runs, numbers, "observed run r")
+        """Delete the runs of these ids and return how many there were.
+
+        Raises:
+            NotFoundError: a run is not stored; then none is deleted.
+        """
+        number = observed_runs.c.id
+        if (missing := first_missing(connection, number, numbers)) is not None:
+            raise NotFoundError(f"there is no observed run r{missing}", NOTHING_REMOVED)
+        return connection.execute(delete(observed_runs).where(number.in_(numbers))).rowcount

@@ -1,4 +1,4 @@
-"""Plans, the steps observed under them, and the sizes that online searches settled."""
+"""Plans, and the sizes that online searches settled under them."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,6 @@ from sqlalchemy import (
     exists,
     func,
     insert,
-    or_,
     select,
     tuple_,
     update,
@@ -27,19 +26,17 @@ from sqlalchemy import (
 from moetune.domain.any_plan import AnyPlan, plan_from_document
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InputError, NotFoundError
-from moetune.domain.records import Observation, PlanInfo, Removed, Settled, Stored
+from moetune.domain.records import PlanInfo, Removed, Settled
 from moetune.store import rows, storable
 from moetune.store.database import (
     NOTHING_REMOVED,
     Database,
     first_missing,
     insert_missing,
-    page,
     reads,
-    remove_numbered,
     writes,
 )
-from moetune.store.schema import observations, plans, settled_sizes
+from moetune.store.schema import plans, settled_sizes
 
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
 _DOCUMENTS = select(plans.c.id, cast(plans.c.document, Text)).where(
@@ -48,13 +45,11 @@ _DOCUMENTS = select(plans.c.id, cast(plans.c.document, Text)).where(
 
 
 class PlanStore(Database):
-    """Plans, observations and settled sizes."""
+    """Plans and settled sizes."""
 
     @writes
     def save_plan(self, connection: Connection, plan: AnyPlan) -> None:
         """Append the plan; one of the same inputs by an older moetune gives way to it.
-
-        Observations keep the prediction of the plan under which they were made.
 
         Raises:
             InputError: it predicts a time that no step takes (`moetune.store.storable`).
@@ -137,30 +132,12 @@ class PlanStore(Database):
         return rows.infos(PlanInfo, connection.execute(newest_first))
 
     @writes
-    def add_observations(self, connection: Connection, values: Sequence[Observation]) -> None:
-        """Append observations, all or none; InputError names the first that cannot be stored."""
-        for value in values:
-            storable.check(value)
-        _require_plans(connection, [value.plan_id for value in values], self.location)
-        if values:
-            connection.execute(insert(observations), [*map(rows.columns, values)])
-
-    @reads
-    def observation_page(
-        self, connection: Connection, plan_id: str | None, *, after: int = 0, limit: int = 200
-    ) -> tuple[Stored[Observation], ...]:
-        """Return a page of the observations of a plan, or of all for None, newest first."""
-        query = select(observations)
-        if plan_id is not None:
-            query = query.where(observations.c.plan_id == plan_id)
-        stored = connection.execute(page(query, observations.c.id, after=after, limit=limit))
-        return tuple(rows.stored(Observation, row, "observation") for row in stored.mappings())
-
-    @writes
     def add_settled(self, connection: Connection, settled: Settled) -> None:
         """Append a search's decision; earlier decisions for the same size are not replaced."""
         storable.check(settled)
-        _require_plans(connection, [settled.plan_id], self.location)
+        if first_missing(connection, plans.c.id, [settled.plan_id]) is not None:
+            what = f"there is no plan {settled.plan_id[:12]!r} in {self.location}"
+            raise InputError(what, "store the plan first")
         connection.execute(insert(settled_sizes).values(rows.settled_values(settled)))
 
     @reads
@@ -172,41 +149,25 @@ class PlanStore(Database):
 
     @writes
     def remove_plans(self, connection: Connection, plan_ids: Sequence[str]) -> Removed:
-        """Delete plans with exactly these ids, and what was observed and settled under them.
+        """Delete plans with exactly these ids, and the sizes that were settled under them.
 
         Raises:
             NotFoundError: a plan is not stored; then none is deleted.
         """
         if (plan_id := first_missing(connection, plans.c.id, plan_ids)) is not None:
             raise NotFoundError(f"there is no plan {plan_id[:12]!r}", NOTHING_REMOVED)
-        return _remove(
-            connection,
-            observations.c.plan_id.in_(plan_ids),
-            settled_sizes.c.plan_id.in_(plan_ids),
-            plans.c.id.in_(plan_ids),
-        )
-
-    @writes
-    def remove_observations(self, connection: Connection, numbers: Sequence[int]) -> int:
-        """Delete the observations of these ids and return how many, see `remove_numbered`."""
-        return remove_numbered(connection, observations, numbers, "observation ")
+        return _remove(connection, settled_sizes.c.plan_id.in_(plan_ids), plans.c.id.in_(plan_ids))
 
     def prune(self, before: str, *, dry_run: bool = False) -> Removed:
-        """Delete what is older, and plans that nothing newer was observed or settled under.
+        """Delete what is older, and plans that nothing newer was settled under.
 
         Args:
             before: UTC, ISO 8601, as of `Stored`.
             dry_run: count only.
         """
-        children = observations, settled_sizes
-        later = [
-            exists().where(child.c.plan_id == plans.c.id, child.c.created_at >= before)
-            for child in children
-        ]
-        old = (
-            *(child.c.created_at < before for child in children),
-            (plans.c.created_at < before) & ~or_(*later),
-        )
+        settled = settled_sizes.c
+        later = exists().where(settled.plan_id == plans.c.id, settled.created_at >= before)
+        old = settled.created_at < before, (plans.c.created_at < before) & ~later
         run = self.read if dry_run else self.write
         return run(lambda connection: _remove(connection, *old, dry_run=dry_run))
 
@@ -217,7 +178,7 @@ class PlanStore(Database):
             if connection.dialect.name == "sqlite":
                 connection.exec_driver_sql("VACUUM")
                 return
-            for table in (observations, settled_sizes, plans):
+            for table in (settled_sizes, plans):
                 connection.exec_driver_sql(f"VACUUM FULL {table.name}")
 
         self.outside(work)
@@ -238,21 +199,14 @@ def _beginning_with(
     return matches[0] if matches else None
 
 
-def _require_plans(connection: Connection, plan_ids: Sequence[str], where: str) -> None:
-    """Raise InputError, which names the first one, unless all of the plans are stored."""
-    if (plan_id := first_missing(connection, plans.c.id, plan_ids)) is not None:
-        raise InputError(f"there is no plan {plan_id[:12]!r} in {where}", "store the plan first")
-
-
 def _remove(
     connection: Connection,
-    of_observations: ColumnElement[bool],
     of_settled: ColumnElement[bool],
     of_plans: ColumnElement[bool],
     *,
     dry_run: bool = False,
 ) -> Removed:
-    """Delete rows, or count them; the plans last, which the others refer to."""
+    """Delete rows, or count them; the plans last, which settled sizes refer to."""
 
     def remove_rows(table: Table, condition: ColumnElement[bool]) -> int:
         if dry_run:
@@ -260,7 +214,6 @@ def _remove(
         return connection.execute(delete(table).where(condition)).rowcount
 
     return Removed(
-        observations=remove_rows(observations, of_observations),
         settled=remove_rows(settled_sizes, of_settled),
         plans=remove_rows(plans, of_plans),
     )

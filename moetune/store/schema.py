@@ -104,19 +104,6 @@ plans = Table(
     Index(None, "created_at", "id"),
 )
 
-observations = Table(
-    "observations",
-    metadata,
-    Column("id", Integer, primary_key=True),
-    Column("plan_id", ForeignKey("plans.id"), nullable=False, index=True),
-    *_columns(BigInteger, "forward_degree", "backward_degree", "tokens_per_rank"),
-    *_columns(Double, "predicted_seconds"),
-    *_columns(JSON, "seconds"),
-    *_columns(Text, "source", "created_at"),
-    Column("device_id", Text, nullable=False, server_default=""),
-    sqlite_autoincrement=True,
-)
-
 # Without a reference to `plans`: a run stays when its plan goes, and a launch file has none.
 observed_runs = Table(
     "observed_runs",

@@ -10,7 +10,7 @@ from moetune.domain.any_plan import AnyPlan
 from moetune.domain.costs import LinearCost
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
-from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, Observation, Settled
+from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, Settled
 from moetune.domain.samples import Sample
 
 _SHORTEST = {"step": SHORTEST_SECONDS, "operation": 1e-12}
@@ -22,7 +22,7 @@ _SIZE = 1e6
 _Times = Iterator[tuple[str, str, Iterable[float]]]
 
 
-def check(value: AnyPlan | Observation | Profile | Sample | Settled) -> None:
+def check(value: AnyPlan | Profile | Sample | Settled) -> None:
     """Raise InputError for a time that no step or operation takes, or a rate that none has.
 
     Lines are looked at where a million bytes or multiply-accumulates are; tables row by row.
@@ -38,12 +38,9 @@ def check(value: AnyPlan | Observation | Profile | Sample | Settled) -> None:
         _check_rates(value)
 
 
-def _times(value: AnyPlan | Observation | Profile | Sample | Settled) -> _Times:
+def _times(value: AnyPlan | Profile | Sample | Settled) -> _Times:
     """Yield whether times are of steps or operations, their name, and the times."""
     match value:
-        case Observation():
-            yield "step", "predicted_seconds", (value.predicted_seconds,)
-            yield "step", "seconds", value.seconds
         case Settled():
             yield "step", "planned_seconds", (value.planned_seconds,)
             yield "step", "seconds", value.seconds

@@ -1,11 +1,11 @@
-"""A verification ends in a sentence, and its steps are observed."""
+"""A verification ends in a sentence."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from moetune.app.verify import Verification, VerifiedStep, observations_of
+from moetune.app.verify import Verification, VerifiedStep
 from moetune.app.views.observed import verdict, verification_sections
 from tests.report.lab import lab_plan
 
@@ -19,7 +19,7 @@ ALONE = replace(PLANNED, forward_degree=1, backward_degree=1, is_planned=False,
 
 def verification(*steps: VerifiedStep) -> Verification:
     return Verification(plan_id=PLAN.id, steps=steps, tolerance=1e-5, imbalance=1.25,
-                        device_id="ab", range_seconds=(1, 2))  # fmt: skip
+                        range_seconds=(1, 2))  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "alone", "holds", "says"), [
@@ -47,12 +47,6 @@ def test_an_error_of_a_prediction_has_its_sign(seconds: float, error: str) -> No
     assert f"({error})" in " ".join(section.paragraphs)
 
 
-def test_a_verification_is_observed_with_its_machine() -> None:
-    one, planned = observations_of(PLAN, verification(ALONE, PLANNED))
-    assert (one.device_id, planned.device_id) == ("ab", "ab")
-    assert planned.seconds == PLANNED.raw_step_seconds
-
-
 def test_steps_by_another_kernel_are_listed_and_count_for_equal_numbers_alone() -> None:
     alone, planned = (replace(step, kernel="grouped_mm") for step in (ALONE, PLANNED))
     other = replace(
@@ -64,5 +58,4 @@ def test_steps_by_another_kernel_are_listed_and_count_for_equal_numbers_alone() 
     [table] = section.tables
     kernels = [row[table.header.index("kernel")] for row in table.rows]
     assert [cell.text for cell in kernels] == ["grouped_mm", "grouped_mm", "loop"]
-    assert len(observations_of(PLAN, found)) == 2
     assert not replace(found, steps=(alone, planned, replace(other, deviation=1.0))).is_equal

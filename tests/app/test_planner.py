@@ -33,7 +33,7 @@ from moetune.domain.request import PlanInputs
 from moetune.domain.spelling import AS_FIELDS
 from moetune.store import storable
 from tests.fit.measured import measured_profile
-from tests.store.values import observation
+from tests.store.values import observed_run
 
 NUM_THREADS = 16
 PUBLISHED = "rtx2080ti-x64"
@@ -153,7 +153,7 @@ def test_reading_cannot_write(planner: ServicePlanner) -> None:
     with pytest.raises(MoetuneError, match="read-only"):
         planner.reading.save_plan(plan)
     with pytest.raises(MoetuneError, match="read-only"):
-        planner.reading.add_observations([observation(plan.id)])
+        planner.reading.add_observed_run(observed_run())
 
 
 def test_the_planner_is_ready_until_its_database_is_gone_and_again_when_it_is_back(

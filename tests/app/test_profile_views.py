@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from moetune.app.files import bundled_profiles
-from moetune.app.profile_quality import quality_of
 from moetune.app.profiles import (
     FoundProfile,
     find_profile,
@@ -19,6 +18,7 @@ from moetune.domain.cluster import Cluster
 from moetune.domain.errors import ProfileError
 from moetune.domain.profile import FitError, Profile, ProfileQuality, SuspectGroup
 from moetune.domain.samples import Quality, RowsPoint
+from moetune.fit.quality import quality_of
 from tests.fit.measured import FINGERPRINT, MACHINE
 from tests.report.lab import lab_profile
 

@@ -10,7 +10,8 @@ from moetune.app.files import find_plan
 from moetune.app.report import NUM_PLANS, Report, write_report
 from moetune.app.wiring import StoreFinder
 from moetune.domain.errors import InputError, ProfileError
-from tests.report.lab import lab_plan, lab_profile, observations
+from tests.report.lab import lab_plan, lab_profile
+from tests.store.values import observed_run
 from tests.training_plans import training_plan
 
 
@@ -35,7 +36,6 @@ def test_the_newest_plans_are_reported_with_the_newest_profile(
         store.save_profile(lab_profile())
         for plan in plans:
             store.save_plan(plan)
-        store.add_observations(observations(plans[-1], 3))
     file = tmp_path / "out.html"
     found = report(stores, file)
     assert found.file == file
@@ -47,19 +47,22 @@ def test_the_newest_plans_are_reported_with_the_newest_profile(
     assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", file.read_text(encoding="utf-8"))
 
 
-def test_observed_steps_are_listed_for_their_plan(stores: StoreFinder, tmp_path: Path) -> None:
-    plan, other = lab_plan(64), lab_plan(128)
+def test_observed_runs_are_listed_for_plans_of_their_machine(
+    stores: StoreFinder, tmp_path: Path
+) -> None:
+    layer, model = lab_plan(64), training_plan()
     with stores() as store:
         assert store is not None
         store.save_profile(lab_profile())
-        for one in (plan, other):
-            store.save_plan(one)
-        store.add_observations(observations(plan, 3))
-    for one, is_observed in ((plan, True), (other, False)):
-        report(stores, tmp_path / "one.html", plans=(one.id,))
-        text = (tmp_path / "one.html").read_text(encoding="utf-8")
-        assert 'data-figure="timeline"' in text
-        assert ('data-table="observations"' in text) is is_observed
+        for plan in (layer, model):
+            store.save_plan(plan)
+            digest = plan.inputs.profile_fingerprint
+            store.add_observed_run(observed_run(profile_fingerprint=digest))
+    for plan, is_observed in ((layer, False), (model, True)):
+        report(stores, tmp_path / "out.html", plans=(plan.id,))
+        text = (tmp_path / "out.html").read_text(encoding="utf-8")
+        assert ('data-figure="timeline"' in text) is not is_observed
+        assert ('data-table="runs"' in text) is is_observed
 
 
 def test_a_plan_of_a_file_is_reported_with_its_profile(stores: StoreFinder, tmp_path: Path) -> None:

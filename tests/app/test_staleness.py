@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from moetune.app import profile_quality
-from moetune.app.profile_quality import changes, is_of_this_processor, software_here, stale_note
+from moetune.app import staleness
+from moetune.app.staleness import changes, is_of_this_processor, software_here, stale_note
 from moetune.domain.cluster import Fingerprint
 from tests.fit.measured import measured_profile
 
@@ -27,14 +27,14 @@ def test_what_changes_speed_makes_a_profile_stale_and_nothing_else_does() -> Non
 
 
 def test_the_note_names_the_change_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile_quality, "is_of_this_processor", lambda _: True)
-    monkeypatch.setattr(profile_quality, "software_here", lambda: {"torch": "2.13"})
+    monkeypatch.setattr(staleness, "is_of_this_processor", lambda _: True)
+    monkeypatch.setattr(staleness, "software_here", lambda: {"torch": "2.13"})
     note = stale_note(PROFILE)
     assert "2.12" in note
     assert "2.13" in note
     assert f"moetune profile --name {PROFILE.name}`" in note
     assert stale_note(replace(PROFILE, provenance="published")) == ""
-    monkeypatch.setattr(profile_quality, "software_here", lambda: SOFTWARE)
+    monkeypatch.setattr(staleness, "software_here", lambda: SOFTWARE)
     assert stale_note(PROFILE) == ""
 
 

@@ -38,7 +38,7 @@ def test_verify_refuses_two_degrees(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "plan again" in error["hint"]
 
 
-def test_verify_finds_equal_numbers_and_keeps_the_observation(
+def test_verify_finds_equal_numbers_and_makes_no_store(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, db = plan_file(tmp_path), str(tmp_path / "m.db")
@@ -51,6 +51,7 @@ def test_verify_finds_equal_numbers_and_keeps_the_observation(
     }  # fmt: skip
     assert all(step["deviation"] <= found["tolerance"] for step in found["steps"])
     assert [step["is_planned"] for step in found["steps"]].count(True) == 1
+    assert not Path(db).exists()
 
 
 def test_verify_of_reused_memory_compares_its_degrees_and_what_keeping_everything_takes(

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file, profile_to_toml
+from moetune.domain.plan import Decision
 from moetune.domain.profile import RowsLine
-from moetune.domain.records import Observation
+from moetune.domain.records import Settled
 from moetune.store import open_store
 from tests.cli.running import Cli
+from tests.store.values import observed_run
 
 PLAN = ("plan", "--profile", "rtx2080ti-x64", "--dtype", "float16", "--json", "--model")
 OLD = "2020-01-01T00:00:00.000000+00:00"
@@ -25,11 +27,20 @@ def plans(cli: Cli) -> tuple[str, str]:
     return small, large
 
 
-def observe(database: Path, plan_id: str, count: int) -> None:
-    one = Observation(plan_id=plan_id, forward_degree=1, backward_degree=1, tokens_per_rank=8,
-                      predicted_seconds=1.0, seconds=(1.1,), source="training")  # fmt: skip
+def settle(database: Path, plan_id: str, count: int) -> None:
+    """Store what searches settled under a plan."""
+    size = Settled(plan_id=plan_id, hardware_id="a", memory_reuse=None, tokens_per_rank=8,
+                   decision=Decision(forward_degree=1, backward_degree=1), seconds=(1.1,),
+                   planned_seconds=1.0, num_steps=9)  # fmt: skip
     with open_store(str(database)) as store:
-        store.add_observations([one] * count)
+        for _ in range(count):
+            store.add_settled(size)
+
+
+def observe(database: Path, count: int, plan_id: str = "") -> None:
+    with open_store(str(database)) as store:
+        for _ in range(count):
+            store.add_observed_run(observed_run(plan_id=plan_id))
 
 
 def age(database: Path, table: str, condition: str = "1") -> None:
@@ -52,35 +63,35 @@ def test_plans_are_listed_by_their_facts(cli: Cli, database: Path, plans: tuple[
     assert small[:8] in cli("plans", "list").out
 
 
-def test_a_long_list_says_how_many_follow(cli: Cli, database: Path, plans: tuple[str, str]) -> None:
-    observe(database, plans[0], 25)
+def test_a_long_list_says_how_many_follow(cli: Cli, database: Path) -> None:
+    observe(database, 25)
     assert "… and 5 more: --all" in cli("observations", "list").out
     assert "more: --all" not in cli("observations", "list", "--all").out
-    assert len(cli("observations", "list", "--json").document["observations"]) == 25
-    assert len(cli("observations", "list", "--limit", "3", "--json").document["observations"]) == 3
+    assert len(cli("observations", "list", "--json").document["runs"]) == 25
+    assert len(cli("observations", "list", "--limit", "3", "--json").document["runs"]) == 3
 
 
 def test_observations_are_listed_by_plan_and_removed(
     cli: Cli, database: Path, plans: tuple[str, str]
 ) -> None:
     for plan_id in plans:
-        observe(database, plan_id, 2)
-    found = cli("observations", "list", "--plan", plans[0][:8], "--json").document["observations"]
+        observe(database, 2, plan_id)
+    found = cli("observations", "list", "--plan", plans[0][:8], "--json").document["runs"]
     assert {one["plan_id"] for one in found} == {plans[0]}
-    numbers = [str(one["id"]) for one in found]
+    numbers = [f"r{one['id']}" for one in found]
     assert cli("observations", "remove", *numbers, "--json").document["removed"] == 2
     again = cli("observations", "remove", numbers[0])
     assert (again.code, numbers[0] in again.err) == (2, True)
-    assert len(cli("observations", "list", "--json").document["observations"]) == 2
+    assert len(cli("observations", "list", "--json").document["runs"]) == 2
 
 
-def test_removed_plans_take_observations(cli: Cli, database: Path, plans: tuple[str, str]) -> None:
-    observe(database, plans[0], 3)
+def test_removed_plans_take_settled_sizes(cli: Cli, database: Path, plans: tuple[str, str]) -> None:
+    settle(database, plans[0], 3)
     removed = cli("plans", "remove", plans[0][:8], "--json").document["removed"]
-    assert removed == {"plans": 1, "observations": 3, "settled": 0}
+    assert removed == {"plans": 1, "settled": 3}
     assert [one["id"] for one in cli("plans", "list", "--json").document["plans"]] == [plans[1]]
     assert cli("plans", "remove", plans[0]).code == 2
-    assert "removed 1 plan," in cli("plans", "remove", plans[1][:10]).out
+    assert "removed 1 plan and" in cli("plans", "remove", plans[1][:10]).out
 
 
 def test_a_plan_is_shown_written_and_compared(cli: Cli, home: Path, plans: tuple[str, str]) -> None:
@@ -106,11 +117,11 @@ def test_a_plan_is_shown_written_and_compared(cli: Cli, home: Path, plans: tuple
 
 
 def test_pruning_counts_before_it_deletes(cli: Cli, database: Path, plans: tuple[str, str]) -> None:
-    observe(database, plans[0], 4)
-    age(database, "observations")
+    settle(database, plans[0], 4)
+    age(database, "settled")
     age(database, "plans", f"id = '{plans[0]}'")
     prune = ("db", "prune", "--older-than", "90d")
-    expected = {"plans": 1, "observations": 4, "settled": 0}
+    expected = {"plans": 1, "settled": 4}
     dry = cli(*prune, "--dry-run", "--json").document
     assert (dry["removed"], dry["dry_run"]) == (expected, True)
     assert len(cli("plans", "list", "--json").document["plans"]) == 2
@@ -121,7 +132,7 @@ def test_pruning_counts_before_it_deletes(cli: Cli, database: Path, plans: tuple
 
 
 @pytest.mark.parametrize("arguments", [
-    ("plans", "remove", "abc"), ("observations", "remove", "1"),
+    ("plans", "remove", "abc"), ("observations", "remove", "r1"), ("observations", "remove", "1"),
     ("db", "prune", "--older-than", "1d"), ("db", "prune", "--older-than", "long"),
     ("db", "prune", "--older-than", "3"), ("plans", "list", "--newer-than", "7"),
     ("plans", "list", "--newer-than", "99999d"), ("observations", "list", "--plan", "zz"),

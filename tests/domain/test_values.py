@@ -16,7 +16,7 @@ from moetune.domain.layer import Activation, LayerShape, Workload
 from moetune.domain.model import Transformer, read_shape
 from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine
 from moetune.domain.question import Question
-from moetune.domain.records import Observation, prediction_error
+from moetune.domain.records import prediction_error
 from moetune.domain.reference import CollectiveTable, DispatcherTable, Network, Rows
 from moetune.domain.routing import ExpertLoads, LayerRouting
 from moetune.domain.routing_record import routing_record
@@ -35,11 +35,6 @@ def machine(*, num_devices: int = 8, memory_bytes: int = 2**30) -> Machine:
 def transformer(*, num_layers: int = 4, num_heads: int = 2, moe_every: int = 2) -> Transformer:
     return Transformer(moe=SHAPE, num_layers=num_layers, num_heads=num_heads, length=16,
                        vocab_size=50, moe_every=moe_every)  # fmt: skip
-
-
-def observation(*, tokens: int = 1, seconds: tuple[float, ...] = (1.0,)) -> Observation:
-    return Observation(plan_id="0", forward_degree=1, backward_degree=1, tokens_per_rank=tokens,
-                       predicted_seconds=1.0, seconds=seconds, source="verify")  # fmt: skip
 
 
 def spread_over(num_nodes: int) -> CollectiveLine:
@@ -91,10 +86,6 @@ def sample(*seconds: float, error: str = "", marks: tuple[str, ...] = ()) -> Sam
     (lambda: spread_over(-1), "num_nodes must be at least 0, got -1"),
     (lambda: gemm_line(0.0, 0.0), "alpha and beta must be at least 0, and one of them"),
     (lambda: gemm_line(-1.0, 2.0), "alpha and beta must be at least 0, and one of them"),
-    (lambda: observation(tokens=0), "tokens_per_rank must be at least 1, got 0"),
-    (lambda: observation(seconds=()), "seconds is empty"),
-    (lambda: observation(seconds=(1.0, math.nan)), "seconds must be finite"),
-    (lambda: observation(seconds=(1.0, -1e-9)), "seconds must be finite and not negative"),
     (lambda: sample(1.0, 0.0), "seconds must be positive and finite"),
     (lambda: sample(math.inf), "seconds must be positive and finite"),
     (sample, "seconds is empty and no error says why"),
@@ -136,12 +127,10 @@ def test_the_least_values_are_accepted() -> None:
     assert CompSpeed(comm=1e-9, all=1.0).all == 1.0
     assert LayerShape(d_model=1, d_hidden=1, num_experts=2, top_k=2).top_k == 2
     assert transformer(moe_every=4).num_moe_layers == 1
-    assert replace(observation(), predicted_seconds=0.0).error is None
     assert gemm_line(0.0, 1e-12).cost.seconds(10) == pytest.approx(1e-11)
     assert gemm_line(1e-6, 0.0).cost.seconds(10) == 1e-6
     copied = CopyLine(direction="h2d", pinned=True, alpha_seconds=1e-6, beta_seconds_per_byte=1e-9)
     assert copied.cost.seconds(1000) == pytest.approx(2e-6)
-    assert observation(seconds=(0.0,)).seconds == (0.0,)
     assert sample(error="out of memory").seconds == ()
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from moetune.app.profiles import named_profile
-from moetune.app.training import step_prices
 from moetune.domain.errors import ProfileError
 from moetune.domain.targets import TARGETS
 from moetune.fit.costs import costs_of
 from moetune.solve.model.memory import MemoryModel
+from moetune.solve.model.profiled import step_prices
 from tests.golden.answers import document
 from tests.golden.cases import LAB
 from tests.launches.drawn import plans

@@ -22,7 +22,7 @@ from moetune.app.subjects import LayerSubject, Subject, subject_of
 from moetune.app.verify import Verification, VerifiedStep
 from moetune.app.views.comparison import comparison_sections, whatif_sections
 from moetune.app.views.models import model_section, models_section
-from moetune.app.views.observed import observations_section, verification_sections
+from moetune.app.views.observed import runs_section, verification_sections
 from moetune.app.views.plan import explanation_sections, plan_sections
 from moetune.app.views.profile import profile_sections
 from moetune.app.views.stored_plans import stored_plans_table
@@ -36,8 +36,9 @@ from moetune.report.section import Section, values_of
 from moetune.report.text import text_of
 from tests.golden.answers import FOLDER
 from tests.golden.facts import plain
-from tests.report.lab import LAYER, lab_plan, lab_profile, observations
+from tests.report.lab import LAYER, lab_plan, lab_profile
 from tests.solve.clusters import cluster_profile
+from tests.store.values import observed_run
 from tests.training_plans import TRAINING, training_plan
 
 PAGE_FOLDER = FOLDER.with_name("pages")
@@ -111,12 +112,15 @@ def verified() -> tuple[Section, ...]:
 
 
 def watched() -> tuple[Section, ...]:
-    """Return the newest six of thirty observed steps."""
+    """Return observed runs, that were as predicted and that were not."""
+    ratios = (1.0, 0.75, 2.5)
     stored = [
-        Stored(id=number, created_at=f"2026-03-{1 + number:02}T04:05:06.789", value=observation)
-        for number, observation in enumerate(observations(lab_plan(), 30))
-    ]
-    return (observations_section(stored[:-7:-1]),)
+        Stored(
+            id=number, created_at=f"2026-03-0{number}T04:05:06.789", value=observed_run(ratio=ratio)
+        )
+        for number, ratio in enumerate(ratios, start=1)
+    ]  # fmt: skip
+    return (runs_section(stored),)
 
 
 def stored() -> tuple[Section, ...]:

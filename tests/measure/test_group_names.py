@@ -1,9 +1,9 @@
 """In which group a point is shown while it is measured, and after the fit."""
 
-from moetune.app.profile_quality import group_of, quality_of
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.samples import AttentionPoint, CollectivePoint, RowsPoint, Sample
 from moetune.fit.profile import fit_profile
+from moetune.fit.quality import group_of, quality_of
 
 TWO_NODES = Machine(kind="cpu", device="lab", num_devices=4, devices_per_node=2, memory_bytes=2**30)
 ONE_NODE = Machine(kind="cpu", device="lab", num_devices=4, devices_per_node=4, memory_bytes=2**30)

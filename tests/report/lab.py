@@ -1,4 +1,4 @@
-"""A measured machine, plans for it, and steps that were observed, all made up but of one piece."""
+"""A measured machine and plans for it, all made up but of one piece."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -11,7 +11,6 @@ from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
-from moetune.domain.records import Observation
 from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,
@@ -55,35 +54,14 @@ def lab_plan(tokens: int = 4096, *, memory_limit_bytes: int | None = None) -> Pl
     return make_plan(request, profile=lab_profile())
 
 
-def observations(plan: Plan, count: int, *, seed: int = 0) -> list[Observation]:
-    """Return steps that first take what was promised, and from the middle on 12 % more."""
-    rng = np.random.default_rng(seed)
-    predicted = plan.predicted.step_seconds
-    return [
-        Observation(
-            plan_id=plan.id,
-            forward_degree=plan.pipeline.forward_degree,
-            backward_degree=plan.pipeline.backward_degree,
-            tokens_per_rank=plan.inputs.tokens_per_rank,
-            predicted_seconds=predicted,
-            seconds=tuple(
-                predicted * (1.12 if at > count // 2 else 1.01) * np.exp(0.03 * rng.normal(size=3))
-            ),
-            source="training",
-        )
-        for at in range(count)
-    ]
-
-
-def fill(file: Path, *, num_observations: int = 300) -> tuple[Plan, Plan]:
-    """Make a database with two profiles, two plans, and observations."""
+def fill(file: Path) -> tuple[Plan, Plan]:
+    """Make a database with two profiles and two plans."""
     plans = lab_plan(), lab_plan(memory_limit_bytes=120 * 2**20)
     with open_store(str(file)) as store:
         store.save_profile(lab_profile())
         store.save_profile(lab_profile("lab-after", slower=1.3))
         for plan in plans:
             store.save_plan(plan)
-        store.add_observations(observations(plans[0], num_observations))
     return plans
 
 

@@ -18,9 +18,10 @@ from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors
+from moetune.report.doubts import PROFILE
+from moetune.report.reasons import in_words
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.costs import layer_costs
-from moetune.solve.layer.doubts import PROFILE
 from moetune.solve.layer.plan import LayerProblem
 from moetune.solve.layer.times import StepTime, step_time
 
@@ -200,7 +201,7 @@ def solution(
         bounds=bounds or Bounds(), device_memory_bytes=device_memory_bytes, provenance=provenance,
         launch=PROFILE, kernels=None,
     )  # fmt: skip
-    return problem.solved(problem.ranked())
+    return in_words(problem.solved(problem.ranked()))
 
 
 def event_by_event(

@@ -9,8 +9,8 @@ from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs, Doubt
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.plan import Plan
+from moetune.report.doubts import doubt_warnings
 from moetune.solve.layer.costs import layer_costs
-from moetune.solve.layer.doubts import doubt_warnings
 from moetune.solve.layer.times import step_time
 from tests.solve.costs_by_hand import ALL_TO_ALL, LinearCosts, plan_inputs, solution
 

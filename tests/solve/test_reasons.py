@@ -7,8 +7,8 @@ import pytest
 from moetune.domain.constraints import Strategy
 from moetune.domain.costs import Estimate
 from moetune.domain.interference import Interference
+from moetune.report.reasons import explain_choice, explain_loss
 from moetune.solve.layer.times import PhaseTime, StepTime
-from moetune.solve.layer.words import binding_resource, explain_choice, explain_loss
 
 
 def step(*, degree: int, seconds: float, chunk_seconds: float) -> StepTime:
@@ -101,4 +101,4 @@ def test_what_binds_is_what_the_step_waits_for_or_with_reuse_the_busiest(
         forward=phase, backward=phase, overhead=Estimate(seconds=0.0, trust="measured"),
         strategy=strategy,
     )  # fmt: skip
-    assert binding_resource(found) == binding
+    assert found.binding == binding

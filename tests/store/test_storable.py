@@ -8,12 +8,11 @@ import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.domain.cluster import Machine
-from moetune.domain.document import decode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision
 from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine, Profile, RowsLine
-from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, Observation, Settled
+from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, Settled
 from moetune.domain.reference import CollectiveTable, GemmTable, Network
 from moetune.domain.samples import GemmPoint, Sample, StepRecord
 from moetune.store import storable
@@ -22,29 +21,11 @@ from tests.store.values import observed_run
 
 MACHINE = Machine(kind="cuda", device="GPU", num_devices=2, devices_per_node=2, memory_bytes=2**30)
 PLAIN = Profile(name="one", provenance="published", machine=MACHINE)
-ROW = {"plan_id": "a" * 64, "forward_degree": 1, "backward_degree": 1, "tokens_per_rank": 8,
-       "predicted_seconds": 1.0, "seconds": [1.0], "source": "training"}  # fmt: skip
 LAYER = LayerShape(d_model=8, d_hidden=8, num_experts=2, top_k=1)
 WORKLOAD = Workload(layer=LAYER, tokens_per_rank=8, world_size=2, dtype="float32")
 
 
-def observation(**changes: object) -> Observation:
-    return decode(Observation, {**ROW, **changes}, "row")
-
-
-@pytest.mark.parametrize("changes", [
-    {"seconds": [1e308]}, {"seconds": [1.0, 5e-324]}, {"seconds": [0.0]}, {"seconds": [1e8]},
-    {"predicted_seconds": 1e-320}, {"predicted_seconds": 0.0},
-])  # fmt: skip
-def test_an_observation_that_no_step_takes_is_not_sound(changes: dict[str, Any]) -> None:
-    strange = observation(**changes)
-    assert not strange.is_sound
-    with pytest.raises(InputError, match="which no step takes"):
-        storable.check(strange)
-
-
-def test_times_at_the_bounds_are_sound() -> None:
-    assert observation(seconds=[SHORTEST_SECONDS, LONGEST_SECONDS]).is_sound
+def test_runs_have_times_of_steps() -> None:
     for seconds in (SHORTEST_SECONDS, LONGEST_SECONDS):
         assert observed_run(seconds=seconds).seconds == seconds
         with pytest.raises(InputError, match="which no step takes"):

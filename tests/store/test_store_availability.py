@@ -122,7 +122,7 @@ def test_another_schema_is_not_ready(pair: tuple[SqlStore, SqlStore], url: str) 
 
 
 def test_a_database_without_tables_is_at_fault(pair: tuple[SqlStore, SqlStore], url: str) -> None:
-    for table in ("observations", "settled", "plans", "moetune_revision"):
+    for table in ("settled", "plans", "moetune_revision"):
         execute(url, f"DROP TABLE {table}")
     for store in pair:
         with pytest.raises(StoreUnavailableError, match="other tables"):

@@ -23,7 +23,6 @@ from tests.store.values import (
     execute,
     make_plan,
     make_profile,
-    observation,
     observed_run,
 )
 from tests.training_plans import training_plan
@@ -182,68 +181,49 @@ def test_a_prefix_of_several_plans_is_ambiguous_and_names_them(store: SqlStore) 
     assert store.plan(same[1]) is not None
 
 
-def test_observed_steps_come_back_exactly(store: SqlStore) -> None:
-    plan = make_plan(1)
-    store.save_plan(plan)
-    made = replace(observation(plan.id, 1 / 3, 1e-9), device_id="0123456789abcdef")
-    store.add_observations([made, observation(plan.id)])
-    newest, oldest = store.observation_page(plan.id)
-    assert (newest.value, oldest.value) == (observation(plan.id), made)
-
-
-def test_a_removed_plan_takes_what_was_observed_under_it(store: SqlStore) -> None:
+def test_a_removed_plan_takes_what_was_settled_under_it(store: SqlStore) -> None:
     kept, gone = make_plan(1), make_plan(2)
     for plan in (kept, gone):
         store.save_plan(plan)
-        store.add_observations([observation(plan.id), observation(plan.id)])
         store.add_settled(settled(plan.id))
-    assert store.remove_plans([gone.id]) == Removed(plans=1, observations=2, settled=1)
+    assert store.remove_plans([gone.id]) == Removed(plans=1, settled=1)
     assert store.plan(gone.id) is None
-    assert store.observation_page(gone.id) == ()
     assert store.settled(gone.id) == ()
     assert store.plan(kept.id) == kept
-    assert (len(store.observation_page(kept.id)), len(store.settled(kept.id))) == (2, 1)
+    assert len(store.settled(kept.id)) == 1
 
 
 def test_nothing_is_removed_where_one_is_not_stored(store: SqlStore) -> None:
     plan = make_plan(1)
     store.save_plan(plan)
-    store.add_observations([observation(plan.id)])
-    (row,) = store.observation_page(None)
     with pytest.raises(NotFoundError, match="'abababababab'"):
         store.remove_plans([plan.id, "ab" * 32])
-    with pytest.raises(NotFoundError, match=f"observation {row.id + 1}"):
-        store.remove_observations([row.id, row.id + 1])
     assert store.plan(plan.id) == plan
-    assert store.observation_page(None) == (row,)
-    assert store.remove_observations([row.id, row.id]) == 1
-    assert store.observation_page(None) == ()
 
 
 def test_pruning_takes_what_is_older_and_keeps_plans_that_are_in_use(store: SqlStore) -> None:
     unused, used, settling, new = map(make_plan, range(1, 5))
     for plan in (unused, used, settling):
         store.save_plan(plan)
-    store.add_observations([observation(unused.id), observation(used.id)])
-    store.add_settled(settled(unused.id))
+    for plan in (unused, used):
+        store.add_settled(settled(plan.id))
     time.sleep(0.01)
     then = utc_now()
     store.save_plan(new)
-    store.add_observations([observation(used.id, 2.0)])
-    store.add_settled(settled(settling.id))
-    old = Removed(plans=1, observations=2, settled=1)
+    for plan in (used, settling):
+        store.add_settled(settled(plan.id, 2.0))
+    old = Removed(plans=1, settled=2)
     assert store.prune(then, dry_run=True) == old
     assert len(store.plans()) == 4
     assert store.prune(then) == old
     assert {plan.id for plan in store.plans()} == {used.id, settling.id, new.id}
-    (left,) = store.observation_page(used.id)
-    assert left.value == observation(used.id, 2.0)
-    assert store.prune(then) == Removed(plans=0, observations=0, settled=0)
+    assert store.settled(used.id) == (settled(used.id, 2.0),)
+    assert store.prune(then) == Removed(plans=0, settled=0)
 
 
 def size_of(store: SqlStore) -> int:
     """Return pages of the file, or bytes of the server's table."""
-    query = "SELECT pg_total_relation_size('observations')"
+    query = "SELECT pg_total_relation_size('settled')"
     query = "PRAGMA page_count" if store.address.path else query
     return int(store.read(lambda connection: connection.exec_driver_sql(query).scalar_one()))
 
@@ -253,10 +233,11 @@ def test_the_size_grows_with_rows_and_shrinks_when_they_are_gone(store: SqlStore
     store.save_plan(plan)
     times = [math.sqrt(number) for number in range(1, 501)]  # nothing to compress
     before = size_of(store)
-    store.add_observations([observation(plan.id, *times)] * 200)
+    for _ in range(200):
+        store.add_settled(settled(plan.id, *times))
     full = size_of(store)
     assert full > before + 100
-    assert store.prune(utc_now()).observations == 200
+    assert store.prune(utc_now()).settled == 200
     store.compact()
     assert size_of(store) < before + (full - before) // 4
 
@@ -268,7 +249,7 @@ def test_times_that_nothing_takes_are_refused_wherever_they_enter(store: SqlStor
     point = GemmPoint(dtype="float32", rows=1, d_in=1, d_out=1)
     sample = Sample(point=point, seconds=(1.0, 1e308))
     calls: tuple[Callable[[], object], ...] = (
-        lambda: store.add_observations([observation(plan.id, 1e308)]),
+        lambda: store.add_settled(settled(plan.id, 1e308)),
         lambda: store.add_settled(settled(plan.id, 5e-324)),
         lambda: store.save_plan(make_plan(2, step_seconds=1e-320)),
         lambda: store.add_samples(run_id, [sample]),
@@ -280,8 +261,7 @@ def test_times_that_nothing_takes_are_refused_wherever_they_enter(store: SqlStor
             call()
     assert len(store.plans()) == 1
     assert store.current_fit("h200-x8") is None
-    for rows in (store.samples(run_id), store.observation_page(None)):
-        assert rows == ()
+    assert (store.samples(run_id), store.settled(plan.id)) == ((), ())
 
 
 def test_what_searches_decided_comes_back_exactly_and_every_time(store: SqlStore) -> None:

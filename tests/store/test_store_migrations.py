@@ -170,10 +170,9 @@ def test_what_was_measured_of_withdrawn_things_goes_and_the_rest_stays(
         upgrade_to(connection, "0007")
         insert(connection, "plans", **PLAN)
         for tokens, value in enumerate((*stay, go), start=40):
-            for table, row in (("settled", SETTLED), ("observations", OBSERVED)):
-                kept = "flat" if column == "dispatcher" and table == "settled" else None
-                own = {"tokens_per_rank": tokens, column: value or kept}
-                insert(connection, table, **row, **own)
+            kept = "flat" if column == "dispatcher" else None
+            columns = {"tokens_per_rank": tokens, column: value or kept}
+            insert(connection, "settled", **SETTLED, **columns)
 
     run(url, as_0007)
     with_samples(url, ("all_to_all", "all_to_all_2d"))
@@ -181,8 +180,6 @@ def test_what_was_measured_of_withdrawn_things_goes_and_the_rest_stays(
     left = [*range(40, 40 + len(stay))]
     with open_store(url) as store:
         assert [one.tokens_per_rank for one in store.settled("ab")] == left
-        observed = store.observation_page("ab")
-        assert [row.value.tokens_per_rank for row in observed] == left[::-1]
         (sample,) = store.samples(1)
         assert isinstance(sample.point, CollectivePoint)
         assert sample.point.op == "all_to_all"
@@ -207,36 +204,22 @@ def with_samples(url: str, ops: tuple[str, ...]) -> None:
     run(url, work)
 
 
-def test_observed_steps_of_older_schemas_are_kept(url: str) -> None:
-    def as_0004(connection: Connection) -> None:
-        upgrade_to(connection, "0004")
+def test_observed_steps_of_older_schemas_go_and_runs_stay(url: str) -> None:
+    with open_store(url) as store:
+        store.add_observed_run(observed_run())
+
+    def as_0010(connection: Connection) -> None:
+        command.downgrade(config_for(connection), "0010")
         insert(connection, "plans", **PLAN)
         insert(connection, "observations", **OBSERVED, tokens_per_rank=40)
 
-    run(url, as_0004)
-    assert upgrade(url) == ("0004", HEAD)
-    assert all("plan ab" in problem for problem in check(url))  # its document is empty
+    run(url, as_0010)
+    assert "observations" in tables(url)
+    assert upgrade(url) == ("0010", HEAD)
+    assert "observations" not in tables(url)
     with open_store(url) as store:
-        (row,) = store.observation_page("ab")
-        assert store.observation_page(None) == (row,)
-    kept = row.value
-    assert (kept.seconds, kept.device_id) == ((0.5,), "")
-
-
-def test_observed_steps_of_other_strategies_than_the_plans_go(url: str) -> None:
-    def as_0009(connection: Connection) -> None:
-        upgrade_to(connection, "0009")
-        insert(connection, "plans", **PLAN)
-        for tokens, strategy in enumerate((None, "S2", None), start=40):
-            insert(
-                connection, "observations", **OBSERVED, tokens_per_rank=tokens, strategy=strategy
-            )
-
-    run(url, as_0009)
-    assert upgrade(url) == ("0009", HEAD)
-    with open_store(url) as store:
-        observed = [row.value.tokens_per_rank for row in store.observation_page(None)]
-    assert observed == [42, 40]
+        assert [row.value for row in store.observed_runs()] == [observed_run()]
+        assert store.remove_plans(["ab"]).plans == 1
 
 
 def test_corrected_profiles_are_as_measured_after_the_upgrade(url: str) -> None:
@@ -248,13 +231,11 @@ def test_corrected_profiles_are_as_measured_after_the_upgrade(url: str) -> None:
         document = connection.execute(select(fits.c.document)).scalar_one()
         corrected = document | {"corrections": [{"op": "all_to_all", "factor": 1.5}]}
         connection.execute(update(fits).values(document=corrected))
+        command.downgrade(config_for(connection), "0008")
         for table in ("observations", "settled"):
             for column in ("dispatcher", "overlap"):
                 connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {column} TEXT"))
-        for column in ("strategy", "operations"):
-            connection.execute(text(f"ALTER TABLE observations ADD COLUMN {column} TEXT"))
         connection.execute(text("UPDATE moetune_revision SET version_num = '0007'"))
-        connection.execute(text("DROP TABLE observed_runs"))
 
     run(url, as_0007)
     assert upgrade(url) == ("0007", HEAD)

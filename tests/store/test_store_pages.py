@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from moetune.domain.any_plan import plan_from_json
 from moetune.domain.document import canonical_json
-from moetune.domain.errors import BadStoreError, InputError, NotFoundError
+from moetune.domain.errors import BadStoreError, NotFoundError
 from moetune.store import SqlStore, open_store, rows
-from tests.store.values import execute, make_plan, make_profile, observation
+from tests.store.values import execute, make_plan, make_profile
 
 pytestmark = pytest.mark.unmeasured
 
@@ -90,15 +90,12 @@ def test_what_comes_while_pages_are_turned_moves_nothing_between_them(
 ) -> None:
     numbers = itertools.count(1 + max((one.tokens_per_rank for one in store.plans()), default=0))
 
-    def come() -> str:
-        plan = make_plan(next(numbers))
-        store.save_plan(plan)
-        store.add_observations([observation(plan.id), observation(plan.id, tokens=2)])
-        return plan.id
+    def come() -> None:
+        store.save_plan(make_plan(next(numbers)))
 
     for _ in range(3):
         come()
-    plans, observed = store.plans(), store.observation_page(None, limit=10**6)
+    plans = store.plans()
     waves = iter(comes)
 
     def while_others_come(turn: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
@@ -111,14 +108,6 @@ def test_what_comes_while_pages_are_turned_moves_nothing_between_them(
         return page
 
     assert turn_pages(while_others_come(store.plans), limit, "") == list(plans)
-    waves = iter(comes)
-    later = store.observation_page(None, limit=10**6)
-
-    def page_of_all(*, after: int, limit: int) -> tuple[Any, ...]:
-        return store.observation_page(None, after=after, limit=limit)
-
-    assert turn_pages(while_others_come(page_of_all), limit, 0) == list(later)
-    assert later[-len(observed) :] == observed
 
 
 def test_a_page_after_a_plan_that_is_not_there_is_refused(store: SqlStore) -> None:
@@ -126,42 +115,6 @@ def test_a_page_after_a_plan_that_is_not_there_is_refused(store: SqlStore) -> No
     for other in ("ab" * 32, make_plan().id[:63], "'", "%"):
         with pytest.raises(NotFoundError, match="no plan"):
             store.plans(after=other)
-
-
-def test_observations_come_in_pages_newest_first_with_number_and_time(store: SqlStore) -> None:
-    for tokens in (1, 2):
-        store.save_plan(make_plan(tokens))
-    one, two = make_plan(1).id, make_plan(2).id
-    store.add_observations(
-        [observation(one, tokens=1), observation(two, tokens=2), observation(one, tokens=3)]
-    )
-    store.add_observations([observation(two, tokens=4)])
-    everything = store.observation_page(None)
-    assert [kept.value.tokens_per_rank for kept in everything] == [4, 3, 2, 1]
-    assert [kept.id for kept in everything] == sorted((k.id for k in everything), reverse=True)
-    assert everything[0].created_at >= everything[-1].created_at
-    assert everything[-1].value == observation(one, tokens=1)
-    assert [kept.value for kept in store.observation_page(one)] == [
-        observation(one, tokens=3), observation(one, tokens=1),
-    ]  # fmt: skip
-    assert store.observation_page(one, after=everything[1].id) == everything[3:]
-    assert store.observation_page(None, limit=1) == everything[:1]
-
-
-def test_observations_are_appended_all_or_none(store: SqlStore) -> None:
-    store.save_plan(make_plan())
-    known = make_plan().id
-    store.add_observations([])
-    with pytest.raises(InputError, match="'cdcdcdcdcdcd'") as caught:
-        store.add_observations([observation(known), observation("cd" * 32), observation("ab" * 32)])
-    assert not isinstance(caught.value, BadStoreError)
-    with pytest.raises(InputError, match="cannot hold this value"):
-        store.add_observations([observation(known), observation(known, tokens=2**70)])
-    assert store.observation_page(known) == ()
-    many = [observation(known, tokens=number) for number in range(1, 1001)]
-    store.add_observations(many)
-    stored = store.observation_page(known, limit=1000)
-    assert [row.value for row in stored] == many[::-1]
 
 
 def test_a_page_reads_no_documents(url: str) -> None:

@@ -1,4 +1,4 @@
-"""Values that the store's tests keep: a machine, its samples, profiles, plans, observations."""
+"""Values that the store's tests keep: a machine, its samples, profiles, plans, observed runs."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,7 @@ from sqlalchemy import text
 from moetune.domain.cluster import Cluster, Fingerprint, Machine
 from moetune.domain.plan import Plan
 from moetune.domain.profile import CollectiveLine, FitError, GemmLine, Profile
-from moetune.domain.records import Observation, ObservedRun
+from moetune.domain.records import ObservedRun
 from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,
@@ -83,13 +83,6 @@ def observed_run(model: str = "olmoe", ratio: float = 1.25, **values: Any) -> Ob
         memory_bytes=2**40 + 1, predicted_bytes=2**40, parts={"optimizer": 0.1 + 0.2},
     )  # fmt: skip
     return replace(run, **values)
-
-
-def observation(plan_id: str, *seconds: float, tokens: int = 2**33) -> Observation:
-    return Observation(
-        plan_id=plan_id, forward_degree=4, backward_degree=3, tokens_per_rank=tokens,
-        predicted_seconds=0.1 + 0.2, seconds=seconds or (1e-9, 1 / 3), source="verify",
-    )  # fmt: skip
 
 
 def execute(url: str, statement: str) -> None:

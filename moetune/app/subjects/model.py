@@ -21,7 +21,7 @@ from moetune.app.subjects.values import (
     WhyNot,
     difference_of,
 )
-from moetune.app.training import plan_training, search_of, step_prices
+from moetune.app.training import plan_training
 from moetune.app.training_plan import TrainingRequest, plan_id, planned_job, scaled_parts
 from moetune.domain.any_plan import plan_from_document
 from moetune.domain.costs import Costs
@@ -34,6 +34,7 @@ from moetune.fit.speeds import ATTENTION, GEMM_RATE, PARTS, Slowdown, slowed
 from moetune.solve.model.alternatives import as_graphed
 from moetune.solve.model.best import BestLayouts
 from moetune.solve.model.placement import placed_job, placing
+from moetune.solve.model.profiled import search_of, step_prices
 from moetune.solve.model.search import NOISE, FoldedSearch
 from moetune.solve.model.step import StepPrices
 from moetune.solve.model.uncertainty import confidence_of

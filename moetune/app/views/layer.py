@@ -19,6 +19,7 @@ from moetune.app.views.words import (
 from moetune.domain.plan import Plan
 from moetune.domain.samples import LAUNCHES, RowsPoint
 from moetune.domain.units import format_bytes, format_chunks, format_seconds
+from moetune.report.reasons import STRATEGY_WORDS
 from moetune.report.section import (
     EMPTY,
     Cell,
@@ -30,7 +31,6 @@ from moetune.report.section import (
     seconds_span,
     sentence,
 )
-from moetune.solve.layer.words import STRATEGY_WORDS
 
 _ORDERS = {"dispatch_first": "all dispatches first", "interleaved": "interleaved"}
 

@@ -13,8 +13,8 @@ from moetune.domain.units import format_degree, format_seconds
 from moetune.fit.costs import costs_of
 from moetune.report.figure import Figure
 from moetune.report.plan_figures import timeline_figure
+from moetune.report.reasons import STRATEGY_WORDS
 from moetune.report.section import Cell, Section, Table, sentence
-from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.solve.trace import plan_timelines
 
 _PHASES = (

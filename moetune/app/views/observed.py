@@ -1,4 +1,4 @@
-"""Measured steps of plans as sections: a verification, and the steps that are stored."""
+"""Measured steps as sections: a verification of a plan, and the runs that are stored."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -10,17 +10,16 @@ from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import encode
 from moetune.domain.layer import Throughput
 from moetune.domain.plan import Plan
-from moetune.domain.records import Observation, ObservedRun, Stored
+from moetune.domain.records import ObservedRun, Stored
 from moetune.domain.targets import TargetName
-from moetune.domain.units import format_chunks, format_degree, format_seconds, format_share
-from moetune.report.section import EMPTY, Cell, Section, Table, percent
+from moetune.domain.units import format_chunks, format_seconds, format_share
+from moetune.report.section import Cell, Section, Table, percent
 
 if TYPE_CHECKING:
     from moetune.store import SqlStore
 
 MOST_SHOWN = 50
-"""Newest observations, or runs, on a page."""
-_UNSOUND = Cell.words("no step takes its time", mark="suspect")
+"""Newest runs on a page."""
 
 
 def verification_sections(plan: Plan, verification: Verification) -> tuple[Section, ...]:
@@ -91,13 +90,9 @@ def verdict(plan: Plan, verification: Verification) -> str:
 
 
 def observed_sections(store: "SqlStore", plan: AnyPlan) -> tuple[Section, ...]:
-    """Return the steps of a layer's plan, or the runs of a whole model's machine and runtime.
-
-    Nothing is returned without any of them.
-    """
+    """Return the runs of a whole model's machine and runtime; nothing of a layer."""
     if plan.kind != "training":
-        rows = store.observation_page(plan.id, limit=MOST_SHOWN)
-        return (replace(observations_section(rows), title="Observed steps"),) if rows else ()
+        return ()
     return observed_runs(store, plan.inputs.profile_fingerprint, target=plan.inputs.target)
 
 
@@ -109,33 +104,6 @@ def observed_runs(
     words = "Plans that are made now for the same machine, runtime and version follow these runs."
     section = replace(runs_section(runs), title="Observed runs", paragraphs=(words,))
     return (section,) if runs else ()
-
-
-def observations_section(rows: Sequence[Stored[Observation]]) -> Section:
-    """Return the table of observations, predicted against measured."""
-    table = Table.of(
-        "observations",
-        rows,
-        {
-            "id": lambda row: Cell.count(row.id),
-            "time, UTC": lambda row: row.created_at[:16].replace("T", " "),
-            "plan": lambda row: Cell(
-                text=row.value.plan_id[:12], value=row.value.plan_id, mark="code"
-            ),
-            "source": lambda row: row.value.source,
-            "tokens per rank": lambda row: Cell.count(row.value.tokens_per_rank),
-            "chunks": lambda row: format_degree(
-                row.value.forward_degree, row.value.backward_degree
-            ),
-            "steps": lambda row: Cell.count(len(row.value.seconds)),
-            "predicted": _if_sound(lambda step: Cell.seconds(step.predicted_seconds or None)),
-            "observed": _if_sound(lambda step: Cell.seconds(step.median_seconds)),
-            "error": _if_sound(lambda step: Cell.share(step.error, sign=True), _UNSOUND),
-        },
-        wide=("chunks", "predicted", "observed"),
-        empty="Nothing was observed yet.",
-    )
-    return Section(name="observations", tables=(table,))
 
 
 def runs_section(runs: Sequence[Stored[ObservedRun]]) -> Section:
@@ -156,20 +124,14 @@ def runs_section(runs: Sequence[Stored[ObservedRun]]) -> Section:
             "ratio": lambda row: Cell(text=f"{row.value.ratio:.2f}", value=row.value.ratio),
         },
         wide=("predicted", "source", "time, UTC", "profile"),
+        empty="Nothing was observed yet.",
     )  # fmt: skip
     return Section(name="runs", title="Runs of whole models", tables=(table,))
 
 
-def stored_documents(rows: Iterable[Stored[Any]]) -> list[dict[str, Any]]:
-    """Return steps or runs of a store as JSON has them."""
+def stored_documents(rows: Iterable[Stored[ObservedRun]]) -> list[dict[str, Any]]:
+    """Return runs of a store as JSON has them."""
     return [{"id": row.id, "created_at": row.created_at, **encode(row.value)} for row in rows]
-
-
-def _if_sound(
-    cell: Callable[[Observation], Cell], otherwise: Cell = EMPTY
-) -> Callable[[Stored[Observation]], Cell]:
-    """Return the cell of an observed step, or another where no step takes its time."""
-    return lambda row: cell(row.value) if row.value.is_sound else otherwise
 
 
 def _speed(plan: Plan, seconds: float) -> Throughput | None:

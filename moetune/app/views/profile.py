@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from moetune.app.profile_quality import quality_of
 from moetune.app.profiles import FoundProfile, ProfileInfo
 from moetune.app.views.words import layer_words
 from moetune.domain.cluster import DEVICE_MEMORY, Machine, placement_name
@@ -27,6 +26,7 @@ from moetune.domain.site import site_of
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.index import ProfileIndex, index_of
 from moetune.fit.missing import group_name, launcher
+from moetune.fit.quality import quality_of
 from moetune.report.plan_figures import CLASSES
 from moetune.report.section import (
     EMPTY,

@@ -1,4 +1,4 @@
-"""Stored plans of every kind, and observations, as tables."""
+"""Stored plans of every kind as a table."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -4,11 +4,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from moetune.app.planner import ServicePlanner
-from moetune.app.profile_quality import quality_of
 from moetune.app.profiles import FoundProfile, list_profiles
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import NotFoundError, ProfileError
 from moetune.domain.model import MODELS
+from moetune.fit.quality import quality_of
 from moetune.huggingface.registry import known_name
 from moetune.service.pages.page import Field
 

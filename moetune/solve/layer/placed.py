@@ -24,10 +24,8 @@ from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
 from moetune.domain.placement import LayerPlacement, PlacementChoice
-from moetune.domain.plan import Plan
 from moetune.domain.routing import LayerRouting
-from moetune.domain.units import format_share
-from moetune.solve.layer.plan import LayerProblem
+from moetune.solve.layer.plan import LayerProblem, SolvedLayer
 from moetune.solve.layer.strategies import RankedLayer
 
 WORTH_PLACING = 0.02
@@ -39,7 +37,7 @@ _LOWER = 1e-12
 """Share of the fullest group's load that a swap must take off, beyond rounding."""
 
 
-def solve_placed(layer: LayerProblem) -> Plan:
+def solve_placed(layer: LayerProblem) -> SolvedLayer:
     """Return the fastest plan, with experts placed where that saves `WORTH_PLACING` of the step.
 
     Without loads of the experts, on one rank, or with the natural order pinned, nothing is placed.
@@ -77,7 +75,7 @@ def place_experts(shares: Sequence[float], ranks: int, *, natural_skew: float) -
     )  # fmt: skip
 
 
-def _better(layer: LayerProblem, workload: Workload, shares: tuple[float, ...]) -> Plan:
+def _better(layer: LayerProblem, workload: Workload, shares: tuple[float, ...]) -> SolvedLayer:
     natural: RankedLayer | None = None
     with suppress(InfeasiblePlanError):
         natural = layer.ranked()
@@ -90,31 +88,8 @@ def _better(layer: LayerProblem, workload: Workload, shares: tuple[float, ...]) 
     )  # fmt: skip
     is_worth_it = natural is None or (choice.gain or 0.0) > WORTH_PLACING
     experts = best.experts if is_worth_it else ()
-    choice = replace(choice, experts=experts, why=_reason(choice))
     chosen = placed if natural is None or is_worth_it else natural
-    return layer.solved(chosen, choice)
-
-
-def _reason(choice: PlacementChoice) -> str:
-    """Return why experts are placed as in the best placement, or keep their order."""
-    before, after = f"{choice.natural_skew:.2f}", f"{choice.placed_skew:.2f}"
-    if choice.gain is None:
-        return f"in their order they do not fit: the fullest rank has {before} × the mean rows"
-    if not choice.experts:
-        return (
-            f"no placement was found with fewer than {before} × the mean rows on the fullest rank"
-        )
-    gain = format_share(choice.gain)
-    if choice.gain > WORTH_PLACING:
-        return (
-            f"the fullest rank has {after} × the mean rows instead of {before}, saving {gain} of "
-            "the step"
-        )
-    least = format_share(WORTH_PLACING, digits=0)
-    return (
-        f"the best placement has {after} × the mean rows on the fullest rank instead of {before}, "
-        f"and saves {gain} of the step: less than {least} is within the predictions' error"
-    )
+    return layer.solved(chosen, replace(choice, experts=experts))
 
 
 def group_experts(loads: Sequence[float], num_groups: int) -> Groups:

@@ -1,9 +1,10 @@
-"""Plan of one layer, the last step of its solver: the best candidate, and why it is the best."""
+"""Plan of one layer, the last step of its solver: the best candidate among the others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Bounds, Strategy
 from moetune.domain.cost_keys import CopyKey
@@ -13,7 +14,16 @@ from moetune.domain.kernels import KernelName
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.layout import Layout
 from moetune.domain.placement import PlacementChoice
-from moetune.domain.plan import Confidence, Pipeline, Plan, Predicted, Range
+from moetune.domain.plan import (
+    Alternative,
+    Choice,
+    Confidence,
+    Pipeline,
+    Plan,
+    Predicted,
+    Range,
+    Verdict,
+)
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.samples import Direction
@@ -21,14 +31,12 @@ from moetune.domain.terms import LayerTerms, PhaseTerms, StrategyTerms
 from moetune.domain.units import dtype_bytes, pinned_bytes
 from moetune.solve.layer.choose import DegreeChooser, Ranking
 from moetune.solve.layer.costs import LayerCosts, layer_costs
-from moetune.solve.layer.doubts import plan_warnings
 from moetune.solve.layer.kernels import MeasuredKernels
 from moetune.solve.layer.memory import limit_of
 from moetune.solve.layer.peak import middle_elements
 from moetune.solve.layer.strategies import RankedLayer, choose_safely, choose_strategy
-from moetune.solve.layer.times import PhaseTime
+from moetune.solve.layer.times import PhaseTime, StepTime
 from moetune.solve.layer.uncertainty import judge_choice
-from moetune.solve.layer.words import alternatives_of, explain_strategy_loss, verdict_of
 
 MIN_TOP = 2**20
 HEADROOM = 4
@@ -93,15 +101,14 @@ class LayerProblem:
         )
         return choose_safely(ranked, self.resamples)
 
-    def solved(self, ranked: RankedLayer, placement: PlacementChoice | None = None) -> Plan:
+    def solved(
+        self, ranked: RankedLayer, placement: PlacementChoice | None = None
+    ) -> "SolvedLayer":
         """Return the plan of ranked candidates; ProfileError for a strategy's missing operation."""
         inputs, ranking = self.inputs, ranked.best
         confidence = judge_choice(ranking, self.resamples, ranked.rivals)
         nearest = ranking.alternatives()
-        warnings = plan_warnings(
-            ranked, inputs, self.provenance, has_refits=bool(self.resamples), launch=self.launch
-        )
-        return Plan(
+        plan = Plan(
             id=inputs.plan_id,
             inputs=inputs,
             layout=Layout.of_layer(inputs.expert_parallel, inputs.world_size),
@@ -113,9 +120,9 @@ class LayerProblem:
             ),
             memory=ranking.memory,
             predicted=_predicted(ranking, confidence, self.provenance),
-            decision=verdict_of(ranked, confidence, nearest),
-            alternatives=tuple(alternatives_of(ranked, nearest)),
-            warnings=tuple(warnings),
+            decision=_verdict(ranked, confidence, nearest),
+            alternatives=tuple(_alternatives(ranked, nearest)),
+            warnings=(),
             placement=placement,
             kernel=ranked.kernel,
             terms=LayerTerms(
@@ -124,6 +131,49 @@ class LayerProblem:
                 strategies=_strategy_terms(ranked),
             ),
         )
+        return SolvedLayer(self, plan, ranked, nearest)
+
+
+class SolvedLayer(NamedTuple):
+    """A plan whose reasons and warnings are empty, and the candidates that they are about.
+
+    `nearest` are other degrees, the best first; in the plan other strategies follow them.
+    """
+
+    problem: LayerProblem
+    plan: Plan
+    ranked: RankedLayer
+    nearest: Sequence[StepTime]
+
+
+def _alternatives(ranked: RankedLayer, nearest: Sequence[StepTime]) -> Iterator[Alternative]:
+    """Yield other degrees, the best first, and other strategies."""
+    for step in (*nearest, *(loser.step for loser in ranked.losers)):
+        yield Alternative(**asdict(_choice(ranked.best, step)), lost_because="")
+
+
+def _choice(ranking: Ranking, step: StepTime) -> Choice:
+    is_reused = step.strategy != "none"
+    return Choice(
+        forward_degree=step.degree,
+        backward_degree=step.degree,
+        order="interleaved" if is_reused else ranking.chooser.bounds.chosen_order,
+        strategy=step.strategy,
+        step_seconds=step.seconds,
+    )
+
+
+def _verdict(ranked: RankedLayer, confidence: Confidence, nearest: Sequence[StepTime]) -> Verdict:
+    ranking = ranked.best
+    rest = [*nearest[:1], *ranked.rivals]
+    runner_up = min(rest, key=lambda step: step.seconds, default=None)
+    return Verdict(
+        probability_best=confidence.probability_best,
+        expected_regret=confidence.expected_regret,
+        runner_up=None if runner_up is None else _choice(ranking, runner_up),
+        binding="memory" if ranked.is_forced else ranking.step.binding,
+        why="",
+    )
 
 
 def _predicted(ranking: Ranking, confidence: Confidence, provenance: Provenance) -> Predicted:
@@ -174,7 +224,6 @@ def _row(ranked: RankedLayer, row: Ranking, paper: Mapping[Strategy, float]) -> 
     reusing = [strategy for strategy in paper if strategy != "none"]
     peak = row.budget.peak(strategy=row.strategy, degree=row.degree)
     pins_host = row.chooser.costs.costs.copy_mode == "pinned"
-    is_chosen = row.strategy == ranked.best.strategy
     return StrategyTerms(
         strategy=row.strategy,
         forward_degree=row.degree,
@@ -185,10 +234,10 @@ def _row(ranked: RankedLayer, row: Ranking, paper: Mapping[Strategy, float]) -> 
         host_bytes=pinned_bytes(peak.host_bytes) if pins_host else peak.host_bytes,
         saving_ratio=row.memory.saving_ratio,
         fits=row.fits,
-        is_chosen=is_chosen,
+        is_chosen=row.strategy == ranked.best.strategy,
         paper_seconds=paper[row.strategy],
         is_paper_choice=row.strategy == min(reusing, key=paper.__getitem__, default=None),
-        lost_because="" if is_chosen else explain_strategy_loss(ranked, row),
+        lost_because="",
     )
 
 

@@ -10,6 +10,7 @@ from moetune.domain.arrays import Floats, array_of, as_number, floats_of
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Doubt, Estimate, Trust, least_trust
 from moetune.domain.layer import PHASES, Phase
+from moetune.domain.plan import Binding
 from moetune.solve.layer.costs import LayerCosts, key_of
 from moetune.solve.layer.degree import makespan, tensor_parallel_makespan
 from moetune.solve.layer.operations import NOTHING, doubts_of
@@ -117,6 +118,33 @@ class StepTime:
     def hidden_seconds(self) -> float:
         """Work that overlapping saves; negative where it costs time."""
         return self.work_seconds - self.forward.seconds - self.backward.seconds
+
+    @property
+    def all_seconds(self) -> tuple[float, float, float]:
+        """All transfers, experts and copies of the step, undisturbed."""
+        phases = (self.forward, self.backward)
+        return (
+            sum(phase.link_seconds for phase in phases),
+            sum(phase.device_seconds for phase in phases),
+            sum(phase.copy_seconds for phase in phases),
+        )
+
+    @property
+    def critical_seconds(self) -> tuple[float, float]:
+        """Transfers and experts on the critical path."""
+        phases = (self.forward, self.backward)
+        link = sum(phase.critical_link_seconds for phase in phases)
+        return link, sum(phase.critical_device_seconds for phase in phases)
+
+    @property
+    def binding(self) -> Binding:
+        """What takes most of the critical path; where memory is reused, the busiest."""
+        link, device, copies = (*self.critical_seconds, 0.0)
+        if self.is_reused:
+            link, device, copies = self.all_seconds
+        if copies > max(link, device):
+            return "copies"
+        return "communication" if link > device else "computation"
 
     @property
     def trust(self) -> Trust:

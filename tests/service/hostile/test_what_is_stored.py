@@ -16,17 +16,16 @@ from moetune.service.app import create_app
 from tests.service.asking import SMALL, client_of
 
 
-def insert(database: Path, plan_id: str, predicted: float, seconds: str) -> int:
+def insert(database: Path, plan_id: str, planned: float, seconds: str) -> None:
     """Store a row as an older version did, which looked at nothing."""
-    with closing(sqlite3.connect(database)) as connection:
-        with connection:
-            found = connection.execute(
-                "INSERT INTO observations (plan_id, forward_degree, backward_degree, "
-                "tokens_per_rank, predicted_seconds, seconds, source, created_at) "
-                "VALUES (?, 1, 1, 8, ?, ?, 'training', '2026-01-01T00:00:00.000000+00:00')",
-                (plan_id, predicted, seconds),
-            )
-        return int(found.lastrowid or 0)
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute(
+            "INSERT INTO settled (plan_id, hardware_id, tokens_per_rank, forward_degree, "
+            "backward_degree, issue_order, strategy, median_seconds, planned_seconds, seconds, "
+            "num_steps, created_at) VALUES (?, 'f', 8, 1, 1, 'interleaved', 'none', 1, ?, ?, 9, "
+            "'2026-01-01T00:00:00.000000+00:00')",
+            (plan_id, planned, seconds),
+        )
 
 
 def test_rows_of_older_versions_break_no_page_and_can_be_removed(
@@ -34,9 +33,9 @@ def test_rows_of_older_versions_break_no_page_and_can_be_removed(
 ) -> None:
     with client_of(create_app(planner, Access())) as client:
         plan_id = client.post("/v1/plans:resolve", SMALL).json()["id"]
-        strange = [insert(database, plan_id, *row) for row in ((1.0, "[1e308]"), (1e-320, "[1.0]"))]
-        paths = ("/", f"/plans/{plan_id}", "/v1/observations", "/metrics")
-        for path in paths:
+        for row in ((1.0, "[1e308]"), (1e-320, "[1.0]")):
+            insert(database, plan_id, *row)
+        for path in ("/", f"/plans/{plan_id}", "/metrics"):
             answer = client.get(path)
             assert answer.status_code == 200, path
             assert "inf" not in answer.text.lower().split(), path
@@ -46,10 +45,10 @@ def test_rows_of_older_versions_break_no_page_and_can_be_removed(
     assert plan_id[:6] in report.read_text()
     problems = store.check(str(database))
     assert len(problems) == 2
-    for number, problem in zip(reversed(strange), problems, strict=True):
-        assert f"`moetune observations remove {number}`" in problem
+    for problem in problems:
+        assert f"`moetune plans remove {plan_id[:12]}`" in problem
     with store.open_store(str(database)) as opened:
-        assert opened.remove_observations(strange) == 2
+        assert opened.remove_plans([plan_id]).settled == 2
     assert store.check(str(database)) == ()
 
 

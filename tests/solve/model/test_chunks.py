@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.training import device_prices
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.profile import Profile
 from moetune.domain.targets import Target, find_target
 from moetune.domain.training import Degrees, FoldedLayout, Recompute, TrainingJob
+from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
 from moetune.solve.model.block import BlockPrices
 from moetune.solve.model.chunks import (
@@ -21,6 +21,7 @@ from moetune.solve.model.chunks import (
     chunked_passes,
 )
 from moetune.solve.model.pipeline import DecoderStages
+from moetune.solve.model.profiled import device_prices
 from moetune.solve.model.step import StepPrices
 
 MOETUNE = find_target("moetune")
@@ -34,8 +35,8 @@ def prices_of(name: str, profile: Profile = H100, target: Target = MOETUNE) -> S
         decoder=named_model(name).decoder, world_size=64, global_batch=256, length=4096
     )
     return StepPrices(
-        job=job, device=device_prices(profile), stages=DecoderStages(job.decoder),
-        target=target,
+        job=job, device=device_prices(profile, costs_of(profile, allow_modelled=True)),
+        stages=DecoderStages(job.decoder), target=target,
     )  # fmt: skip
 
 
@@ -58,7 +59,8 @@ def block_of(
 
 def test_some_degrees_are_priced_as_among_all() -> None:
     job = prices_of("qwen3-30b-a3b").job
-    prices = BlockPrices(job=job, layout=CHUNKED, device=device_prices(H100))
+    device = device_prices(H100, costs_of(H100, allow_modelled=True))
+    prices = BlockPrices(job=job, layout=CHUNKED, device=device)
     part = job.decoder.blocks[-1].routed
     assert part is not None
     every, some = (

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.training import device_prices
 from moetune.domain.reference import TransferPhase
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, TokenDispatcher, TrainingJob
+from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
 from moetune.solve.model.exchange import posted_chunks, reached_nodes
 from moetune.solve.model.pipeline import DecoderStages
+from moetune.solve.model.profiled import device_prices
 from moetune.solve.model.step import StepPrices
 
 
@@ -90,8 +91,9 @@ def test_tokens_for_all_nodes_are_sent_in_as_many_chunks_as_counted(
 
 
 def exchange_seconds(layout: FoldedLayout, dispatcher: TokenDispatcher, *, on_efa: bool) -> float:
+    profile = EFA if on_efa else INFINIBAND
     prices = StepPrices(
-        job=JOB, device=device_prices(EFA if on_efa else INFINIBAND),
+        job=JOB, device=device_prices(profile, costs_of(profile, allow_modelled=True)),
         stages=DecoderStages(JOB.decoder), target=find_target("megatron"),
     )  # fmt: skip
     return prices.step(replace(layout, dispatcher=dispatcher)).parts["exchange"]

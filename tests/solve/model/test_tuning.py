@@ -10,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.training import device_prices
 from moetune.domain.errors import InputError
 from moetune.domain.packing import Packing, packing_of, packing_of_mean
 from moetune.domain.records import Calibration
@@ -21,11 +20,13 @@ from moetune.domain.tuning import MODEL_PARTS, Tuning, read_tuning
 from moetune.domain.units import format_train_tokens
 from moetune.export.peft import modules_of, parameters_of
 from moetune.export.planned import Planned
+from moetune.fit.costs import costs_of
 from moetune.huggingface.reader import language_model, read_decoder
 from moetune.huggingface.registry import named_model
 from moetune.solve.model.memory import MemoryModel
 from moetune.solve.model.muon import Orthogonal, newton_schulz_seconds
 from moetune.solve.model.pipeline import DecoderStages
+from moetune.solve.model.profiled import device_prices
 from moetune.solve.model.step import StepPrices
 from moetune.solve.model.trained import flops_per_token, trained_of
 
@@ -39,7 +40,8 @@ def job_of(name: str, train: str | None = None, freeze: str | None = None, **mor
 
 
 def prices_of(job: TrainingJob, target: Target, profile: str = "h100-x8") -> StepPrices:
-    device = device_prices(load_profile_file(bundled_profiles()[profile]))
+    machine = load_profile_file(bundled_profiles()[profile])
+    device = device_prices(machine, costs_of(machine, allow_modelled=True))
     return StepPrices(job=job, device=device, stages=DecoderStages(job.decoder), target=target)
 
 

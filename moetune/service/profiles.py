@@ -1,4 +1,4 @@
-"""Answers of the addresses of measurements: profiles, and observed steps."""
+"""Answers of the addresses of profiles."""
 
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -10,15 +10,11 @@ from starlette.responses import Response
 from moetune.app.files import parse_toml, profile_in_toml, profile_to_toml
 from moetune.app.plan import LONGEST_NAME
 from moetune.app.profiles import is_path, list_profiles, named_profile
-from moetune.app.views.observed import stored_documents
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.service.bodies import (
     JSON,
     TOML,
-    Limit,
-    PlanCursor,
-    RowCursor,
     check_values,
     document,
     page,
@@ -96,13 +92,3 @@ def store_profile(store: "SqlStore", profile: Profile) -> bool:
         return False
     store.save_profile(profile)
     return True
-
-
-async def observations(
-    pools: WorkerPools, plan: PlanCursor = "", after: RowCursor = 0, limit: Limit = 200
-) -> Response:
-    """List the observations of all plans, or of one, newest first."""
-    read = pools.planner.reading.observation_page
-    rows = await pools.read(read, plan or None, after=after, limit=limit + 1)
-    items = stored_documents(rows)
-    return page("moetune.observations.page/1", items, limit=limit, cursor=lambda item: item["id"])

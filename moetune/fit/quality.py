@@ -1,8 +1,7 @@
-"""Quality of a measured profile: of its operations, of the whole, and what makes it stale."""
+"""Quality of a measured profile: of its operations, and of the whole."""
 
 import statistics
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from moetune.domain.cluster import Group, Machine, placement_name
 from moetune.domain.profile import FitError, Profile, ProfileQuality, SuspectGroup
@@ -15,8 +14,6 @@ _NAMES = {
     "step": "steps of the layer",
 }
 _QUALITIES: tuple[Quality, ...] = ("good", "usable", "suspect")
-SPEED_OF_SOFTWARE = ("torch", "backend", "nccl", "cuda", "cudnn", "driver", "threads_per_rank")
-"""Software facts that change how fast operations are."""
 
 
 def quality_of(profile: Profile) -> ProfileQuality | None:
@@ -56,11 +53,6 @@ def group_of(point: Point, machine: Machine) -> str:
     return _NAMES.get(point.kind, point.kind)
 
 
-def not_measured(sample: Sample, machine: Machine) -> str:
-    """Return what a failed sample is of, and why it failed: "one point of copies (…)"."""
-    return f"one point of {group_of(sample.point, machine)} ({sample.error})"
-
-
 def _collective_group(op: CollectiveOp, group: Group, machine: Machine) -> str:
     """Return the collective's name; with several nodes also the placement of its ranks."""
     if machine.num_devices <= machine.devices_per_node:
@@ -85,49 +77,3 @@ def _fit_errors(profile: Profile) -> dict[str, list[FitError]]:
         if error is not None:
             errors.setdefault(name, []).append(error)
     return errors
-
-
-def changes(profile: Profile, software: Mapping[str, str]) -> tuple[str, ...]:
-    """Return changed facts, "torch 2.12 there, 2.13 here", of the software that is known here."""
-    there = profile.fingerprint.software
-    return tuple(
-        f"{name} {there.get(name, '—')} there, {software[name]} here"
-        for name in SPEED_OF_SOFTWARE
-        if name in software and there and there.get(name) != software[name]
-    )
-
-
-def software_here() -> dict[str, str]:
-    """Return the software facts that are known without loading torch, which takes a second."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return {"torch": version("torch")}
-    except PackageNotFoundError:
-        return {}
-
-
-def is_of_this_processor(profile: Profile, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Return whether a profile was measured on a host with this one's processor.
-
-    A laptop that plans for a cluster has other software, too, and nothing is stale there.
-    """
-    processor = profile.fingerprint.hardware.get("cpu", "")
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:
-        return False
-    return any(processor and processor == line.partition(":")[2].strip() for line in lines)
-
-
-def stale_note(profile: Profile) -> str:
-    """Return what made a profile of this processor stale and the command to renew it, else ""."""
-    if profile.provenance != "measured" or not is_of_this_processor(profile):
-        return ""
-    changed = changes(profile, software_here())
-    if not changed:
-        return ""
-    return (
-        f"profile {profile.name!r} is stale, the software changed: {', '.join(changed)}; "
-        f"measure it again: `moetune profile --name {profile.name}`"
-    )

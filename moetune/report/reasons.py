@@ -1,14 +1,17 @@
-"""A plan's decision in words, with figures: why a choice won, and why others lost."""
+"""A layer's plan in words, with figures: why a choice won, and why others lost."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 
 from moetune.domain.constraints import Strategy
 from moetune.domain.interference import Interference
-from moetune.domain.plan import Alternative, Binding, Choice, Confidence, Verdict
+from moetune.domain.placement import PlacementChoice
+from moetune.domain.plan import Plan
 from moetune.domain.units import format_bytes, format_chunks, format_seconds, format_share
+from moetune.report.doubts import plan_warnings
 from moetune.solve.layer.choose import Ranking
 from moetune.solve.layer.degree import TIE
+from moetune.solve.layer.placed import WORTH_PLACING
+from moetune.solve.layer.plan import SolvedLayer
 from moetune.solve.layer.strategies import RankedLayer
 from moetune.solve.layer.times import StepTime
 
@@ -26,41 +29,26 @@ _ONE_RANK = (
 )
 
 
-def alternatives_of(ranked: RankedLayer, nearest: Sequence[StepTime]) -> Iterator[Alternative]:
-    """Yield other degrees, the best first, and other strategies."""
-    ranking = ranked.best
-    for rival in nearest:
-        yield _alternative(ranking, rival, explain_loss(rival=rival, best=ranking.step))
-    for loser in ranked.losers:
-        yield _alternative(ranking, loser.step, explain_strategy_loss(ranked, loser))
-
-
-def _alternative(ranking: Ranking, step: StepTime, lost_because: str) -> Alternative:
-    return Alternative(**asdict(_choice(ranking, step)), lost_because=lost_because)
-
-
-def _choice(ranking: Ranking, step: StepTime) -> Choice:
-    is_reused = step.strategy != "none"
-    return Choice(
-        forward_degree=step.degree,
-        backward_degree=step.degree,
-        order="interleaved" if is_reused else ranking.chooser.bounds.chosen_order,
-        strategy=step.strategy,
-        step_seconds=step.seconds,
-    )
-
-
-def verdict_of(ranked: RankedLayer, confidence: Confidence, nearest: Sequence[StepTime]) -> Verdict:
-    """Return the decision and why it was taken."""
-    ranking = ranked.best
-    rest = [*nearest[:1], *ranked.rivals]
-    runner_up = min(rest, key=lambda step: step.seconds, default=None)
-    return Verdict(
-        probability_best=confidence.probability_best,
-        expected_regret=confidence.expected_regret,
-        runner_up=None if runner_up is None else _choice(ranking, runner_up),
-        binding="memory" if ranked.is_forced else binding_resource(ranking.step),
-        why=_why(ranked, nearest[0] if nearest else None),
+def in_words(solved: SolvedLayer) -> Plan:
+    """Return a solved layer's plan with its reasons and its warnings."""
+    plan, ranked, terms = solved.plan, solved.ranked, solved.plan.terms
+    lost = [explain_loss(rival=rival, best=ranked.step) for rival in solved.nearest]
+    lost += [explain_strategy_loss(ranked, loser) for loser in ranked.losers]
+    alternatives = zip(plan.alternatives, lost, strict=True)
+    by_name = {row.strategy: row for row in ranked.contenders}
+    strategies = (
+        row if row.is_chosen
+        else replace(row, lost_because=explain_strategy_loss(ranked, by_name[row.strategy]))
+        for row in (terms.strategies if terms else ())
+    )  # fmt: skip
+    choice = plan.placement
+    return replace(
+        plan,
+        decision=replace(plan.decision, why=_why(ranked, next(iter(solved.nearest), None))),
+        alternatives=tuple(replace(row, lost_because=why) for row, why in alternatives),
+        terms=terms and replace(terms, strategies=tuple(strategies)),
+        placement=choice and replace(choice, why=_placed_words(choice)),
+        warnings=tuple(plan_warnings(solved)),
     )
 
 
@@ -74,7 +62,7 @@ def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
             f"{format_bytes(without.memory.device_bytes)}, the limit is {limit}. Strategy "
             f"{step.strategy} ({STRATEGY_WORDS[step.strategy]}) peaks at "
             f"{format_bytes(ranking.memory.device_bytes)} and is the fastest one that fits. Of "
-            f"its times {binding_resource(step)} is the longest: {_busy_words(step)}."
+            f"its times {step.binding} is the longest: {_busy_words(step)}."
         )
     if ranking.memory_forced:
         wanted = ranking.wanted
@@ -98,17 +86,6 @@ def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
         runner_up=runner_up,
         interference=ranking.chooser.costs.costs.interference,
     )
-
-
-def binding_resource(step: StepTime) -> Binding:
-    """Return what takes most of the critical path; where memory is reused, the busiest."""
-    if step.is_reused:
-        link, device, copies = _all_seconds(step)
-        if copies > max(link, device):
-            return "copies"
-        return "communication" if link > device else "computation"
-    link, device = _critical_seconds(step)
-    return "communication" if link > device else "computation"
 
 
 def explain_choice(
@@ -184,7 +161,7 @@ def explain_strategy_loss(ranked: RankedLayer, loser: Ranking) -> str:
     if slower <= TIE:
         return "as fast"
     names = ("sends", "computes", "copies")
-    more = zip(names, _all_seconds(rival), _all_seconds(best), strict=True)
+    more = zip(names, rival.all_seconds, best.all_seconds, strict=True)
     more_work = [
         f"{name} {format_seconds(mine - its)} more"
         for name, mine, its in more
@@ -204,19 +181,19 @@ def _chunks(step: StepTime) -> str:
 
 def _critical_path(step: StepTime) -> str:
     if step.is_reused:
-        return f"{binding_resource(step).capitalize()} binds: {_busy_words(step)}."
-    link, device = _critical_seconds(step)
+        return f"{step.binding.capitalize()} binds: {_busy_words(step)}."
+    link, device = step.critical_seconds
     if device == 0:
         return "Communication binds: all experts hide behind the transfers."
     return (
-        f"{binding_resource(step).capitalize()} binds: {format_seconds(link)} of transfers and "
+        f"{step.binding.capitalize()} binds: {format_seconds(link)} of transfers and "
         f"{format_seconds(device)} of experts are on the critical path."
     )
 
 
 def _busy_words(step: StepTime) -> str:
     """Return the seconds of each resource: "transfers are 82.4 ms in all, experts 41.5 ms"."""
-    link, device, copies = _all_seconds(step)
+    link, device, copies = step.all_seconds
     transfers, experts = format_seconds(link), format_seconds(device)
     copied = f", copies {format_seconds(copies)}" if copies else ""
     return f"transfers are {transfers} in all, experts {experts}{copied}"
@@ -237,17 +214,23 @@ def _gain(step: StepTime, sequential: StepTime) -> str:
     return f"{hide} at a cost of {format_seconds(work)} for smaller chunks" if work else hide
 
 
-def _all_seconds(step: StepTime) -> tuple[float, float, float]:
-    """Return all transfers, experts and copies of the step, undisturbed."""
-    phases = (step.forward, step.backward)
+def _placed_words(choice: PlacementChoice) -> str:
+    """Return why experts are placed by their loads, or keep their order."""
+    before, after = f"{choice.natural_skew:.2f}", f"{choice.placed_skew:.2f}"
+    if choice.gain is None:
+        return f"in their order they do not fit: the fullest rank has {before} × the mean rows"
+    if choice.placed_skew == choice.natural_skew:
+        return (
+            f"no placement was found with fewer than {before} × the mean rows on the fullest rank"
+        )
+    gain = format_share(choice.gain)
+    if choice.gain > WORTH_PLACING:
+        return (
+            f"the fullest rank has {after} × the mean rows instead of {before}, saving {gain} of "
+            "the step"
+        )
+    least = format_share(WORTH_PLACING, digits=0)
     return (
-        sum(phase.link_seconds for phase in phases),
-        sum(phase.device_seconds for phase in phases),
-        sum(phase.copy_seconds for phase in phases),
+        f"the best placement has {after} × the mean rows on the fullest rank instead of {before}, "
+        f"and saves {gain} of the step: less than {least} is within the predictions' error"
     )
-
-
-def _critical_seconds(step: StepTime) -> tuple[float, float]:
-    phases = (step.forward, step.backward)
-    link = sum(phase.critical_link_seconds for phase in phases)
-    return link, sum(phase.critical_device_seconds for phase in phases)

@@ -1,15 +1,14 @@
-"""Warnings of a plan: of what was not measured, of pins, and of pageable copies."""
+"""Warnings of a layer's plan: of what was not measured, of pins, and of pageable copies."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.costs import Doubt
-from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.units import format_bytes, format_share
 from moetune.solve.layer.choose import Ranking
-from moetune.solve.layer.strategies import RankedLayer
+from moetune.solve.layer.plan import SolvedLayer
 
 PROFILE = "moetune profile"
 WORTH_A_WARNING = 1e-3
@@ -21,20 +20,14 @@ _PAGEABLE = (
 )
 
 
-def plan_warnings(
-    ranked: RankedLayer,
-    inputs: PlanInputs,
-    provenance: Provenance,
-    *,
-    has_refits: bool,
-    launch: str,
-) -> Iterator[str]:
+def plan_warnings(solved: SolvedLayer) -> Iterator[str]:
     """Yield what is doubtful in a plan, or not published of its profile, with commands."""
-    ranking, profile = ranked.best, inputs.profile
+    problem, ranked, ranking = solved.problem, solved.ranked, solved.ranked.best
+    inputs, provenance, profile = problem.inputs, problem.provenance, problem.inputs.profile
     compared = [ranking.step, ranking.sequential]
     if ranked.declined is not None:
         compared.append(ranked.declined.step)
-    command = profile_command(inputs, launch) if provenance == "measured" else ""
+    command = profile_command(inputs, problem.launch) if provenance == "measured" else ""
     doubts = (doubt for step in compared for doubt in step.doubts)
     named, trust = [*doubt_warnings(doubts, command=command)], ranking.step.trust
     if provenance != "measured":
@@ -42,7 +35,7 @@ def plan_warnings(
             f"the numbers come from the {provenance} profile {profile!r}, not from your machine: "
             "run `moetune profile` there"
         )
-        if has_refits and not ranking.chooser.is_measured:
+        if problem.resamples and not ranking.chooser.is_measured:
             yield f"the step's range assumes an error of 5 % in each number of {profile!r}"
     if provenance != "modelled" and named:
         yield from named

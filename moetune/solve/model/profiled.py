@@ -1,0 +1,64 @@
+"""Prices of a job, and the search over its layouts, on the machine of a profile."""
+
+from math import inf
+
+from moetune.domain.cluster import Machine
+from moetune.domain.costs import Costs
+from moetune.domain.profile import Profile
+from moetune.domain.site import site_of
+from moetune.domain.targets import Target
+from moetune.domain.training import TrainingDtype, TrainingJob
+from moetune.solve.model.machine import DevicePrices
+from moetune.solve.model.memory import fillable_bytes
+from moetune.solve.model.pipeline import DecoderStages
+from moetune.solve.model.search import FoldedSearch
+from moetune.solve.model.step import StepPrices
+
+_SUSTAINED, _GAP_SECONDS = 0.85, 15e-6
+"""Of published kernels' rates, alone and with cold clocks, that they reach in a step, and what is
+between GEMMs: on the mean of the public runs of each machine, from blocks of 2 k to 16 k columns.
+aiconfigurator's GEMMs of GB200 that ran long enough for their power to be read (TensorRT-LLM
+1.3.0rc17) reach 0.84 of those that did not in bfloat16 and 8 bits, and 0.81 in NVFP4."""
+
+
+def device_prices(
+    profile: Profile, costs: Costs, element: TrainingDtype = "bfloat16"
+) -> DevicePrices:
+    """Return the prices of a rank's operations on a profile's machine, under its or drawn costs.
+
+    Published tables are of one kernel at a time, measured profiles of what a layer sustains.
+    """
+    network = profile.network
+    return DevicePrices(
+        costs=costs,
+        machine=profile.machine,
+        element=element,
+        sustained=1.0 if profile.samples else _SUSTAINED,
+        gap_seconds=0.0 if profile.samples else _GAP_SECONDS,
+        posted_chunk_seconds=network.posted_chunk_seconds if network else 0.0,
+    )
+
+
+def step_prices(job: TrainingJob, target: Target, profile: Profile, costs: Costs) -> StepPrices:
+    """Return the prices of a job's steps."""
+    return StepPrices(
+        job=job, device=device_prices(profile, costs, job.element),
+        stages=DecoderStages(job.decoder), target=target,
+    )  # fmt: skip
+
+
+def usable_bytes(machine: Machine) -> int:
+    """Return what a plan's layout may take of a device, whose libraries it counts itself."""
+    is_cuda = machine.kind == "cuda"
+    return fillable_bytes(machine.memory_bytes) if is_cuda else machine.memory_bytes
+
+
+def search_of(
+    prices: StepPrices, profile: Profile, *, limit_bytes: float, asks_runtime: bool = True
+) -> FoldedSearch:
+    """Return the search of layouts that fit and, with `asks_runtime`, that the runtime accepts."""
+    site = site_of(profile)
+    return FoldedSearch(
+        wholes=prices, limit_bytes=limit_bytes, site=site, asks_runtime=asks_runtime,
+        host_bytes=site.host_bytes_per_rank(prices.job.world_size) or inf,
+    )  # fmt: skip
