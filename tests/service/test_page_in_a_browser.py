@@ -214,6 +214,25 @@ def test_no_page_is_wider_than_a_phone(
             assert page.locator("h1").inner_text() == "Machines"
 
 
+@pytest.mark.parametrize("options", [DESK, PHONE], ids=["desk", "phone"])
+def test_a_plan_answers_on_its_first_screen(
+    browser: Browser, site: Served, options: dict[str, Any]
+) -> None:
+    with watched(browser, site.url, **options) as page:
+        page.goto(f"/plans/{training_plan().id}")
+        for words in ("One step", "Memory of a", "Lay it out", "binds", "The pins", "Next steps"):
+            box = page.get_by_text(words).filter(visible=True).first.bounding_box()
+            assert box is not None, words
+            assert box["y"] + box["height"] <= options["viewport"]["height"], words
+
+
+def test_no_table_is_cut_on_a_desk(page: Page, plans: tuple[Plan, Plan]) -> None:
+    for path in ("/", "/machines", "/profiles/lab", f"/plans/{plans[0].id}"):
+        page.goto(path)
+        page.wait_for_load_state()
+        assert page.locator(".table.cut").count() == 0, path
+
+
 def test_everything_is_reached_by_the_keyboard_alone(page: Page, plans: tuple[Plan, Plan]) -> None:
     page.goto("/")
     page.keyboard.press("Tab")
