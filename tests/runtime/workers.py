@@ -26,9 +26,9 @@ AUX_SCALE = 0.1
 Events = list[tuple[str, ...]]
 
 
-def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+def relative_error(actual: torch.Tensor, wanted: torch.Tensor) -> float:
     scale = max(float(wanted.detach().norm()), 1e-30)
-    return float((found - wanted).detach().norm()) / scale
+    return float((actual - wanted).detach().norm()) / scale
 
 
 def results_of(
