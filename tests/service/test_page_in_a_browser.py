@@ -127,7 +127,8 @@ def test_an_empty_store_tells_a_newcomer_what_to_run(browser: Browser, empty_sit
     with watched(browser, empty_site.url) as page:
         page.goto("/")
         assert page.locator("h1").inner_text() == "Nothing measured yet"
-        assert "moetune profile --nproc 2" in page.locator("pre").first.inner_text()
+        assert "--target megatron" in page.locator("pre").first.inner_text()
+        assert "moetune profile --nproc 2" in page.locator("pre").nth(1).inner_text()
         page.get_by_role("link", name="machines page").click()
         page.get_by_role("link", name="rtx2080ti-x64").click()
         page.locator("[data-table=operations] tbody tr").nth(2).wait_for()
