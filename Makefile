@@ -50,7 +50,7 @@ check: $(READY)
 
 docs: $(READY)
 	$(SPELLING)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo 'open site/index.html; to search: $(BIN)/python -m http.server --directory site'
 
 # Four workers, because most tests wait; a file's tests share what they started. Workers and the
