@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .PHONY: quickstart test gate test-thorough check checks docs netlab gpu bench setup postgres chromium
-.PHONY: launch launch-torch launch-bridge launch-oracle
+.PHONY: launch launch-torch launch-bridge launch-oracle release-check
 
 SPELLING = $(BIN)/codespell README.md SKILL.md CHANGELOG.md docs --skip '*.svg,*.json,*.toml'
 
@@ -28,7 +28,7 @@ launch: $(READY)
 
 # N free plans of drawn questions, put through the runtimes' own checks.
 launch-oracle: launch launch-torch launch-bridge
-	$(BIN)/python -m tests.launch --draws $(or $(N),200) $(foreach one,$(TARGETS),--target $(one))
+	$(BIN)/python -m tests.launch --draws $(or $(N),200) $(foreach target,$(TARGETS),--target $(target))
 
 # Judges of torchtitan and DeepSpeed; about 250 MB.
 launch-torch: $(READY)
@@ -50,7 +50,7 @@ check: $(READY)
 
 docs: $(READY)
 	$(SPELLING)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo 'open site/index.html; to search: $(BIN)/python -m http.server --directory site'
 
 # Four workers, because most tests wait; a file's tests share what they started. Workers and the
@@ -77,6 +77,11 @@ test-thorough: $(READY) postgres chromium launch
 # The laboratory and the reports of the benchmarks: their own faults, and none of the product's.
 checks: $(READY)
 	$(BIN)/pytest benchmarks/checks
+
+# Built, installed, upgraded and removed as a stranger would. TORCH=1 adds torch, FROM=COMMIT a
+# database of that version.
+release-check:
+	@TORCH=$(TORCH) FROM=$(FROM) bash tests/release.sh
 
 netlab: $(READY)
 	$(BIN)/python -m benchmarks.netlab

@@ -76,7 +76,7 @@ def _hold(num_ranks: int, count: int, seed: int) -> list[Held]:
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "differences"
         reports = run_ranks(
-            layout_workers.layouts_train_alike, num_ranks, pickle.dumps(pairs), str(told),
+            layout_workers.layouts_train_equally, num_ranks, pickle.dumps(pairs), str(told),
             timeout_seconds=_LIMIT_SECONDS,
         )  # fmt: skip
         lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []

@@ -40,7 +40,7 @@ IMPORTED_ONCE = (
 
 
 @contextmanager
-def world_of_one() -> Iterator[None]:
+def single_rank_group() -> Iterator[None]:
     """Be the only rank of a process group."""
     store = dist.HashStore()  # type: ignore[attr-defined] # which torch does not say that it exports
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)

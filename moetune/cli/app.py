@@ -104,7 +104,7 @@ _BEFORE = (
     ),
     option("--quiet -q", "No notes on stderr.", bool, default=False),
     option("--no-color", "Print without colour.", bool, default=False),
-    option("--version", "Print the version.", bool, default=False),
+    option("--version", "Print the version, and those of the targets.", bool, default=False),
 )  # fmt: skip
 """Options before the command."""
 
@@ -233,7 +233,11 @@ def _begin(context: typer.Context, **values: Any) -> None:  # noqa: ANN401 - of 
     if values["version"]:
         from importlib.metadata import version as version_of
 
+        from moetune.domain.targets import TARGETS, target_releases
+
         session.screen.line(f"moetune {version_of('moetune')}")
+        for target in TARGETS[1:]:  # the first is moetune's runtime
+            session.screen.line(f"{target} {', '.join(target_releases(target))}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         session.screen.line(context.get_help())

@@ -360,10 +360,15 @@ def find_target(name: str) -> Target:
     for row in rows:
         if version and version in (row.release, row.number):
             return row
-    specs = [row.spec for row in rows if row.release] or [target]
+    specs = [f"{target}@{release}" for release in target_releases(target)] or [target]
     raise InputError(
         f"version {version!r} of {target} is unknown", f"use one of {', '.join(specs)}"
     )
+
+
+def target_releases(name: str) -> tuple[str, ...]:
+    """Return the versions of a runtime that plans can be made for, the oldest first."""
+    return tuple(row.release for row in _rows(name) if row.release)
 
 
 def planned_target(name: TargetName, version: str) -> Target:

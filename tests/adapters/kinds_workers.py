@@ -78,7 +78,7 @@ def frozen_parts_stay_without_gradients() -> None:
         assert moetune.clip_grad_norm_(adapted, 1.0) > 0
 
 
-def one_token_and_none() -> None:
+def single_token_and_no_token() -> None:
     """A rank with one token, repeated; the last one's tokens choose few experts."""
     rank, num_ranks = rank_of()
     whole = tiny("Mixtral")
@@ -98,4 +98,4 @@ def any_ranks() -> None:
     """What is shown on any number of ranks, which are started once."""
     checkpoints_change_no_gradient()
     frozen_parts_stay_without_gradients()
-    one_token_and_none()
+    single_token_and_no_token()

@@ -205,11 +205,11 @@ def whole_state(model: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def check_states(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    assert list(found) == list(wanted)
+def check_states(actual: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert list(actual) == list(wanted)
     for name, value in wanted.items():
-        assert found[name].shape == value.shape, name
-        assert (found[name] - value).abs().max() <= TOLERANCE, name
+        assert actual[name].shape == value.shape, name
+        assert (actual[name] - value).abs().max() <= TOLERANCE, name
 
 
 def trains_under(wrapper: str) -> None:

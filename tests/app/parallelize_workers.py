@@ -132,13 +132,13 @@ def plan_of(num_ranks: int, **layout: Any) -> Any:
     return training_plan(inputs=inputs, layout=plain | layout)
 
 
-def layouts_train_alike(layouts: Sequence[dict[str, Any]]) -> None:
-    _train_alike(decoder, layouts, SAME)
+def layouts_train_equally(layouts: Sequence[dict[str, Any]]) -> None:
+    _compare_training(decoder, layouts, SAME)
 
 
-def experts_of_transformers_train_alike(layouts: Sequence[dict[str, Any]]) -> None:
+def experts_of_transformers_train_equally(layouts: Sequence[dict[str, Any]]) -> None:
     """And take a whole state dict, as the last layout has it, too."""
-    _train_alike(decoder_of_transformers, layouts, SAME_IN_FLOAT32)
+    _compare_training(decoder_of_transformers, layouts, SAME_IN_FLOAT32)
     state = {name: value + 1 for name, value in decoder_of_transformers().state_dict().items()}
     trained = _parallel(layouts[-1], decoder_of_transformers())
     trained.load_state_dict(state)
@@ -147,7 +147,7 @@ def experts_of_transformers_train_alike(layouts: Sequence[dict[str, Any]]) -> No
     assert all(torch.equal(whole(value), state[name]) for name, value in loaded.items())
 
 
-def _train_alike(
+def _compare_training(
     make: Callable[[], nn.Module], layouts: Sequence[dict[str, Any]], tolerance: float
 ) -> None:
     losses, state = trained_alone(make)
@@ -380,7 +380,7 @@ def stages_without_experts_train_and_record(layout: dict[str, Any]) -> None:
         assert sum(layer.loads) == NUM_STEPS * BATCH * LENGTH * 2 * share
 
 
-def other_batches_are_one_error(layout: dict[str, Any]) -> None:
+def different_batches_raise_an_error(layout: dict[str, Any]) -> None:
     """Batches that the stages were not made for: one error on all ranks, and the next one runs."""
     losses, _ = trained_alone()
     trained = _parallel(layout)

@@ -38,7 +38,7 @@ FOUR: tuple[dict[str, Any], ...] = (
 def test_a_model_of_ones_own_trains_as_one_process_does(
     num_ranks: int, layouts: tuple[dict[str, Any], ...]
 ) -> None:
-    assert run_ranks(own.layouts_train_alike, num_ranks, layouts) == [""] * num_ranks
+    assert run_ranks(own.layouts_train_equally, num_ranks, layouts) == [""] * num_ranks
 
 
 @pytest.mark.dist
@@ -47,7 +47,7 @@ def test_a_model_of_ones_own_trains_as_one_process_does(
 )
 def test_batches_of_other_shapes_are_one_error_on_all_ranks(layout: dict[str, Any]) -> None:
     num_ranks = layout["dp"] * layout["pp"]
-    assert run_ranks(own.other_batches_are_one_error, num_ranks, layout) == [""] * num_ranks
+    assert run_ranks(own.different_batches_raise_an_error, num_ranks, layout) == [""] * num_ranks
 
 
 @pytest.mark.dist
@@ -66,7 +66,7 @@ def test_experts_of_transformers_in_a_model_of_ones_own_train_alike() -> None:
         {"dp": 2, "ep": 2}, {"pp": 2, "zero": 0}, {"dp": 2, "zero": 3},
         {"dp": 2, "ep": 2, "overlap": "chunks", "degree": {"forward": 2, "backward": 2}},
     )  # fmt: skip
-    assert run_ranks(own.experts_of_transformers_train_alike, 2, layouts) == ["", ""]
+    assert run_ranks(own.experts_of_transformers_train_equally, 2, layouts) == ["", ""]
 
 
 @pytest.mark.dist

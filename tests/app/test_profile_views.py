@@ -7,7 +7,6 @@ import pytest
 
 from moetune.app.files import bundled_profiles
 from moetune.app.profiles import (
-    FoundProfile,
     find_profile,
     list_profiles,
     newest_measured,
@@ -23,10 +22,6 @@ from tests.fit.measured import FINGERPRINT, MACHINE
 from tests.report.lab import lab_profile
 
 LINES = ("gemm", "collective", "copy")
-
-
-def found(profile: Profile) -> FoundProfile:
-    return FoundProfile(profile=profile, source="store")
 
 
 def with_error(profile: Profile, error: FitError | None) -> Profile:

@@ -159,7 +159,7 @@ def a_future_completes_with_its_transfer(group: Communicator) -> None:
     assert total.item() == group.num_ranks
 
 
-def neighbours_have_a_communicator_of_their_own(group: Communicator) -> None:
+def neighbours_have_a_communicator(group: Communicator) -> None:
     world = dist.get_rank()
     members = [world ^ 1, world] if world % 2 else [world, world ^ 1]
     pair = new_communicator(members, purpose="pairs")
@@ -211,7 +211,7 @@ def unequal_signatures_raise_on_all(group: Communicator) -> None:
         agree(group, lambda: group.rank, lambda rank: ["same", f"of {rank}"], "the plans")
 
 
-def one_ranks_problem_raises_on_all(group: Communicator) -> None:
+def problem_of_a_rank_raises_on_all(group: Communicator) -> None:
     problem = "x has 7 columns" if group.rank == 1 else ""
     with pytest.raises(RankMismatchError, match="rank 1: error: x has 7 columns"):
         agreed_tokens(group, Opening(num_tokens=1, signature="same", problem=problem))
@@ -264,10 +264,10 @@ ON_ANY_RANKS: tuple[Check, ...] = (
 )
 AMONG_SEVERAL: tuple[Check, ...] = (
     a_future_completes_with_its_transfer,
-    neighbours_have_a_communicator_of_their_own,
+    neighbours_have_a_communicator,
     a_wrong_size_is_told_before_it_travels,
     unequal_signatures_raise_on_all,
-    one_ranks_problem_raises_on_all,
+    problem_of_a_rank_raises_on_all,
     ranks_vote_and_compare,
 )
 

@@ -118,10 +118,10 @@ class MirrorWorld:
         return group
 
     def _gathered(self, original: Callable[..., None]) -> Callable[..., None]:
-        def all_gather_object(found: list[Any], value: object, group: Any = None) -> None:
-            original(found, value, group=group)
+        def all_gather_object(gathered: list[Any], value: object, group: Any = None) -> None:
+            original(gathered, value, group=group)
             if self.says is not None:
                 members = self.groups[0].members if group is None else group.members
-                found[:] = [self.says(value, self.rank, rank) for rank in members]
+                gathered[:] = [self.says(value, self.rank, rank) for rank in members]
 
         return all_gather_object

@@ -20,7 +20,7 @@ LOADED = re.compile(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(https?:)?//
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        (sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder),
+        (sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder),
         cwd=ROOT, capture_output=True, text=True, check=False,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
     )  # fmt: skip

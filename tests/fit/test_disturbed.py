@@ -60,9 +60,9 @@ def profile(seed: int, *, slowed: float) -> Profile:
     return fitted(samples, MACHINE)
 
 
-def step_seconds(found: Profile, tokens: int, degree: int) -> float:
+def step_seconds(lab: Profile, tokens: int, degree: int) -> float:
     costs = layer_costs(
-        workload=Workload(layer=LAYER, world_size=2, tokens_per_rank=tokens), costs=costs_of(found)
+        workload=Workload(layer=LAYER, world_size=2, tokens_per_rank=tokens), costs=costs_of(lab)
     )
     return step_time(costs=costs, tokens=tokens, degree=degree).seconds
 

@@ -132,8 +132,8 @@ def test_no_draw_leaves_what_is_possible(
         assert curve.predict(size) == plain.predict(size)
 
 
-def spread_between(one: list[float], other: list[float]) -> float:
-    return float(np.std(np.log(np.array(one) / np.array(other))))
+def spread_between(first: list[float], second: list[float]) -> float:
+    return float(np.std(np.log(np.array(first) / np.array(second))))
 
 
 def test_one_in_flight_stands_in_for_several_with_an_error_of_its_own() -> None:

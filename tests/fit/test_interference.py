@@ -27,7 +27,7 @@ def taken(num_bytes: float) -> float:
     return CALLS_SECONDS + COPY_SECONDS_PER_BYTE * num_bytes
 
 
-def beside(victim: ResourceClass, other: ResourceClass, num_bytes: int, seconds: float) -> Sample:
+def overlap(victim: ResourceClass, other: ResourceClass, num_bytes: int, seconds: float) -> Sample:
     point = InterferencePoint(victim=victim, others=(other,), comm_bytes=num_bytes)
     return Sample(point=point, seconds=(seconds,) * 4)
 
@@ -38,8 +38,8 @@ def samples() -> list[Sample]:
         exchange = CollectivePoint(op="all_to_all", group_size=2, num_bytes=size, in_flight=4)
         made.append(Sample(point=exchange, seconds=(wire(size),) * 4))
         speed = 1 - taken(size) / wire(size)
-        made.append(beside("comp", "comm", size, ALONE_SECONDS / speed))
-        made.append(beside("comm", "comp", size, wire(size) + WAIT_SECONDS))
+        made.append(overlap("comp", "comm", size, ALONE_SECONDS / speed))
+        made.append(overlap("comm", "comp", size, wire(size) + WAIT_SECONDS))
     return made
 
 
@@ -92,8 +92,8 @@ def test_an_exchange_that_is_alone_is_held_against_exchanges_alone() -> None:
     size, alone = SIZES[-1], 0.9 * wire(SIZES[-1])
     exchange = CollectivePoint(op="all_to_all", group_size=2, num_bytes=size)
     times = {
-        beside("comp", "comm", size, 1.0).point: ALONE_SECONDS / 0.8,
-        beside("comm", "comp", size, 1.0).point: alone + 2 * WAIT_SECONDS,
+        overlap("comp", "comm", size, 1.0).point: ALONE_SECONDS / 0.8,
+        overlap("comm", "comp", size, 1.0).point: alone + 2 * WAIT_SECONDS,
     }
     made = [Sample(point=exchange, seconds=(alone,) * 4)]
     for one in samples():

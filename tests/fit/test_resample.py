@@ -144,10 +144,10 @@ def test_draws_depend_on_the_seed_and_not_on_the_order_of_questions() -> None:
     assert (all_to_all(other, 5000) != all_to_all(first, 5000)).all()
 
 
-def disturbed(alone: tuple[float, ...], beside: tuple[float, ...]) -> Profile:
+def disturbed(alone: tuple[float, ...], overlapped: tuple[float, ...]) -> Profile:
     samples = [
         Sample(point=InterferencePoint(victim="comm"), seconds=alone),
-        Sample(point=InterferencePoint(victim="comm", others=("comp",)), seconds=beside),
+        Sample(point=InterferencePoint(victim="comm", others=("comp",)), seconds=overlapped),
     ]
     return fitted(samples, MACHINE)
 

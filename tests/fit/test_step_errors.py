@@ -39,8 +39,8 @@ def errors(*records: StepRecord, tokens: int = 512) -> StepErrors:
     return MachineErrors(records=records, spread=OWN).of(LOAD.key, tokens)
 
 
-def covariance(found: StepErrors) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    roots = np.array(found.roots)
+def covariance(errors: StepErrors) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    roots = np.array(errors.roots)
     made: np.ndarray[tuple[int, int], np.dtype[np.float64]] = roots @ roots.T
     return made
 

@@ -144,7 +144,7 @@ def without_profile() -> tuple[Section, ...]:
     return explanation_sections(lost)
 
 
-def beside(first: AnyPlan, second: AnyPlan) -> Iterable[Section]:
+def comparison(first: AnyPlan, second: AnyPlan) -> Iterable[Section]:
     return comparison_sections(first, second, names=NAMES)
 
 
@@ -161,7 +161,7 @@ def whole(**pins: Any) -> Iterable[Section]:
     return drawn(subject_of(made.plan, profile=made.profile))
 
 
-def found() -> FoundProfile:
+def stored_machine() -> FoundProfile:
     return FoundProfile(profile=lab_profile(), source="store")
 
 
@@ -185,17 +185,17 @@ PAGES: Mapping[str, Callable[[], Iterable[Section]]] = {
     ),
     "layer-without-profile": without_profile,
     "layer-placed": lambda: plan_sections(LayerSubject(plan=placed()[1], profile=None)),
-    "placed-differ": lambda: beside(*placed()),
-    "plans-differ": lambda: beside(lab_plan(), lab_plan(8192)),
-    "plans-equal": lambda: beside(lab_plan(), lab_plan()),
+    "placed-differ": lambda: comparison(*placed()),
+    "plans-differ": lambda: comparison(lab_plan(), lab_plan(8192)),
+    "plans-equal": lambda: comparison(lab_plan(), lab_plan()),
     "training": lambda: plan_sections(subject_of(training_plan())),
     "training-megatron": lambda: whole(world_size=64, target="megatron"),
     "training-short": lambda: whole(
         world_size=32, target="megatron", memory_limit="50GiB", front=True
     ),
-    "trainings-differ": lambda: beside(training_plan(), OTHER_TRAINING),
+    "trainings-differ": lambda: comparison(training_plan(), OTHER_TRAINING),
     "whatif": changed,
-    "profile": lambda: profile_sections(found()),
+    "profile": lambda: profile_sections(stored_machine()),
     "profile-lines": lambda: profile_sections(lines_alone()),
     "models": lambda: (
         models_section(),

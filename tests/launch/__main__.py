@@ -79,11 +79,11 @@ def verdicts(jobs: Sequence[dict[str, Any]], *, python: str, folder: str) -> dic
     return found
 
 
-def report(drawn: Iterable[Drawn], found: dict[int, str]) -> int:
+def report(drawn: Iterable[Drawn], problems: dict[int, str]) -> int:
     """Print what was drawn and what was refused, and return the number of refusals."""
     counts, refusals = Counter[str](), 0
     for one in drawn:
-        what = found.get(one.question.number)
+        what = problems.get(one.question.number)
         if one.is_refused_by_export or what:
             refusals += 1
             print(f"REFUSED  {one.question.command}\n         {what or one.refused}")

@@ -23,9 +23,9 @@ def refused(count: int, *, seed: int) -> tuple[list[str], int]:
     return wrong, len(found)
 
 
-def _words(one: Drawn, found: dict[int, str]) -> str:
-    what = one.refused if one.is_refused_by_export else found.get(one.question.number, "")
-    return what and f"{one.question.command}: {what}"
+def _words(drawn: Drawn, refusals: dict[int, str]) -> str:
+    what = drawn.refused if drawn.is_refused_by_export else refusals.get(drawn.question.number, "")
+    return what and f"{drawn.question.command}: {what}"
 
 
 @pytest.mark.unmeasured

@@ -68,7 +68,7 @@ def fill(file: Path) -> tuple[Plan, Plan]:
 def _samples(slower: float) -> Iterator[Sample]:
     """Yield a line for each operation, with 2 % of noise."""
     rng = np.random.default_rng(7)
-    for point, seconds in (*_exchanges(slower), *_products(), *_copies(), *_rows(), *_beside()):
+    for point, seconds in (*_exchanges(slower), *_products(), *_copies(), *_rows(), *_overlaps()):
         noise = np.exp(0.02 * rng.normal(size=_BLOCKS))
         yield Sample(point=point, seconds=tuple((seconds * noise).tolist()))
 
@@ -107,7 +107,7 @@ def _rows() -> Iterator[tuple[Point, float]]:
             yield RowsPoint(op=op, dtype="float32", rows=rows, width=512), 4e-6 + rows * 2e-9
 
 
-def _beside() -> Iterator[tuple[InterferencePoint, float]]:
+def _overlaps() -> Iterator[tuple[InterferencePoint, float]]:
     classes: tuple[ResourceClass, ...] = ("comp", "comm", "mem")
     speeds = {"comp": 0.95, "comm": 0.82, "mem": 0.7}
     for victim in classes:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 
 @pytest.fixture
-def group_of_one(tmp_path: Path) -> Iterator[None]:
+def single_rank_group(tmp_path: Path) -> Iterator[None]:
     store = f"file://{tmp_path}/store"
     dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     yield

@@ -22,17 +22,17 @@ SAME = 1e-10
 _WAIT = dt.timedelta(seconds=60)
 
 
-def layouts_train_alike(pickled: bytes, told: str) -> None:
+def layouts_train_equally(pickled: bytes, progress_file: str) -> None:
     """Train worlds, and write the differences from one process into a file, one line each.
 
     Args:
         pickled: pairs of `World` and `Trained`; plain bytes, because tensors would travel as files.
     """
     for number, (world, wanted) in enumerate(pickle.loads(pickled)):  # noqa: S301 - the test's own
-        _meet_again(f"{told}.{number}")
+        _meet_again(f"{progress_file}.{number}")
         worst = difference(world, wanted)
         if dist.get_rank() == 0:
-            with Path(told).open("a", encoding="utf-8") as file:
+            with Path(progress_file).open("a", encoding="utf-8") as file:
                 file.write(f"{worst!r}\n")
         assert worst < SAME, (worst, world)
 
@@ -59,9 +59,9 @@ def difference(world: World, wanted: Trained) -> float:
             assert found.shape == whole.shape, (name, world)
             if found.numel():
                 worst = max(worst, float((found - whole).abs().max()))
-    told = torch.tensor(worst, dtype=torch.float64)
-    dist.all_reduce(told, op=dist.ReduceOp.MAX)
-    return float(told)
+    largest = torch.tensor(worst, dtype=torch.float64)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return float(largest)
 
 
 def _train(world: World, wanted: Trained) -> tuple[Stages, float]:

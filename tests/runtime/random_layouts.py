@@ -159,11 +159,11 @@ def _train_alone(world: World) -> Trained:
             activation=layer.activation, pipeline=False,
         )  # fmt: skip
 
-    def note(one: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        assert isinstance(one, ExpertLayer)
-        if one.shape.top_k < one.shape.num_experts:
-            probabilities = torch.softmax(inputs[0].detach() @ one.gate.weight.detach().T, dim=-1)
-            best = probabilities.topk(one.shape.top_k + 1, dim=-1).values
+    def note(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        assert isinstance(layer, ExpertLayer)
+        if layer.shape.top_k < layer.shape.num_experts:
+            probabilities = torch.softmax(inputs[0].detach() @ layer.gate.weight.detach().T, dim=-1)
+            best = probabilities.topk(layer.shape.top_k + 1, dim=-1).values
             margins.append(float((best[..., :-1] - best[..., 1:]).min()))
 
     model = LanguageModel(world.shape, make_moe).double()

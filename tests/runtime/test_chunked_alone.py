@@ -9,7 +9,7 @@ from torch import nn
 
 import moetune
 from moetune.runtime.sharded import options as shard_options
-from tests.ranks import world_of_one
+from tests.ranks import single_rank_group
 from tests.runtime import chunked_models as models
 from tests.runtime.chunked_workers import (
     Case,
@@ -25,7 +25,7 @@ TOKENS = torch.arange(10).view(2, 5)
 
 @pytest.fixture(autouse=True, scope="module")
 def _group() -> Iterator[None]:
-    with world_of_one():
+    with single_rank_group():
         yield
 
 

@@ -17,7 +17,7 @@ from moetune.comm.group import OneRank
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import read_shape
 from moetune.domain.training_document import TrainingDocument
-from tests.ranks import run_ranks, world_of_one
+from tests.ranks import run_ranks, single_rank_group
 from tests.runtime.plans import small_plan
 
 SIZES: dict[str, Any] = {
@@ -59,12 +59,12 @@ def shard(model: nn.Module, **options: Any) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _group() -> Iterator[None]:
-    with world_of_one():
+    with single_rank_group():
         yield
 
 
 @pytest.fixture(autouse=True)
-def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 

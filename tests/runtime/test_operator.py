@@ -64,8 +64,8 @@ def step(block: Block, run: Any, x: torch.Tensor) -> list[torch.Tensor]:
     return [y.detach(), *torch.autograd.grad(loss, wanted)]
 
 
-def same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
-    for one, other in zip(found, wanted, strict=True):
+def same(actual: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
+    for one, other in zip(actual, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=EXACT, atol=EXACT)
 
 

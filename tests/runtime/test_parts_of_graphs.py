@@ -94,9 +94,9 @@ def equal_under_checkpoints() -> None:
         assert any(call.seconds() for call in timed.calls)
 
 
-def same(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> None:
-    assert len(found) == len(wanted) > 3
-    for one, other in zip(found, wanted, strict=True):
+def same(actual: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> None:
+    assert len(actual) == len(wanted) > 3
+    for one, other in zip(actual, wanted, strict=True):
         assert relative_error(one, other) <= RELATIVE
 
 

@@ -29,7 +29,7 @@ def test_a_layout_of_the_planner_trains_to_the_losses_and_weights_of_one_process
 ) -> None:
     pairs = trained_worlds(num_ranks, SAMPLE[num_ranks], SEED)
     told = tmp_path / "differences"
-    worker = layout_workers.layouts_train_alike
+    worker = layout_workers.layouts_train_equally
     assert run_ranks(worker, num_ranks, pickle.dumps(pairs), str(told)) == [""] * num_ranks
     assert len(told.read_text().splitlines()) == SAMPLE[num_ranks]
 
@@ -70,7 +70,7 @@ def _first(num_ranks: int, count: int) -> Iterator[World]:
     return itertools.islice(draw_worlds(num_ranks, random.Random(SEED)), count)
 
 
-@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.usefixtures("single_rank_group")
 @pytest.mark.parametrize(
     ("layout", "words"),
     [

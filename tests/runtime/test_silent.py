@@ -275,14 +275,14 @@ def _trained(model: nn.Module, x: torch.Tensor) -> dict[str, Any]:
     return {"model": model.state_dict(), "optimizer": optimizer.state_dict()["state"]}
 
 
-def _equal(found: Any, wanted: Any) -> bool:
+def _equal(actual: Any, wanted: Any) -> bool:
     if isinstance(wanted, dict):
-        return list(found) == list(wanted) and all(
-            _equal(found[key], wanted[key]) for key in wanted
+        return list(actual) == list(wanted) and all(
+            _equal(actual[key], wanted[key]) for key in wanted
         )
     if isinstance(wanted, DTensor):
-        return torch.equal(found.full_tensor(), wanted.full_tensor())
-    return torch.equal(found, wanted) if isinstance(wanted, torch.Tensor) else found == wanted
+        return torch.equal(actual.full_tensor(), wanted.full_tensor())
+    return torch.equal(actual, wanted) if isinstance(wanted, torch.Tensor) else actual == wanted
 
 
 def copies_share_the_ranks() -> None:

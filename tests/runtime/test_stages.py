@@ -8,7 +8,7 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
 
 
-@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.usefixtures("single_rank_group")
 def test_the_example_learns(capsys: pytest.CaptureFixture[str]) -> None:
     words = "--steps 8 --batch 4 --context 16 --d-model 16 --d-hidden 32 --learning-rate 0.02"
     train_lm.train(train_lm.parse(words.split()), "cpu")

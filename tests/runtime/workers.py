@@ -1,6 +1,5 @@
 """What ranks do in the tests of the layer."""
 
-import contextlib
 import itertools
 import logging
 from collections.abc import Sequence
@@ -11,11 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from moetune.comm.group import Transfer
 from moetune.domain.constraints import Strategy
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
-from moetune.runtime.trace import SpanRecorder
 from tests.runtime.poison import poison
 from tests.runtime.reference import Weights, dense_moe
 
@@ -23,12 +20,11 @@ D_MODEL, D_HIDDEN, NUM_EXPERTS = 6, 10, 12
 RELATIVE = 1e-12
 TOKENS = (13, 7, 0, 3)
 AUX_SCALE = 0.1
-Events = list[tuple[str, ...]]
 
 
-def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+def relative_error(actual: torch.Tensor, wanted: torch.Tensor) -> float:
     scale = max(float(wanted.detach().norm()), 1e-30)
-    return float((found - wanted).detach().norm()) / scale
+    return float((actual - wanted).detach().norm()) / scale
 
 
 def results_of(
@@ -157,21 +153,6 @@ def check_against_dense(layer: ExpertLayer, dense: Dense) -> None:
         assert relative_error(parameter.grad, reference.grad[mine]) <= RELATIVE, name
 
 
-class Recorder(SpanRecorder):
-    """Writes down when exchanges are issued and waited for, and when experts run."""
-
-    def __init__(self, events: Events) -> None:
-        self.events = events
-
-    def compute(self, *step: Any) -> contextlib.AbstractContextManager[None]:
-        self.events.append(step[:2])
-        return contextlib.nullcontext()
-
-    def transfer(self, phase: str, name: str, chunk: int, transfer: Transfer, *_: Any) -> Transfer:
-        self.events.append((phase, f"issues {name} {chunk}"))
-        return _Waited(transfer, (phase, f"has {name} {chunk}"), self.events)
-
-
 class Heard(logging.Handler):
     """What this rank's log says, from warnings upwards."""
 
@@ -182,18 +163,6 @@ class Heard(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
-
-
-class _Waited:
-    def __init__(self, inner: Transfer, name: tuple[str, ...], events: Events) -> None:
-        self._inner, self._name, self._events = inner, name, events
-
-    def wait(self) -> None:
-        self._events.append(self._name)
-        self._inner.wait()
-
-    def future(self) -> torch.futures.Future[object] | None:
-        return self._inner.future()
 
 
 def dense_matrix(

@@ -126,7 +126,8 @@ def test_an_empty_store_tells_a_newcomer_what_to_run(browser: Browser, empty_sit
     with watched(browser, empty_site.url) as page:
         page.goto("/")
         assert page.locator("h1").inner_text() == "Nothing measured yet"
-        assert "moetune profile --nproc 2" in page.locator("pre").first.inner_text()
+        assert "--target megatron" in page.locator("pre").first.inner_text()
+        assert "moetune profile --nproc 2" in page.locator("pre").nth(1).inner_text()
         page.get_by_role("link", name="machines page").click()
         page.get_by_role("link", name="rtx2080ti-x64").click()
         page.locator("[data-table=operations] tbody tr").nth(2).wait_for()
@@ -208,6 +209,25 @@ def test_no_page_is_wider_than_a_phone(
                 assert cut == [], f"tables of {path} are cut"
             page.get_by_role("link", name="Machines").first.click()
             assert page.locator("h1").inner_text() == "Machines"
+
+
+@pytest.mark.parametrize("options", [DESK, PHONE], ids=["desk", "phone"])
+def test_a_plan_answers_on_its_first_screen(
+    browser: Browser, site: Served, options: dict[str, Any]
+) -> None:
+    with watched(browser, site.url, **options) as page:
+        page.goto(f"/plans/{training_plan().id}")
+        for words in ("One step", "Memory of a", "Lay it out", "binds", "The pins", "Next steps"):
+            box = page.get_by_text(words).filter(visible=True).first.bounding_box()
+            assert box is not None, words
+            assert box["y"] + box["height"] <= options["viewport"]["height"], words
+
+
+def test_no_table_is_cut_on_a_desk(page: Page, plans: tuple[Plan, Plan]) -> None:
+    for path in ("/", "/machines", "/profiles/lab", f"/plans/{plans[0].id}"):
+        page.goto(path)
+        page.wait_for_load_state()
+        assert page.locator(".table.cut").count() == 0, path
 
 
 def test_everything_is_reached_by_the_keyboard_alone(page: Page, plans: tuple[Plan, Plan]) -> None:

@@ -89,7 +89,7 @@ def test_an_empty_store_says_what_to_run_first(client: Client) -> None:
     answer = client.get("/")
     assert answer.status_code == 200
     text = words(answer)
-    order = [text.index(f"moetune {verb}") for verb in ("profile", "plan", "verify")]
+    order = [text.index(f"moetune {verb}") for verb in ("plan", "profile", "verify")]
     assert order == sorted(order)
     for page in ("/machines", "/compare"):
         assert client.get(page).status_code == 200

@@ -46,9 +46,9 @@ def _metrics(client: Client) -> dict[tuple[str, tuple[tuple[str, str], ...]], fl
     }
 
 
-def _count(found: dict[Any, float], route: str, status: int) -> float:
+def _count(metrics: dict[Any, float], route: str, status: int) -> float:
     labels = (("method", "GET"), ("route", route), ("status", str(status)))
-    return found.get(("moetune_requests_total", labels), 0.0)
+    return metrics.get(("moetune_requests_total", labels), 0.0)
 
 
 def test_without_its_database_the_service_lives_is_not_ready_and_recovers(

@@ -132,8 +132,8 @@ class _Together:
     def interference(self) -> Interference:
         tables = [one.interference for one in self._refits]
 
-        def of(victim: str, beside: str) -> float:
-            return array_of([getattr(getattr(one, victim), beside) for one in tables])
+        def of(victim: str, others: str) -> float:
+            return array_of([getattr(getattr(one, victim), others) for one in tables])
 
         return Interference(
             comp=CompSpeed(comm=of("comp", "comm"), mem=of("comp", "mem"), all=of("comp", "all")),

@@ -49,10 +49,10 @@ def profile(factors: Mapping[KernelName, float]) -> Profile:
     return fitted(samples, MACHINE)
 
 
-def plan(found: Profile, **constraints: str) -> Plan:
+def plan(machine: Profile, **constraints: str) -> Plan:
     texts = {name.replace("_", "-"): text for name, text in constraints.items()}
     request = PlanRequest(layer=LAYER, world_size=2, tokens_per_rank=2048, constraints=texts)
-    return make_plan(request, profile=found)
+    return make_plan(request, profile=machine)
 
 
 def alone(factors: Mapping[KernelName, float], kernel: KernelName) -> float:
@@ -86,10 +86,10 @@ def test_the_fastest_kernel_is_taken_at_the_step_that_it_has_alone(best: KernelN
     assert found.kernel.why in [text for section in sections for text in section.paragraphs]
 
 
-def _subject(found: Plan, factors: Mapping[KernelName, float]) -> LayerSubject:
-    assert found.terms is not None  # of the plan's kernel, not of the usual one
-    assert found.terms.forward.seconds == pytest.approx(found.predicted.forward_seconds)
-    return LayerSubject(plan=found, profile=profile(factors))
+def _subject(made: Plan, factors: Mapping[KernelName, float]) -> LayerSubject:
+    assert made.terms is not None  # of the plan's kernel, not of the usual one
+    assert made.terms.forward.seconds == pytest.approx(made.predicted.forward_seconds)
+    return LayerSubject(plan=made, profile=profile(factors))
 
 
 def test_ties_keep_the_usual_kernel_and_a_pin_takes_another() -> None:

@@ -21,8 +21,8 @@ COSTS = layer_costs(workload=WORKLOAD, costs=LinearCosts())
 TOKENS = WORKLOAD.tokens_per_rank
 
 
-def errors_of(own: float) -> StepErrors:
-    return MachineErrors(records=(), spread=own).of(COSTS.key, TOKENS)
+def errors_of(spread: float) -> StepErrors:
+    return MachineErrors(records=(), spread=spread).of(COSTS.key, TOKENS)
 
 
 def judge(*, own: float = 0.0, num: int = NUM, bounds: Bounds | None = None) -> Confidence:

@@ -34,9 +34,9 @@ def test_a_predicted_step_is_the_measured_one() -> None:
     assert seconds(measured(1.1), degree=1) == pytest.approx(seconds(LinearCosts(), 1), rel=1e-3)
 
 
-def taken(found: Refits, degree: int = 16) -> list[float]:
-    step = step_time(costs=found.stack, tokens=TOKENS, degree=degree)
-    return of_each(step.seconds, found.num)
+def taken(refits: Refits, degree: int = 16) -> list[float]:
+    step = step_time(costs=refits.stack, tokens=TOKENS, degree=degree)
+    return of_each(step.seconds, refits.num)
 
 
 def refits(factor: float, *gemms: LinearCost) -> Refits:

@@ -42,7 +42,7 @@ CHUNK = ReusedChunk(
 )  # fmt: skip
 
 
-def assert_alike(chunk: ReusedChunk, phase: Phase, table: Interference, degrees: list[int]) -> None:
+def assert_ends(chunk: ReusedChunk, phase: Phase, table: Interference, degrees: list[int]) -> None:
     at_once = reused_seconds(
         chunk=chunk, phase=phase, degrees=np.array(degrees), interference=table
     )
@@ -60,7 +60,7 @@ def assert_alike(chunk: ReusedChunk, phase: Phase, table: Interference, degrees:
 def test_phases_take_as_long_as_all_their_chunks(
     chunk: ReusedChunk, phase: Phase, table: Interference, degrees: list[int]
 ) -> None:
-    assert_alike(chunk, phase, table, degrees)
+    assert_ends(chunk, phase, table, degrees)
 
 
 def test_a_phase_of_many_refits_takes_as_long_as_under_each() -> None:
@@ -94,7 +94,7 @@ def test_streams_that_take_turns_over_several_chunks_run_to_the_end(
         CHUNK, transfer=transfer, before=before, after=after, copy_input=copy_input,
         copy_middle=copy_middle,
     )  # fmt: skip
-    assert_alike(chunk, phase, Interference(), [5, 12, 40, 64])
+    assert_ends(chunk, phase, Interference(), [5, 12, 40, 64])
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])

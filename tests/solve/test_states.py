@@ -8,7 +8,7 @@ from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.optimizers import layer_optimizer, optimizer_of
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layer.peak import peak_bytes
-from tests.ranks import world_of_one
+from tests.ranks import single_rank_group
 
 
 def test_a_layers_gradients_have_the_dtype_of_its_parameters() -> None:
@@ -22,7 +22,7 @@ def test_a_layers_gradients_have_the_dtype_of_its_parameters() -> None:
 def test_chunks_keep_gradients_masters_and_moments_in_full_precision() -> None:
     linear = torch.nn.Linear(64, 64, bias=False, dtype=torch.bfloat16)
     adam = torch.optim.Adam(linear.parameters())
-    with world_of_one():
+    with single_rank_group():
         model, optimizer = moetune.shard(torch.nn.Sequential(linear), adam, chunk_bytes=2**13)
         model(torch.randn(2, 64, dtype=torch.bfloat16)).sum().backward()
         (master,) = model.parameters()

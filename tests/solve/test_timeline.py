@@ -18,7 +18,7 @@ orders = st.sampled_from(["dispatch_first", "interleaved"])
 NONE = Interference()
 
 
-def _beside(comm_speed: float, comp_speed: float) -> Interference:
+def _slowed(comm_speed: float, comp_speed: float) -> Interference:
     return Interference(comm=CommSpeed(comp=comm_speed), comp=CompSpeed(comm=comp_speed))
 
 
@@ -42,7 +42,7 @@ def test_timeline_of_unequal_chunks_equals_an_event_by_event_simulation(
     tasks = pipeline_tasks(
         dispatch_seconds=dispatch, compute_seconds=compute, combine_seconds=combine, order=order
     )
-    found = simulate(tasks, interference=_beside(comm_speed, comp_speed))
+    found = simulate(tasks, interference=_slowed(comm_speed, comp_speed))
     expected = event_by_event(
         dispatch=dispatch,
         compute=compute,

@@ -165,7 +165,7 @@ def _settings(checked: Checked) -> Table:
         checked.reading.rows,
         {
             "setting": lambda row: _NAMES.get(row.name, row.name),
-            "value": lambda row: row.value,
+            "value": lambda row: f"{float(row.value):.3g}" if "offload" in row.name else row.value,
             "key": lambda row: row.key,
             "line": _place_cell,
         },

@@ -63,17 +63,13 @@ def plan_page(planner: ServicePlanner, plan_id: str) -> Page:
     sections = plan_sections(subject, is_page=True)
     observed = observed_sections(planner.reading, plan)
     model = model_name(plan)
-    commands = {
-        words: f"moetune {command} {plan.id[:12]}{more}"
-        for words, (command, more) in _commands(plan, model).items()
-    }
     return Page(
         title=f"{sections[0].title}, plan {plan.id[:6]}",
         here="plans",
         scope=f"{sections[0].scope} · profile {plan.inputs.profile} · plan {plan.id[:12]}",
         links=tuple(_plan_links(planner, subject, model)),
         sections=(*sections, *observed),
-        commands=commands,
+        commands=_commands(plan, model),
     )
 
 
@@ -91,26 +87,25 @@ def _plan_links(planner: ServicePlanner, subject: Subject, model: str | None) ->
         yield Link(name="Trace for Perfetto", href=f"{document}/trace", file=file)
 
 
-def _commands(plan: AnyPlan, model: str | None) -> Mapping[str, tuple[str, str]]:
-    """Return what to do with a plan: commands, and what follows the plan's id in them."""
-    change = "Change its question, such as its ranks"
-    ranks = f" --world-size {2 * plan.inputs.world_size}"
+def _commands(plan: AnyPlan, model: str | None) -> Mapping[str, str]:
+    """Return the commands that go on from a plan, by words on each."""
+    name, change = plan.id[:12], "Change its question, such as its ranks"
+    whatif = f"moetune whatif {name} --world-size {2 * plan.inputs.world_size}"
     if plan.kind != "training":
         return {
-            "Run it and its alternatives": ("verify", ""), "Ask why": ("explain", ""),
-            change: ("whatif", ranks),
+            "Run it and its alternatives": f"moetune verify {name}",
+            "Ask why": f"moetune explain {name}", change: whatif,
         }  # fmt: skip
     # A pasted configuration has no path: the page says to save it under the model's name.
     is_named = model or plan.inputs.model_path
     config = "" if is_named else f" --model {plan.inputs.model}/config.json"
     return {
-        f"Give it to {plan.target}": ("export", f" --target {plan.target}{config}"),
-        "Ask why, and why not another layout": ("explain", config),
-        "See what the step depends on": ("sensitivity", config),
-        change: ("whatif", f"{ranks}{config}"),
-        "Hold its run against it, which calibrates later plans": (
-            "observe", f" --log train.log{config}",
-        ),
+        f"Give it to {plan.target}": f"moetune export {name} --target {plan.target}{config}",
+        "Ask why, and why not another layout": f"moetune explain {name}{config}",
+        "See what the step depends on": f"moetune sensitivity {name}{config}",
+        change: f"{whatif}{config}",
+        "Hold its run against it, which calibrates later plans":
+            f"moetune observe {name} --log train.log{config}",
     }  # fmt: skip
 
 
