@@ -143,7 +143,7 @@ def _transfers(row: Row, device: DevicePrices) -> Iterator[Question]:
             operation=f"{library} {phase}{' fp8' if share < 1 else ''}{across}",
             seconds=times[at] if times else sent / rates[at],
             price=lambda prices, part=part, phase=phase: exchange_seconds(  # type: ignore[misc]
-                prices, layout=layout, part=part, tokens=tokens, phase=phase, sends_once=False
+                prices, layout=layout, part=part, tokens=tokens, phase=phase
             ),
         )
 

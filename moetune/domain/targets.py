@@ -109,7 +109,7 @@ class Target:
         multiplies_in_pieces: whether GEMMs in pieces, one for each tensor rank, hide all but one of
             their exchanges (`tp_comm_overlap`, which exports leave off).
         places_experts: whether each layer's experts may be in another order than their own.
-        sends_tokens_once: whether an all-to-all sends a token once to each rank of its experts.
+        runs_layer: whether experts run in moetune's layer, as `solve.layer` prices it.
         gathers_context: whether keys and values are gathered before attention, not beside it.
         core: the version of Megatron-Core in it, which its rules ask; None without.
         without_deepep: chips on which it refuses DeepEP.
@@ -163,7 +163,7 @@ class Target:
     scatters_beside_weights: bool = False
     multiplies_in_pieces: bool = False
     places_experts: bool = False
-    sends_tokens_once: bool = False
+    runs_layer: bool = False
     gathers_context: bool = False
     core: MegatronCore | None = None
     without_deepep: tuple[str, ...] = ()
@@ -317,7 +317,7 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
         tp_dispatchers=("all_gather",),  # TensorExpertLayer; torch cuts the dense parts
         schedules=("1f1b", "interleaved"), hides_gradients=False,
         kept_by_experts=KeptByExperts(activations=False, results=False, router_copies=1),
-        places_experts=True, offloads_states=True, sends_tokens_once=True,
+        places_experts=True, offloads_states=True, runs_layer=True,
     ),),
     "megatron": (
         _MEGATRON, _megatron("0.17.1", (0, 17)), _megatron("0.18.2", (0, 18)),

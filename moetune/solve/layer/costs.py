@@ -104,9 +104,22 @@ class LayerCosts(LayerOperations, ABC):
     def _least(self, phase: Phase) -> tuple[Estimate | None, Estimate | None]:
         return self.launches(phase) or (None, None)
 
+    def moves(self, tokens: float) -> tuple[Estimate | None, ...]:
+        """Return what orders rows outside the pipeline; in tensor parallelism chunks are."""
+        if self.is_tensor:
+            return ()
+        rows = tokens * self.layer.top_k * self.sent_share
+        return tuple(self.rows_op(op, rows, self.layer.d_model) for op in ROW_MOVES)
+
     @abstractmethod
+    def small_collectives(self, phase: Phase, *, tokens: float) -> Estimate:
+        """Return the collectives of a gate, which numbers of tokens or weights' gradients take."""
+
     def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return a phase's time outside its pipeline, but for launches; 0 where not measured."""
+        gate = self.gate(phase, tokens=tokens)
+        small = NOTHING if gate is NOTHING else self.small_collectives(phase, tokens=tokens)
+        return total(gate, *self.moves(tokens), small)
 
     def step_errors(self, *, tokens: int) -> StepErrors:
         """Return by how much whole steps differ from the sum of their operations."""
@@ -219,16 +232,12 @@ class AllToAllCosts(LayerCosts):
         in_flight = np.where(np.asarray(degree) <= ALONE_CHUNKS, 1, degree)
         return self.collectives("all_to_all", rows * self.bytes_per_row, in_flight)
 
-    def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
-        """Return a measured gate and permutation, forward with two small exchanges of counts."""
-        rows = tokens * self.layer.top_k * self.sent_share
-        gate = self.gate(phase, tokens=tokens)
-        opening = NOTHING
-        if phase == "forward" and gate is not NOTHING:
-            exchange = self.collective("all_to_all", self.layer.num_experts * COUNT_BYTES)
-            opening = total(exchange, exchange)
-        moves = (self.rows_op(op, rows, self.layer.d_model) for op in ROW_MOVES)
-        return total(gate, *moves, opening)
+    def small_collectives(self, phase: Phase, *, tokens: float) -> Estimate:  # noqa: ARG002
+        """Return two small exchanges of counts forward."""
+        if phase == "backward":
+            return NOTHING
+        exchange = self.collective("all_to_all", self.layer.num_experts * COUNT_BYTES)
+        return total(exchange, exchange)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,14 +265,8 @@ class TensorParallelCosts(LayerCosts):
         before, behind = LayerCosts.operations(self, phase, mine, recompute=recompute)
         return before, [*behind, gather, again, add]
 
-    def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
-        """Return the gate, and an all-reduce: of the token count, backward of weights' gradients.
-
-        0 where the gate was not measured.
-        """
-        gate = self.gate(phase, tokens=tokens)
-        if gate is NOTHING:
-            return NOTHING
+    def small_collectives(self, phase: Phase, *, tokens: float) -> Estimate:
+        """Return an all-reduce: of the token count, backward of weights' gradients."""
         width = max(dtype_bytes(self.dtype), _WEIGHT_BYTES)
         small = COUNT_BYTES if phase == "forward" else tokens * self.layer.top_k * width
-        return total(gate, self.collective("all_reduce", small))
+        return self.collective("all_reduce", small)

@@ -82,12 +82,15 @@ class LayerOperations(Tables):
     Args:
         key: the layer, the P ranks that share its experts, and how they do.
         expert_shares: of the fullest rank's rows, of each of its experts; empty for even ones.
+        gemm_factor, gap_seconds: on a GEMM's seconds, and behind each, within a model's step.
     """
 
     key: LayerKey
     costs: Costs
     expert_shares: tuple[float, ...] = ()
     kernel: KernelName = ""
+    gemm_factor: float = 1.0
+    gap_seconds: float = 0.0
 
     @property
     def layer(self) -> LayerShape:
@@ -117,11 +120,15 @@ class LayerOperations(Tables):
             return NOTHING
         if phase == "backward":
             choice = self.rows_op("gate_backward", tokens, experts)
-        gemms = (
-            self.costs.seconds(GemmKey(self.dtype, product, 1, self.layer.d_model, experts), tokens)
+        keys = (
+            GemmKey(self.dtype, product, 1, self.layer.d_model, experts)
             for product in PHASE_GEMMS[phase]
         )
-        return total(choice, *gemms)
+        return total(choice, *(self._multiplied(key, tokens) for key in keys))
+
+    def _multiplied(self, key: GemmKey, rows: float) -> Estimate:
+        alone = self.costs.seconds(key, rows).scaled(self.gemm_factor)
+        return alone._replace(seconds=alone.seconds + self.gap_seconds)
 
     def gemm(self, product: GemmForm, *, rows: float, is_second: bool = False) -> Estimate:
         """Return a GEMM of all local experts' rows, or with W₂; ProfileError of no such dtype."""
@@ -138,7 +145,7 @@ class LayerOperations(Tables):
         sizes = self.layer.d_model, self.layer.d_hidden
         d_in, d_out = sizes[::-1] if is_second else sizes
         shape = self.local_experts, d_in, d_out
-        return self.costs.seconds(GemmKey(self.dtype, form, *shape, self.kernel), rows)
+        return self._multiplied(GemmKey(self.dtype, form, *shape, self.kernel), rows)
 
     def gemms(self, rows: float, *forms: GemmForm, is_second: bool = False) -> list[Estimate]:
         """Return the GEMMs of a chunk with W₂, or with all other weights."""

@@ -11,16 +11,19 @@ from dataclasses import dataclass
 
 from moetune.domain.architecture import Block, Mixer
 from moetune.domain.attention import GroupedQueryAttention
+from moetune.domain.cost_keys import RowsKey
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.kernels import BIASED_ACTIVATION, BIASED_RESULTS
 from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, StateSpace
 from moetune.domain.samples import GEMM_FORMS
 from moetune.domain.targets import Target
-from moetune.domain.training import DEDUPLICATING, FoldedLayout, TrainingJob
-from moetune.domain.tuning import ModelPart
+from moetune.domain.training import DEDUPLICATING, HALF_PRECISION, FoldedLayout, TrainingJob
+from moetune.domain.tuning import TRAINS_ALL, ModelPart
+from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.model.activations import AS_MEGATRON, ELEMENT, GEMM_INPUT
 from moetune.solve.model.adapters import AdapterPrices
 from moetune.solve.model.exchange import exchange_seconds
+from moetune.solve.model.layer import layer_in_step, layer_modules
 from moetune.solve.model.machine import DevicePrices
 from moetune.solve.model.passes import (
     CHUNK_TOKENS,
@@ -67,9 +70,17 @@ class BlockPrices:
         return self.tokens / self.layout.tp
 
     @property
-    def exchanges(self) -> bool:
-        """Whether tokens travel to experts on other ranks."""
-        return self.layout.ep > 1
+    def runs_layer(self) -> bool:
+        """Whether moetune's layer runs the experts: not where it is pinned to what it refuses."""
+        layout, job = self.layout, self.job
+        is_able = layout.etp == 1 and layout.dispatcher not in DEDUPLICATING
+        is_plain = job.dtype in HALF_PRECISION and job.tuning == TRAINS_ALL
+        return self.target.runs_layer and is_able and is_plain
+
+    def layer(self, part: RoutedExperts) -> tuple[LayerCosts, float]:
+        """Return the costs of moetune's layer, and its tokens: in a tensor-parallel group all."""
+        costs = layer_in_step(part, device=self.device, layout=self.layout, job=self.job)
+        return costs, self.own_tokens * (costs.world_size if costs.is_tensor else 1)
 
     def local_times(self, block: Block) -> BlockTimes:
         """Return what does not depend on where the experts are: all parts but these, and norms."""
@@ -282,24 +293,32 @@ class BlockPrices:
         )
 
     def _routed(self, part: RoutedExperts) -> Iterator[tuple[ModuleName, Passes]]:
-        rows = self._rows(part)
-        yield "experts", self._experts(part, rows)
-        yield "moe_act", self._expert_activation(part, rows)
-        scores = self._gemm(self.own_tokens, part.d_model, part.num_experts, dtype=self.job.element)
-        yield "router", self._trained("router", scores)
+        rows, is_layer = self._rows(part), self.runs_layer
+        if is_layer:
+            yield from layer_modules(*self.layer(part), self.device)
+        else:
+            yield "experts", self._experts(part, rows)
+        if self._models(part.layer.activation):
+            yield "moe_act", self._expert_activation(part, rows)
+        elif part.biases:
+            yield "moe_act", self._biases(part, rows, part.d_hidden)
+        if self._models("gate"):
+            width, count = part.d_model, part.num_experts
+            scores = self._gemm(self.own_tokens, width, count, dtype=self.job.element)
+            yield "router", self._trained("router", scores)
         if part.shared is not None:
             passes = self._ffn(part.shared, "shared_experts")
             yield "shared_experts", passes
             yield "tensor_comm", self._tensor_comm([passes])
             yield from self._frozen.of_part("shared_experts", part.shared, self.tokens)
-        yield "permute", self._permute(part, rows)
-        yield "exchange", self._exchange(part, self.own_tokens)
+        if self._models("gather"):
+            yield "permute", self._permute(part, rows)
+        if not is_layer:
+            yield "exchange", self._exchange(part)
 
-    def chunk(self, part: RoutedExperts, degree: int) -> tuple[Passes, Passes]:
-        """Return what experts compute for one of so many equal chunks, and its exchange."""
-        rows = self._rows(part) / degree
-        computed = self._experts(part, rows) + self._expert_activation(part, rows)
-        return computed, self._exchange(part, self.own_tokens / degree)
+    def _models(self, op: str) -> bool:
+        """Return whether rows' operations are modelled: moetune's are as the profile has them."""
+        return not self.runs_layer or not self.device.costs.knows(RowsKey(op, self.job.element))
 
     def _rows(self, part: RoutedExperts) -> float:
         """Return the rows of the fullest rank, for which the others wait."""
@@ -342,7 +361,7 @@ class BlockPrices:
         with Megatron's `--moe-permute-fusion`, which exports set.
         """
         elements = rows * part.d_expert
-        is_ordered_once = not self.exchanges or self.layout.dispatcher in DEDUPLICATING
+        is_ordered_once = self.layout.ep == 1 or self.layout.dispatcher in DEDUPLICATING
         moves = (2 if is_ordered_once else 4) + _PADS * self._copies_rows_to_pad
         forward, backward = (
             self.device.memory_seconds((2 * moves + more) * ELEMENT * elements, kernels=4 + moves)
@@ -357,15 +376,14 @@ class BlockPrices:
         is_narrow = self.job.dtype in _QUANTIZED
         return is_narrow and layout.dispatcher != "hybrid_ep" and layout.cuda_graphs != "full"
 
-    def _exchange(self, part: RoutedExperts, tokens: float) -> Passes:
+    def _exchange(self, part: RoutedExperts) -> Passes:
         skew = self.job.skew(part, self.layout.ep).mean
         dispatch, combine = (
             skew
             * exchange_seconds(
-                self.device, layout=self.layout, part=part, tokens=tokens, phase=phase,
-                sends_once=self.target.sends_tokens_once,
+                self.device, layout=self.layout, part=part, tokens=self.own_tokens, phase=phase
             )
             for phase in ("dispatch", "combine")
-        )  # fmt: skip
+        )
         both = dispatch + combine
         return Passes(forward=both, grad_input=both)

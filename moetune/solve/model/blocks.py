@@ -13,12 +13,7 @@ from moetune.domain.targets import Target
 from moetune.domain.training import Degrees, FoldedLayout, TrainingJob
 from moetune.solve.model.activations import ELEMENT
 from moetune.solve.model.block import BlockPrices
-from moetune.solve.model.chunks import (
-    ChunkedBlock,
-    ChunkedPasses,
-    best_degree,
-    chunked_passes,
-)
+from moetune.solve.model.chunks import ChunkedPasses, best_degree, chunked_passes
 from moetune.solve.model.machine import DevicePrices
 from moetune.solve.model.passes import (
     FORWARD_OF_BOTH,
@@ -40,12 +35,6 @@ kernels in Megatron-Core (tensor_parallel/cross_entropy.py, fusions/fused_cross_
 torch (log_softmax and nll_loss in float32). Losses in one kernel move 16."""
 _Key = tuple[object, ...]
 _Priced = TypeVar("_Priced")
-
-
-def _of_exchange(prices: BlockPrices) -> _Key:
-    """Return what exchanges depend on."""
-    layout = prices.layout
-    return prices.own_tokens, layout.tp, layout.ep, layout.etp, layout.dispatcher
 
 
 def _shape(layout: FoldedLayout) -> _Key:
@@ -93,20 +82,17 @@ class BlockTable(Tables):
     )  # fmt: skip
     def seconds(self, layout: FoldedLayout) -> tuple[BlockSeconds, ...]:
         """Return the seconds of the blocks for one micro-batch."""
-        degrees, is_chunked = self.degree(layout), layout.overlap == "chunks"
-        on_device = self._on_device(layout)
-        nothing: Sequence[ChunkedBlock | None] = (None,) * len(on_device)
-        chunked = self._chunked(layout, on_device) if is_chunked else nothing
-        # Prices of runtimes that chunk have no such idle time.
-        has_idle = not is_chunked and "chunks" not in self.target.overlaps
+        degrees, repeats = self.degree(layout), repeats_exchange(layout)
+        chunked: Sequence[ChunkedPasses | None] = (None,) * len(self._kinds)
+        if layout.overlap == "chunks":
+            chunked = self._passes_in_chunks(layout)
         seconds = []
         parts, places = self._routed
-        for place, kind, cut in zip(places, on_device, chunked, strict=True):
+        for place, kind, cut in zip(places, self._on_device(layout), chunked, strict=True):
             slack, saved = kind.slack, (0.0, 0.0)
             if cut is not None and degrees is not None:
-                slack = slack - cut.launches(degrees.common)
-                saved = cut.saved(degrees.common)
-            if has_idle:
+                saved = cut.saved(degrees.common, repeats=repeats)
+            if not self.target.runs_layer and layout.overlap != "chunks":  # which have no idle time
                 slack = min(slack, -idle_seconds(parts[place], layout))
             seconds.append(
                 block_seconds(
@@ -133,19 +119,9 @@ class BlockTable(Tables):
         """Return the layout's degree, the fastest where it has none; None without chunks."""
         if layout.overlap != "chunks" or layout.degree is not None:
             return layout.degree
-        chunked = zip(self._counts, self._chunked(layout, self._on_device(layout)), strict=True)
-        return Degrees.of_both(
-            best_degree([(count, block) for count, block in chunked if block is not None])
-        )
-
-    def most_saved(self, layout: FoldedLayout) -> float:
-        """Return what chunks save of a micro-batch at most: what its exchanges expose."""
-        repeats = repeats_exchange(layout)
-        saved = 0.0
-        for count, times in zip(self._counts, self._times_of_kinds(layout), strict=True):
-            sent = times.passes("exchange")
-            saved += count * ((1 + repeats) * sent.forward + sent.grad_input)
-        return saved
+        chunked = zip(self._counts, self._passes_in_chunks(layout), strict=True)
+        blocks = [(count, block) for count, block in chunked if block is not None]
+        return Degrees.of_both(best_degree(blocks, repeats=repeats_exchange(layout)))
 
     @once(_of_tokens)
     def ends(self, layout: FoldedLayout) -> tuple[float, float]:
@@ -180,22 +156,12 @@ class BlockTable(Tables):
             backward += count * max(0.0, block.backward - sent.backward - again)
         return Room(forward, backward)
 
-    def _chunked(
-        self, layout: FoldedLayout, on_device: Sequence[DevicePasses]
-    ) -> tuple[ChunkedBlock | None, ...]:
-        passes, repeats = self._passes_in_chunks(self._prices(layout)), repeats_exchange(layout)
-        return tuple(
-            in_chunks and ChunkedBlock(passes=in_chunks, slack=kind.slack, repeats=repeats)
-            for in_chunks, kind in zip(passes, on_device, strict=True)
-        )
-
-    @once(lambda prices: (_of_exchange(prices), prices.layout.degree))
-    def _passes_in_chunks(self, prices: BlockPrices) -> Sequence[ChunkedPasses | None]:
-        if not prices.exchanges:
+    @once(lambda layout: (_shape(layout), layout.degree))
+    def _passes_in_chunks(self, layout: FoldedLayout) -> Sequence[ChunkedPasses | None]:
+        if layout.ep == 1:
             return (None,) * len(self._kinds)
-        degrees = prices.layout.degree
-        cut = None if degrees is None else degrees.common
-        return self._of_parts(prices, partial(chunked_passes, degree=cut))
+        cut = None if layout.degree is None else layout.degree.common
+        return self._of_parts(self._prices(layout), partial(chunked_passes, degree=cut))
 
     def _prices(self, layout: FoldedLayout) -> BlockPrices:
         return BlockPrices(job=self.job, layout=layout, device=self.device, target=self.target)
@@ -212,10 +178,17 @@ class BlockTable(Tables):
         kinds = zip(self._times_of_kinds(layout), self._host_seconds(layout), strict=True)
         return [device_passes(times, layout, host=host) for times, host in kinds]
 
-    @once(lambda layout: (layout.tp > 1, layout.ep, layout.recompute, layout.cuda_graphs))
+    @once(
+        lambda layout: (
+            layout.tp > 1, layout.ep, layout.etp, layout.dispatcher, layout.recompute,
+            layout.cuda_graphs,
+        )
+    )  # fmt: skip
     def _host_seconds(self, layout: FoldedLayout) -> tuple[float, ...]:
+        device, runs_layer = self.device, self._prices(layout).runs_layer
+        routed = device.layer_launch_seconds if runs_layer else None
         return tuple(
-            self.device.host_seconds * host_seconds(kind, layout, self.target, self.job)
+            device.host_seconds * host_seconds(kind, layout, self.target, self.job, routed)
             for kind in self._kinds
         )
 

@@ -1,9 +1,8 @@
 """Times of the exchanges of tokens with experts on other ranks, by dispatcher.
 
 A rank has t tokens, k experts each, over ep·etp ranks in n nodes. An all-to-all sends each (token,
-expert) pair over ep ranks, with a gather over the etp ones that share an expert's width behind it;
-moetune's own sends a token once to each rank that has one of its experts. DeepEP and HybridEP send
-it once to each node, and inside it once to each rank.
+expert) pair over ep ranks, with a gather over the etp ones that share an expert's width behind it.
+DeepEP and HybridEP send a token once to each node, and inside it once to each rank.
 
 On InfiniBand the GPUs post their own messages. On EFA a thread of each rank's host does, and
 messages arrive in any order: the counter that tells the receiver of a chunk of tokens waits until
@@ -16,7 +15,7 @@ import math
 
 from moetune.domain.experts import RoutedExperts
 from moetune.domain.reference import TransferPhase
-from moetune.domain.routing import reached, reached_ranks
+from moetune.domain.routing import reached
 from moetune.domain.training import DEDUPLICATING, FoldedLayout
 from moetune.solve.model.activations import ELEMENT
 from moetune.solve.model.machine import DevicePrices, RankSpan
@@ -44,14 +43,10 @@ def exchange_seconds(
     part: RoutedExperts,
     tokens: float,
     phase: TransferPhase,
-    sends_once: bool,
 ) -> float:
     """Return one dispatch or combine of a micro-batch's tokens."""
     span, row_bytes = device.span(layout.ep, layout.etp), part.d_expert * ELEMENT
     num_bytes = tokens * part.mean_top_k * row_bytes
-    if sends_once and part.num_experts > layout.ep:
-        top_k = min(part.top_k, part.num_experts)
-        num_bytes *= reached_ranks(top_k, part.num_experts, layout.ep) / top_k
     # The ranks that share one expert's width have all of its rows.
     seconds = _gathered(device, device.span(layout.etp, 1), num_bytes, phase)
     if span.size == 1:

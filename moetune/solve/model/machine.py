@@ -11,7 +11,7 @@ from moetune.domain.cost_keys import AttentionKey, CollectiveKey, CopyKey, GemmK
 from moetune.domain.costs import Costs, Doubt, Estimate, Trust, least_trust, seconds_if_known
 from moetune.domain.errors import ProfileError
 from moetune.domain.once import Tables, once
-from moetune.domain.samples import CollectiveOp, Direction, GemmForm
+from moetune.domain.samples import LAUNCHES, CollectiveOp, Direction, GemmForm
 
 ADAM_BYTES = 30
 """Bytes that Adam moves for one parameter: gradient, master copy and two moments read, all but the
@@ -135,6 +135,18 @@ class DevicePrices(Tables):
     def host_seconds(self) -> float:
         """Seconds of the host for one of an x86 host of H100."""
         return _GRACE_SECONDS if any(chip in self.machine.device for chip in _GRACE) else 1.0
+
+    @property
+    def layer_launch_seconds(self) -> float | None:
+        """Seconds for both passes of moetune's layer in one chunk, if known; CPUs launch nothing.
+
+        They are an x86 host's, as published profiles have them.
+        """
+        if self.machine.kind == "cpu":
+            return 0.0
+        step = seconds_if_known(self.costs, RowsKey(LAUNCHES[1], self.element), 1)
+        is_x86 = step is None or step.trust == "modelled"
+        return step and self.trusts.note(step) / (1.0 if is_x86 else self.host_seconds)
 
     @property
     def per_node(self) -> int:

@@ -14,7 +14,7 @@ from moetune.domain.tuning import adapted_matrices
 
 ModuleName = Literal[
     "attention", "mla_up_proj", "core_attn", "norm", "mlp", "router", "experts", "moe_act",
-    "shared_experts", "permute", "exchange", "tensor_comm", "context_comm",
+    "shared_experts", "permute", "exchange", "tensor_comm", "context_comm", "launches",
 ]  # fmt: skip
 COMMUNICATION: frozenset[ModuleName] = frozenset({"exchange", "tensor_comm", "context_comm"})
 CHUNK_TOKENS = 128
@@ -192,18 +192,23 @@ class BlockSeconds(NamedTuple):
         }
         if self.recomputed:
             parts["recompute"] = self.recomputed
-        if self.hidden:
-            parts["exchange"] -= self.hidden
+        if self.hidden:  # more than all exchanges where smaller chunks compute faster
+            more = max(0.0, self.hidden - parts["exchange"])
+            parts["exchange"] -= self.hidden - more
+            parts["experts"] -= more
         if self.launches:
-            parts["launches"] = self.launches
+            parts["launches"] = parts.get("launches", 0.0) + self.launches
         return parts
 
 
-def host_seconds(block: Block, layout: FoldedLayout, target: Target, job: TrainingJob) -> float:
-    """Return the host's time to launch both passes of a block."""
+def host_seconds(
+    block: Block, layout: FoldedLayout, target: Target, job: TrainingJob,
+    routed: float | None = None,
+) -> float:  # fmt: skip
+    """Return the host's time to launch both passes of a block, where known with its experts'."""
     if layout.cuda_graphs == "full":
         return 0.0
-    total = sum(_launches(part, layout, target, job.dtype) for part in block.parts)
+    total = sum(_launches(part, layout, target, job.dtype, routed) for part in block.parts)
     if job.tuning.adapters is not None:
         matrices = (
             matrix for part in block.parts if job.tuning.adapter(part)
@@ -223,13 +228,17 @@ def idle_seconds(part: RoutedExperts | None, layout: FoldedLayout) -> float:
     return _IDLE_SECONDS
 
 
-def _launches(part: Part, layout: FoldedLayout, target: Target, dtype: TrainingDtype) -> float:
+def _launches(
+    part: Part, layout: FoldedLayout, target: Target, dtype: TrainingDtype, of_layer: float | None
+) -> float:
     is_plain = layout.cuda_graphs == "none"
     if isinstance(part, RoutedExperts):
         kernels = (
             target.kernels_per_expert[dtype not in HALF_PRECISION] * part.num_experts // layout.ep
         )
         shared = _HOST_SECONDS["dense"] * (part.shared is not None)
+        if of_layer is not None:
+            return of_layer + shared
         routed = _of_part("routed", layout)
         if not is_plain:
             routed -= _HOST_SECONDS["routed"] - _ROUTED_IN_A_GRAPH
@@ -283,12 +292,12 @@ def block_seconds(
     its exchanges: the host waits for the numbers of rows in each of them.
 
     Args:
-        device: its passes on the device, launches of chunks counted in their slack.
+        device: its passes on the device.
         saved: by chunks, of the forward and the backward pass.
     """
     times, forward, backward, again, slack = device
     exchange, repeats = times.passes("exchange"), repeats_exchange(layout)
-    exchanges = exchange.forward * (2 if repeats else 1)
+    exchanges = exchange.grad_input + exchange.forward * repeats
     waiting = max(0.0, -slack)
     if layout.overlap == "batch":
         computed = forward + backward + waiting

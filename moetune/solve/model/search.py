@@ -215,9 +215,9 @@ class LayoutTable(Tables):
 
     def _bounds(self, group: Group) -> GroupBounds:
         rounds = self.search.job.micro_batches(group[0]) / group[0].pp
-        ways = itertools.chain.from_iterable(map(self.dispatchers, group))
+        ways = [*itertools.chain.from_iterable(map(self.dispatchers, group))]
         bare = min((way.seconds - way.launches for way in ways), default=inf)
-        seconds = min(map(self._at_least, group))
+        seconds = min((way.seconds for way in ways), default=inf)
         peak_bytes = self.search.fitting.least_of_states(group[0], self.pins)
         return GroupBounds(group, seconds * rounds, bare * rounds, peak_bytes)
 
@@ -329,14 +329,6 @@ class LayoutTable(Tables):
         if smallest is None:
             raise contradiction(search.space, self.pins)
         return smallest
-
-    def _at_least(self, layout: FoldedLayout) -> float:
-        """Return a micro-batch's least seconds, chunks not priced, however much is recomputed."""
-        if layout.overlap != "chunks":
-            return min((way.seconds for way in self.dispatchers(layout)), default=inf)
-        least = self.search.prices.micro_batch_at_least
-        able = self._able(layout)
-        return min((least(layout.changed(dispatcher=name)) for name in able), default=inf)
 
     def optimizer_at_least(self, row: Row, most_bytes: float) -> float:
         """Return the least seconds of a mean rank's optimizer, with what a row must offload."""

@@ -150,11 +150,6 @@ class StepPrices(UpdatePrices):
         seconds = sum((count * block.both for count, block in blocks), ends)
         return seconds, sum(count * block.launches for count, block in blocks)
 
-    def micro_batch_at_least(self, layout: FoldedLayout) -> float:
-        """Return what a micro-batch takes at least with chunks, of which none is priced."""
-        plain = layout.changed(overlap="none", degree=None)
-        return self.micro_batch(plain)[0] - self.blocks.most_saved(layout)
-
     def pipeline(self, layout: FoldedLayout) -> StagePipeline:
         """Return the layout's pipeline."""
         blocks, ends = self.blocks.seconds(layout), self.blocks.ends(layout)

@@ -14,8 +14,6 @@ from moetune.huggingface.registry import named_model
 from moetune.solve.model.block import BlockPrices
 from moetune.solve.model.chunks import (
     MOST_CHUNKS,
-    ChunkedBlock,
-    ChunkedPass,
     ChunkedPasses,
     best_degree,
     chunked_passes,
@@ -40,21 +38,14 @@ def prices_of(name: str, profile: Profile = H100, target: Target = MOETUNE) -> S
     )  # fmt: skip
 
 
-def block_of(
-    forward: tuple[float, ...], backward: tuple[float, ...], *, slack: float = 1.0,
-    repeats: bool = False, kernels: int = 5,
-) -> ChunkedBlock:  # fmt: skip
-    """Return a block whose passes take so long in 1, 2, … chunks, and the last from there on."""
-    passes = ChunkedPasses(
+def passes_of(forward: tuple[float, ...], backward: tuple[float, ...]) -> ChunkedPasses:
+    """Return passes that take so long in 1, 2, … chunks, and the last from there on."""
+    return ChunkedPasses(
         *(
-            ChunkedPass(
-                seconds=dict(enumerate(one + one[-1:] * (MOST_CHUNKS - len(one)), start=1)),
-                kernels=kernels,
-            )
-            for one in (forward, backward)
+            dict(enumerate(some + some[-1:] * (MOST_CHUNKS - len(some)), start=1))
+            for some in (forward, backward)
         )
     )
-    return ChunkedBlock(passes=passes, slack=slack, repeats=repeats)
 
 
 def test_some_degrees_are_priced_as_among_all() -> None:
@@ -68,8 +59,8 @@ def test_some_degrees_are_priced_as_among_all() -> None:
         chunked_passes(prices, part, degree=3),
     )
     for mine, its in zip(some, every, strict=True):
-        assert mine.seconds == {one: its.seconds[one] for one in (1, 3)}
-        assert its.saved(1) == its.launches(1) == 0
+        assert mine == {one: its[one] for one in (1, 3)}
+    assert every.saved(1, repeats=True) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("recompute", [(), ("full",)])
@@ -110,31 +101,25 @@ def test_no_degree_is_faster_than_the_chosen_one_and_none_slower_than_no_overlap
 
 
 def test_the_best_degree_of_blocks_is_that_of_all() -> None:
-    fast = block_of((1.0, 0.8, 0.7), (2.0, 1.5))
-    other = block_of((3.0, 2.9, 2.95), (2.0, 1.8, 1.4))
+    fast = passes_of((1.0, 0.8, 0.7), (2.0, 1.5))
+    other = passes_of((3.0, 2.9, 2.95), (2.0, 1.8, 1.4))
     blocks = [(2, fast), (1, other)]
 
     def seconds(degree: int) -> float:
-        return sum(
-            count * sum(each.seconds[degree] for each in block.passes) for count, block in blocks
-        )
+        return sum(count * sum(each[degree] for each in block) for count, block in blocks)
 
-    assert best_degree(blocks) == 3
+    assert best_degree(blocks, repeats=False) == 3
     assert seconds(3) == pytest.approx(min(map(seconds, range(1, MOST_CHUNKS + 1))))
-    assert best_degree([(1, fast)]) == 3
-    assert best_degree([]) == 1
+    assert best_degree([(1, fast)], repeats=False) == 3
+    assert best_degree([], repeats=False) == 1
 
 
-def test_more_launches_cost_time_where_the_host_is_slow() -> None:
-    """A chunk more saves 100 µs of each pass, and 9 kernels of each take the host 216 µs."""
-    seconds = (1e-3, 0.9e-3, 0.8e-3, 0.7e-3, 0.6e-3)
-    for slack, chunks in ((1.0, 5), (216e-6, 2), (0.0, 1), (-1.0, 1)):
-        block = block_of(seconds, seconds, slack=slack, kernels=9)
-        assert best_degree([(1, block)]) == chunks
-    repeated = block_of(seconds, seconds, slack=288e-6, kernels=8, repeats=True)
-    assert best_degree([(1, repeated)]) == 5  # each chunk saves 300 of 288 µs
-    assert repeated.saved(2) == pytest.approx((1e-4, 2e-4))
-    assert repeated.launches(2) == pytest.approx(3 * 96e-6)
+def test_a_repeated_forward_pass_saves_twice() -> None:
+    passes = passes_of((1.0, 0.8, 0.9), (2.0, 2.1, 1.95))
+    assert passes.saved(2, repeats=False) == pytest.approx((0.2, -0.1))
+    assert passes.saved(2, repeats=True) == pytest.approx((0.2, 0.1))
+    assert best_degree([(1, passes)], repeats=False) == 3  # in two chunks one pass is slower
+    assert best_degree([(1, passes)], repeats=True) == 2
 
 
 def test_nothing_is_cut_without_an_exchange() -> None:

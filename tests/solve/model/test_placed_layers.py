@@ -51,7 +51,7 @@ def test_what_no_placement_betters_keeps_its_order() -> None:
 
 def job_of(layers: RecordedLayers, *, ranks: int = 4, batch: int = 8) -> TrainingJob:
     return TrainingJob(
-        decoder=layers.with_numbers(SMALL), world_size=ranks, global_batch=batch, length=1024,
+        decoder=layers.with_numbers(SMALL), world_size=ranks, global_batch=batch, length=4096,
         routing=layers,
     )  # fmt: skip
 

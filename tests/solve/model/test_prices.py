@@ -233,13 +233,9 @@ def test_exchanges_send_what_the_dispatcher_sends(
 
     monkeypatch.setattr(type(made.costs), "seconds", staticmethod(seconds_of))
     layout = FoldedLayout(dp=8, ep=8, dispatcher=dispatcher)
-    found = exchange_seconds(
-        made, layout=layout, part=part, tokens=100.0, phase="dispatch", sends_once=False
-    )
+    found = exchange_seconds(made, layout=layout, part=part, tokens=100.0, phase="dispatch")
     assert found == seconds
-    back = exchange_seconds(
-        made, layout=layout, part=part, tokens=100.0, phase="combine", sends_once=False
-    )
+    back = exchange_seconds(made, layout=layout, part=part, tokens=100.0, phase="combine")
     assert back == (seconds if dispatcher == "all_to_all" else 8 * seconds)
 
 

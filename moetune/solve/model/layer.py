@@ -1,0 +1,77 @@
+"""moetune's MoE layer in a step of a model, by the prices of its own plans (`solve.layer`).
+
+A model's plan and a layer's have the same rows, exchanges and chunks. Two things differ. GEMMs of
+published tables take what they do in a step of any runtime, as clocks are the device's: five layers
+on an H100 were 25 % too short in the median without that, and are 13 with it. And the host launches
+what opens a layer while the device runs the rest of its block, and is compared with all of that.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+
+from moetune.domain.experts import RoutedExperts
+from moetune.domain.layer import PHASES, Workload
+from moetune.domain.samples import GEMM_FORMS
+from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.solve.layer.costs import LayerCosts, layer_costs
+from moetune.solve.layer.operations import total
+from moetune.solve.model.machine import DevicePrices
+from moetune.solve.model.passes import ModuleName, Passes
+
+
+def layer_in_step(
+    part: RoutedExperts, *, device: DevicePrices, layout: FoldedLayout, job: TrainingJob
+) -> LayerCosts:
+    """Return the costs of a layer on the ranks that share its experts.
+
+    Experts that return their input have no rows.
+    """
+    is_tensor = layout.dispatcher == "all_gather" and layout.ep > 1
+    workload = Workload(
+        layer=part.layer, world_size=layout.ep, tokens_per_rank=1, dtype=job.element,
+        expert_parallel="tensor" if is_tensor else "all_to_all",
+    )  # fmt: skip
+    skew, share = job.skew(part, layout.ep), part.mean_top_k / part.layer.top_k
+    return device.remembered(
+        ("layer", workload, skew, share),
+        lambda: replace(
+            layer_costs(workload=workload, costs=device.costs), skew=skew.mean * share,
+            expert_shares=skew.shares, gemm_factor=1 / device.reached,
+            gap_seconds=device.gap_seconds,
+        ),
+    )  # fmt: skip
+
+
+def layer_modules(
+    costs: LayerCosts, tokens: float, device: DevicePrices
+) -> Iterator[tuple[ModuleName, Passes]]:
+    """Yield the modules of a layer in one chunk, named as those of other runtimes.
+
+    They add up to its phases and what is around them, but for launches before the first chunk. The
+    gate's choice is the router's; rows brought in order and back, in chunks or not, are "permute".
+    """
+    rows, note = costs.rows(tokens), device.trusts.note
+    mine = rows / costs.world_size if costs.is_tensor else rows
+    factor, moved = costs.step_factor(rows=rows, degree=1), total(*costs.moves(tokens)).seconds
+    sent = factor * costs.num_transfers * note(costs.transfer(rows=rows, degree=1))
+    forms = (
+        total(*costs.gemms(mine, form), *costs.gemms(mine, form, is_second=True))
+        for form in GEMM_FORMS
+    )
+    experts = Passes(*(factor * form.seconds for form in forms))
+    yield "experts", experts
+    for phase, multiplied in zip(PHASES, (experts.forward, experts.backward), strict=True):
+        note(costs.phase_overhead(phase, tokens=tokens))
+        gate = costs.gate(phase, tokens=tokens).seconds
+        small = costs.small_collectives(phase, tokens=tokens).seconds if gate else 0.0
+        activation = factor * costs.activation(phase, mine).seconds
+        computed = factor * total(*chain(*costs.operations(phase, rows))).seconds
+        seconds: dict[ModuleName, float] = {
+            "moe_act": activation, "router": gate, "exchange": sent + small,
+            "permute": computed - multiplied - activation + moved,
+        }  # fmt: skip
+        if waiting := factor * note(costs.compute(phase=phase, rows=rows)) - computed:
+            seconds["launches"] = waiting
+        for name, time in seconds.items():
+            yield name, Passes(time) if phase == "forward" else Passes(grad_input=time)
