@@ -24,34 +24,6 @@ _LONG = frozenset({"profile", "verify", "serve"})
 """Commands that run layers or answer for long, and collect their garbage as usual."""
 _ALLOCATIONS = 1_000_000
 """Allocations between collections of garbage elsewhere, where they took a fifth of the time."""
-_PROXY = "withdrawn: limit what clients send in a reverse proxy before the service"
-_BY_HAND = ("base", "host-memory", "memory-bandwidth", "tflops")
-_WITHDRAWN = {
-    "moetune plans export": "withdrawn: `moetune plans show PLAN --json` prints the same",
-    "moetune config": "withdrawn: `moetune doctor` prints the settings and their sources",
-    "moetune db backup": (
-        "withdrawn: `sqlite3 moetune.db \"VACUUM INTO 'copy.db'\"` makes one, also while others "
-        "write; of PostgreSQL `pg_dump` does"
-    ),
-    "moetune db current": "withdrawn: `moetune doctor` prints the schema and the wanted one",
-    **dict.fromkeys(
-        (f"moetune profiles new --{flag}" for flag in _BY_HAND),
-        "withdrawn: write it in the file, with [scaled] for another GPU (docs/profile-file.md)",
-    ),
-    "moetune profiles diff": "withdrawn: compare the files of `moetune profiles export`",
-    **dict.fromkeys(
-        ("moetune explain --forward-degree", "moetune explain --backward-degree"),
-        "withdrawn: `--degree N` asks of both phases, which have the same number",
-    ),
-    "moetune profile --plan-only": (
-        "withdrawn: `moetune profile` says first how long it takes, and Ctrl-C ends it"
-    ),
-    "moetune profiles check": "withdrawn: measure again with `moetune profile --name NAME`",
-    "moetune serve --plans-per-hour": _PROXY,
-    "moetune serve --observations-per-hour": _PROXY,
-    "moetune serve --max-store": "withdrawn: `moetune db prune` deletes old rows",
-}
-"""What to do in place of a command or a flag that no longer is one."""
 _ADAPTERS = ("--lora", "--qlora", "--peft", "--adapter")
 """Beginnings of options of fine-tuning by adapters, to which no option here is near."""
 
@@ -206,8 +178,7 @@ def _usage_error(error: Exception, command: str) -> InputError:
     what = str(getattr(error, "format_message", error.__str__)())
     what = what.replace(": Value error, ", ": ")  # typer's, of pydantic
     path = context.command_path if context else command
-    name = option or what.partition("'")[2].partition("'")[0]
-    hint = _WITHDRAWN.get(f"{path} {name}", f"see `{path} --help`")
+    hint = f"see `{path} --help`"
     if option in _BEFORE_THE_COMMAND:
         hint = f"write it before the command; {hint}"
     if option.startswith(_ADAPTERS):

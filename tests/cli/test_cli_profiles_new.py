@@ -49,7 +49,6 @@ def test_what_is_missing_is_named(cli: Cli) -> None:
     (("--nic-rate", "400"), "--nic-rate: rate '400' has no unit"),
     (("--memory", "80000000000"), "--memory: size '80000000000' has no unit"),
     (("--gpu", "l20"), "known: a100"),
-    (("--tflops", "362TFLOP/s"), "[scaled]"),
 ])  # fmt: skip
 def test_a_wrong_flag_is_an_error_and_no_file(cli: Cli, flags: tuple[str, str], words: str) -> None:
     result = cli("profiles", "new", "a.toml", *FLAGS, *flags)

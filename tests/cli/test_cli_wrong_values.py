@@ -57,22 +57,3 @@ def test_the_error_of_a_wrong_value_names_its_flag(
     assert result.code in {2, 5}
     assert result.err.startswith("error: ")
     assert flag in result.err.splitlines()[0]
-
-
-@pytest.mark.parametrize(("arguments", "instead"), [
-    (("plans", "export", "3f9c21"), "moetune plans show PLAN --json"),
-    (("profiles", "check", "lab"), "moetune profile --name"),
-    (("profiles", "diff", "a", "b"), "moetune profiles export"),
-    (("profile", "--plan-only"), "says first how long"),
-    (("config", "show"), "moetune doctor"),
-    (("db", "current"), "moetune doctor"),
-    (("db", "backup", "copy.db"), "VACUUM INTO 'copy.db'"),
-    (("explain", "3f9c21", "--backward-degree", "2"), "--degree N"),
-    (("serve", "--plans-per-hour", "9"), "reverse proxy"),
-    (("serve", "--max-store", "3GiB"), "moetune db prune"),
-])  # fmt: skip
-def test_the_withdrawn_says_what_to_do(cli: Cli, arguments: tuple[str, ...], instead: str) -> None:
-    refused = cli(*arguments)
-    assert refused.code == 2
-    assert "withdrawn" in refused.err
-    assert instead in refused.err
