@@ -93,8 +93,8 @@ class CopyKey(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The operation, as "pinned h2d copy"."""
-        return f"{self.name} copy"
+        """The operation, as "pinned h2d copy, both ways"."""
+        return f"{self.name} copy{', both ways' * self.both_ways}"
 
 
 class AttentionKey(NamedTuple):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from moetune.app.profiles import FoundProfile, ProfileInfo
 from moetune.app.views.words import layer_words
-from moetune.domain.cluster import DEVICE_MEMORY, Machine, placement_name
+from moetune.domain.cluster import DEVICE_MEMORY
 from moetune.domain.cost_keys import (
     AttentionKey,
     CollectiveKey,
@@ -50,25 +50,20 @@ class OperationFit:
     """One operation over its size.
 
     Args:
-        name: unique in the profile, such as "all_to_all, 8 ranks, 4 in flight".
-        kind: "collective", "GEMM", "copy", "memory-bound operation" or "attention".
+        name: unique in the profile, such as "all_to_all of 8 ranks, 4 in flight".
         unit: of the size: "bytes", "rows", "elements", "chunks", "sequences" or "MACs".
         num_points: measured sizes.
         line: the α–β line over the same size, in seconds.
         error: of the line's fit; of a GEMM's shape, that of its dtype's line.
+        is_shape: whether this is one of the many shapes of a GEMM or of attention.
     """
 
     name: str
-    kind: str
     unit: str
     num_points: int = 0
     line: LinearCost | None
     error: FitError | None
-
-    @property
-    def is_shape(self) -> bool:
-        """Whether this is one of the many shapes of a GEMM or of attention."""
-        return self.kind == "attention" or (self.kind == "GEMM" and self.unit == "rows")
+    is_shape: bool = False
 
 
 def operations_of(profile: Profile) -> tuple[OperationFit, ...]:
@@ -92,41 +87,21 @@ def _fit(index: ProfileIndex, key: CostKey) -> OperationFit:
         line = index.lines.get(GemmKey(key.dtype))
         scale = math.prod(key.shape)
         cost = replace(line.cost, beta_seconds=line.cost.beta_seconds * scale) if line else None
-    name, kind, unit = _words(key, index.profile.machine)
+    is_launch = isinstance(key, RowsKey) and key.op in LAUNCHES
     return OperationFit(
-        name=name, kind=kind, unit=unit, num_points=len(series.sizes) if series else 0,
-        line=cost, error=line.error if line else None,
+        name=key.words, unit="chunks" if is_launch else unit_of(key),
+        num_points=len(series.sizes) if series else 0, line=cost,
+        error=line.error if line else None, is_shape=isinstance(key, GemmKey | AttentionKey),
     )  # fmt: skip
-
-
-def _words(key: CostKey, machine: Machine) -> tuple[str, str, str]:
-    """Return an operation's name, its kind and the unit of its size."""
-    match key:
-        case CollectiveKey():
-            flight = f", {key.in_flight} in flight" if key.in_flight > 1 else ""
-            name = f"{key.op}, {placement_name(key.group, machine)}{flight}"
-            return name, "collective", unit_of(key)
-        case CopyKey():
-            both = ", both ways" if key.both_ways else ""
-            pinned = "pinned" if key.pinned else "pageable"
-            return f"{key.direction} {pinned}{both}", "copy", unit_of(key)
-        case RowsKey():
-            unit = "chunks" if key.op in LAUNCHES else unit_of(key)
-            return f"{key.op} {key.dtype}", "memory-bound operation", unit
-        case AttentionKey():
-            way = " backward" if key.backward else ""
-            sizes = f"{key.length} long, {key.num_heads} × {key.head_dim}"
-            return f"attention {key.dtype}{way}, {sizes}", "attention", unit_of(key)
-        case GemmKey():
-            shape = " × ".join(map(str, key.shape))
-            by = f", by {key.kernel}" if key.kernel else ""
-            return f"gemm {key.dtype} {key.product}, {shape}{by}", "GEMM", unit_of(key)
 
 
 def gemm_line(line: GemmLine) -> OperationFit:
     """Return a dtype's line over all its GEMMs, over multiply-accumulates."""
-    name = f"gemm {line.dtype}"
-    return OperationFit(name=name, kind="GEMM", unit="MACs", line=line.cost, error=line.error)
+    return OperationFit(name=_of_dtype(line), unit="MACs", line=line.cost, error=line.error)
+
+
+def _of_dtype(line: GemmLine) -> str:
+    return f"GEMM in {line.dtype}"
 
 
 def profile_sections(machine: FoundProfile) -> tuple[Section, ...]:
@@ -312,7 +287,7 @@ def operations_section(profile: Profile) -> Section:
     """Return every operation with its line and its error, the many shapes last."""
     operations = operations_of(profile)
     names = {operation.name for operation in operations}
-    by_shape = [gemm_line(line) for line in profile.gemm if f"gemm {line.dtype}" not in names]
+    by_shape = [gemm_line(line) for line in profile.gemm if _of_dtype(line) not in names]
     ordered = sorted(operations, key=lambda operation: operation.is_shape)
     table = Table(
         name="operations",
