@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from moetune.app.stand_ins import stand_ins_of
-from moetune.app.training import check_numbers, step_spread
+from moetune.app.training import step_spread
 from moetune.app.training_plan import answer_of
 from moetune.domain.budget import Budget, Spread, TrainingRun
 from moetune.domain.errors import MoetuneError
@@ -26,6 +26,7 @@ from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.training_document import TrainingAnswer
 from moetune.domain.units import format_bytes
 from moetune.fit.costs import costs_of
+from moetune.fit.missing import check_numbers
 from moetune.launches.files import LaunchFile
 from moetune.launches.reading import SEVERITIES, Problem, Reading
 from moetune.solve.model.alternatives import LEAST_SAVED

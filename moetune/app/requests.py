@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from moetune.app.files import read_text
 from moetune.app.plan import LONGEST_NAME, PlanRequest, profile_name
 from moetune.app.routing_files import read_layer_routing, read_routing
-from moetune.app.training import check_names, usual_dtype
 from moetune.app.training_plan import TrainingRequest
 from moetune.config import NO_STORE, Settings
 from moetune.domain.cluster import process_bytes
@@ -23,10 +22,10 @@ from moetune.domain.packing import Packing, packing_of, packing_of_mean
 from moetune.domain.pipeline import read_stages
 from moetune.domain.profile import Profile
 from moetune.domain.question import MEMORY_DEFAULTS, Question, read_question, read_texts
-from moetune.domain.request import encode_constraints
+from moetune.domain.request import encode_constraints, usual_dtype
 from moetune.domain.spelling import about, flag_of
 from moetune.domain.targets import Target, find_target
-from moetune.domain.training import LayoutRequest, TrainingJob, read_recompute
+from moetune.domain.training import LayoutRequest, TrainingJob, check_names, read_recompute
 from moetune.domain.tuning import Tuning, read_tuning
 from moetune.domain.units import full_dtype
 from moetune.huggingface.pasted import configuration_of

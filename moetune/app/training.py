@@ -16,27 +16,20 @@ from moetune.domain.errors import (
     MoetuneError,
     RefusedLayoutError,
 )
-from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
 from moetune.domain.plan import Confidence
 from moetune.domain.profile import Profile
-from moetune.domain.request import gemm_dtypes
 from moetune.domain.routing import BALANCED
 from moetune.domain.routing_record import RecordedLayers
 from moetune.domain.site import check_format, site_of
 from moetune.domain.target_rules import model_rules
-from moetune.domain.targets import Target
 from moetune.domain.training import (
-    HALF_PRECISION,
-    TRAINING_DTYPES,
     FoldedLayout,
     LayoutRequest,
-    TrainingDtype,
-    TrainingJob,
 )
 from moetune.domain.training_document import PlanOrigin, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.costs import costs_of
-from moetune.fit.missing import missing_gemm
+from moetune.fit.missing import check_numbers
 from moetune.fit.quality import quality_of
 from moetune.solve.model.activations import ELEMENT
 from moetune.solve.model.alternatives import Savings, memory_front, with_graphs
@@ -89,14 +82,6 @@ def plan_training(
                 free=None if free is None else saving_of(free, factor),
             )  # fmt: skip
     return plan
-
-
-def check_numbers(profile: Profile, job: TrainingJob, target: Target) -> None:
-    """Raise InputError where GPUs lack the target's dtype, ProfileError where it is unmeasured."""
-    check_format(profile, job.dtype)
-    measured = gemm_dtypes(profile)
-    if measured and job.dtype in target.dtypes and job.element not in measured:
-        raise missing_gemm(profile, dtype=job.element, measured=measured)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,23 +258,6 @@ def _host_words(best: PricedLayout, search: FoldedSearch, profile: Profile) -> I
 def _of_layouts(pins: LayoutRequest) -> LayoutRequest:
     """Return the pins that layouts obey."""
     return pins if pins.expert_placement is None else replace(pins, expert_placement=None)
-
-
-def usual_dtype(profile: Profile) -> TrainingDtype:
-    """Return bfloat16, or float16 where a profile has that and not bfloat16."""
-    measured = gemm_dtypes(profile)
-    return next((dtype for dtype in HALF_PRECISION if dtype in measured), "bfloat16")
-
-
-def check_names(dtype: str, optimizer: str) -> tuple[TrainingDtype, OptimizerName]:
-    """Return the names of a dtype and an optimizer; raise InputError for unknown names."""
-    if dtype not in TRAINING_DTYPES:
-        what, hint = f"--dtype {dtype!r} is not for whole models", ", ".join(TRAINING_DTYPES)
-        raise InputError(what, f"use {hint}", field="dtype")
-    if optimizer not in OPTIMIZERS:
-        what, hint = f"--optimizer {optimizer!r} is unknown", ", ".join(OPTIMIZERS)
-        raise InputError(what, f"use {hint}", field="optimizer")
-    return dtype, optimizer
 
 
 def _too_large(solved: _Solved, request: TrainingRequest) -> LayoutTooLargeError:

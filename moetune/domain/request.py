@@ -15,6 +15,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.question import ASKS
 from moetune.domain.routing import LayerRouting
 from moetune.domain.spelling import nearest_or
+from moetune.domain.training import HALF_PRECISION, TrainingDtype
 from moetune.domain.units import DTYPE_BYTES
 from moetune.domain.withdrawn import withdrawal_of
 
@@ -162,6 +163,12 @@ def default_dtype(profile: Profile) -> str:
     dtypes = gemm_dtypes(profile)
     wanted = ("bfloat16", "float32") if profile.machine.kind == "cuda" else ("float32",)
     return next((dtype for dtype in (*wanted, *dtypes) if dtype in dtypes), "float32")
+
+
+def usual_dtype(profile: Profile) -> TrainingDtype:
+    """Return bfloat16, or float16 where a profile has that and not bfloat16."""
+    measured = gemm_dtypes(profile)
+    return next((dtype for dtype in HALF_PRECISION if dtype in measured), "bfloat16")
 
 
 def check_pins(constraints: Constraints) -> None:

@@ -7,7 +7,11 @@ from moetune.domain.cluster import Group, Machine, nodes_of, torchrun
 from moetune.domain.cost_keys import CopyKey
 from moetune.domain.errors import ProfileError
 from moetune.domain.profile import Profile
+from moetune.domain.request import gemm_dtypes
 from moetune.domain.samples import CollectiveOp
+from moetune.domain.site import check_format
+from moetune.domain.targets import Target
+from moetune.domain.training import TrainingJob
 from moetune.domain.units import NARROW
 
 
@@ -20,6 +24,14 @@ def missing_gemm(profile: Profile, *, dtype: str, measured: Sequence[str]) -> Pr
             "them, such as b200-x8"
         )
     return ProfileError(f"no GEMM measured in {dtype} ({_has(profile, measured)})", hint)
+
+
+def check_numbers(profile: Profile, job: TrainingJob, target: Target) -> None:
+    """Raise InputError where GPUs lack the target's dtype, ProfileError where it is unmeasured."""
+    check_format(profile, job.dtype)
+    measured = gemm_dtypes(profile)
+    if measured and job.dtype in target.dtypes and job.element not in measured:
+        raise missing_gemm(profile, dtype=job.element, measured=measured)
 
 
 def missing_collective(

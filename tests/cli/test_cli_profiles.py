@@ -84,8 +84,8 @@ def test_places_of_a_collective_have_lines_of_their_own(cli: Cli, lab: Path) -> 
     text = lab.read_text(encoding="utf-8")
     lab.write_text(text + inside + across, encoding="utf-8")
     shown = " ".join(cli("profiles", "show", "./lab.toml").out.split())
-    assert "all_reduce, 4 ranks on 1 node 10.0 µs 100 GB/s" in shown
-    assert "all_reduce, 4 ranks on 4 nodes" in " ".join(
+    assert "all_reduce of 4 ranks 10.0 µs 100 GB/s" in shown
+    assert "all_reduce of 4 ranks on 4 nodes" in " ".join(
         shown.replace("100 µs 1 GB/s not known", "").split()
     )
 

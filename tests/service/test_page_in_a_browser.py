@@ -147,7 +147,7 @@ def test_tables_sort_and_filter(page: Page) -> None:
     table.get_by_role("searchbox").fill("h2d both")
     shown = table.locator("tbody tr:visible")
     assert shown.count() == 1
-    assert "h2d pinned, both ways" in shown.inner_text()
+    assert "pinned h2d copy, both ways" in shown.inner_text()
 
 
 def test_a_plan_has_its_timeline(page: Page, plans: tuple[Plan, Plan]) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.training import device_prices
 from moetune.domain.costs import Costs
 from moetune.domain.experts import RoutedExperts
 from moetune.domain.layer import Workload
@@ -22,6 +21,7 @@ from moetune.solve.layer.times import step_time
 from moetune.solve.model.block import BlockPrices
 from moetune.solve.model.chunks import chunked_passes
 from moetune.solve.model.pipeline import DecoderStages
+from moetune.solve.model.profiled import device_prices
 from moetune.solve.model.step import StepPrices
 from tests.golden.cases import LAB as LAB_FILE
 
@@ -45,7 +45,7 @@ def prices_of(
     name: str, profile: Profile, layout: FoldedLayout, **changes: object
 ) -> tuple[BlockPrices, RoutedExperts]:
     job = job_of(name, layout.world_size, **changes)
-    device = device_prices(profile, element=job.element)
+    device = device_prices(profile, costs_of(profile, allow_modelled=True), job.element)
     part = next(part for part in reversed(job.decoder.routed_kinds) if part is not None)
     return BlockPrices(job=job, layout=layout, device=device, target=MOETUNE), part
 
@@ -144,8 +144,8 @@ def test_what_a_profile_says_of_rows_and_launches_is_in_the_step(
     job, layout = job_of(QWEN, 8), FoldedLayout(dp=8, ep=8, micro_batch=4)
     before, after = (
         StepPrices(
-            job=job, device=device_prices(profile), stages=DecoderStages(job.decoder),
-            target=MOETUNE,
+            job=job, device=device_prices(profile, costs_of(profile, allow_modelled=True)),
+            stages=DecoderStages(job.decoder), target=MOETUNE,
         ).step(layout)
         for profile in (H100, with_slow(H100, ops))
     )  # fmt: skip
