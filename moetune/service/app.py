@@ -79,6 +79,7 @@ _ADDRESSES = (
         HTTPStatus.CREATED,
     ),
     Address("GET", "/v1/observations", measurements.observations, "Measured steps", PageDocument),
+    Address("GET", "/v1/runs", measurements.runs, "Observed runs of models", PageDocument),
     Address("GET", "/healthz", health, "Is the process alive"),
     Address("GET", "/readyz", readiness, "Can the database be used"),
     Address("GET", "/metrics", metrics, "Metrics for Prometheus"),

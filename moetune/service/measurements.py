@@ -1,4 +1,4 @@
-"""Answers of the addresses of measurements: profiles, and observed steps."""
+"""Answers of the addresses of measurements: profiles, observed steps, and observed runs."""
 
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -106,3 +106,13 @@ async def observations(
     rows = await pools.read(read, plan or None, after=after, limit=limit + 1)
     items = stored_documents(rows)
     return page("moetune.observations.page/1", items, limit=limit, cursor=lambda item: item["id"])
+
+
+async def runs(
+    pools: WorkerPools, plan: PlanCursor = "", after: RowCursor = 0, limit: Limit = 200
+) -> Response:
+    """List the observed runs of models, of all plans or of a single plan, newest first."""
+    read = pools.planner.reading.observed_runs
+    rows = await pools.read(read, plan_id=plan or None, after=after, limit=limit + 1)
+    items = stored_documents(rows)
+    return page("moetune.runs.page/1", items, limit=limit, cursor=lambda item: item["id"])

@@ -132,7 +132,9 @@ def writes(method: Callable[Concatenate[S, Connection, P], T]) -> Callable[Conca
     return run
 
 
-def page(query: Select[Any], number: ColumnElement[int], *, after: int, limit: int) -> Select[Any]:
+def page(
+    query: Select[Any], number: ColumnElement[int], *, after: int, limit: int | None
+) -> Select[Any]:
     """Return the query of the rows before the number `after`, 0 for the newest, newest first."""
     if after:
         query = query.where(number < min(after, _LARGEST_ID))

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, insert, select
 
 from moetune.domain.records import ObservedRun, Stored
 from moetune.store import rows
-from moetune.store.database import Database, reads, remove_numbered, writes
+from moetune.store.database import Database, page, reads, remove_numbered, writes
 from moetune.store.schema import observed_runs
 
 
@@ -28,14 +28,15 @@ class ObservedRunStore(Database):
         profile_fingerprint: str | None = None,
         target: str | None = None,
         plan_id: str | None = None,
+        after: int = 0,
         limit: int | None = None,
     ) -> tuple[Stored[ObservedRun], ...]:
-        """Return runs, newest first; None stands for any."""
+        """Return runs, newest first, of those before the number `after`; None stands for any."""
         wanted = {
             "profile": profile, "profile_fingerprint": profile_fingerprint, "target": target,
             "plan_id": plan_id,
         }  # fmt: skip
-        query = select(observed_runs).order_by(observed_runs.c.id.desc()).limit(limit)
+        query = page(select(observed_runs), observed_runs.c.id, after=after, limit=limit)
         for name, value in wanted.items():
             if value is not None:
                 query = query.where(observed_runs.c[name] == value)

@@ -12,7 +12,7 @@ from moetune.app.files import bundled_profiles, load_profile_file, parse_toml, p
 from moetune.app.planner import ServicePlanner
 from moetune.domain.document import encode
 from tests.service.asking import SMALL, Client
-from tests.store.values import observation
+from tests.store.values import observation, observed_run
 
 TOML = {"Content-Type": "application/toml"}
 
@@ -124,6 +124,19 @@ def test_observations_come_in_pages_newest_first(client: Client, planner: Servic
     everything = _all(client, "/v1/observations", limit=3)
     assert [one["plan_id"] for one in everything] == [second] * 3 + [first] * 5
     assert everything[0]["seconds"] == [1 / 3]
+
+
+def test_observed_runs_come_in_pages_newest_first(client: Client, planner: ServicePlanner) -> None:
+    (plan,) = _plans(client, (1024,))
+    runs = [observed_run("olmoe", 1 + index / 8) for index in range(4)]
+    runs.append(observed_run("mixtral-8x7b", plan_id=plan))
+    numbers = [planner.store.add_observed_run(run) for run in runs]
+    items = _all(client, "/v1/runs", limit=2)
+    expected = [{"id": number, **encode(run)} for number, run in zip(numbers, runs, strict=True)]
+    assert [
+        {key: value for key, value in item.items() if key != "created_at"} for item in items
+    ] == expected[::-1]
+    assert [item["id"] for item in _all(client, f"/v1/runs?plan={plan}", limit=2)] == numbers[-1:]
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [
