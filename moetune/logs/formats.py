@@ -1,9 +1,9 @@
 """Lines of each runtime's log, and what they say.
 
 Sources: megatron/training/training.py and megatron/core/timers.py (Megatron-Core 0.16 to 0.19),
-megatron/bridge/training/utils/train_utils.py (Megatron-Bridge), torchtitan/components/metrics.py,
-deepspeed/utils/timer.py and runtime/pipe/engine.py, transformers/trainer.py, tqdm/std.py, and
-swift/megatron/trainers (ms-swift).
+megatron/bridge/training/utils/train_utils.py (Megatron-Bridge), nemo/utils/callbacks (NeMo 2),
+torchtitan/components/metrics.py, deepspeed/utils/timer.py and runtime/pipe/engine.py,
+transformers/trainer.py, tqdm/std.py, and ms-swift's progress_callback.py and megatron/trainers.
 """
 
 import re
@@ -105,6 +105,17 @@ def _iteration(text: str) -> _Values | None:
     }  # fmt: skip
 
 
+def _nemo_step(text: str) -> _Values | None:
+    """Read "iteration 3/99 | … | global_step: 3 | … | train_step_timing in s: 12.4 | …"."""
+    seconds = _of(text, r"train_step_timing in s[:=]")
+    if seconds is None:
+        return None
+    return {
+        "step": _count(text, r"\bglobal_step[:=]"), "seconds": seconds,
+        "tflops": _of(text, "TFLOPS_per_GPU[:=]"), "batch": _count(text, "global_batch_size[:=]"),
+    }  # fmt: skip
+
+
 def _bridge_step(text: str) -> _Values | None:
     """Read "Step Time : 12.3s GPU utilization: 400.1MODEL_TFLOP/s/GPU", which has no number."""
     return {"tflops": _of(text, "GPU utilization:") or None}
@@ -198,10 +209,14 @@ def _pipe_step(text: str) -> _Values | None:
     return None if step is None or seconds is None else {"step": step, "seconds": seconds}
 
 
+_NAMED_BAR = re.compile(r"(?<!\bTrain)(?<=[A-Za-z]) *: *\d+%\|")
+"""A bar of loading, of rows or of an evaluation; that of ms-swift's steps is named Train."""
+
+
 def _bar(text: str) -> _Values | None:
     """Read " 4%|▍   | 13/345 [00:07<05:03,  1.23s/it]", where nothing says what the bar is of."""
     match = re.search(rf"(?:^|\W)\d+%\|[^|]*\| *(\d+)/(\d+) \[[^,\]]*, *{_NUMBER}(s/it|it/s)", text)
-    if match is None or re.search(r"[A-Za-z] *: *\d+%\|", text):
+    if match is None or _NAMED_BAR.search(text):
         return None
     number = float(match[3])
     seconds = number if match[4] == "s/it" else (1 / number if number else None)
@@ -216,7 +231,9 @@ def _summary(text: str) -> _Values | None:
 
 def _swift_step(text: str) -> _Values | None:
     """Read ms-swift's "{'loss': …, 'memory(GiB)': 70.2, 'train_speed(s/it)': 12.3}"."""
-    seconds = _of(text, r"train_speed\(s/it\)['\"]:")
+    seconds, rate = (_of(text, rf"train_speed\({unit}\)['\"]:") for unit in ("s/it", "iter/s"))
+    if rate:
+        seconds = 1 / rate
     step = _count(text, r"(?:iteration|global_step/max_steps)['\"]:")
     if seconds is None:
         return None
@@ -239,6 +256,7 @@ _BATCH = partial(_size, key="Total train batch size[^=]*=", name="global_batch")
 READERS: Mapping[bytes, tuple[LogFormat, Callable[[str], _Values | None]]] = MappingProxyType({
     b"elapsed time per iteration": ("megatron", _iteration),
     b"elapsed_time_per_iteration": ("megatron", _iteration),
+    b"train_step_timing in s": ("megatron", _nemo_step),
     b"Step Time": ("megatron", _bridge_step), b"max reserved:": ("megatron", _megatron_memory),
     b"mem-max-": ("megatron", _megatron_memory), b"..: ": ("megatron", _timer),
     b"time (ms) |": ("megatron", _timers), b" ....": ("megatron", _argument),
@@ -249,7 +267,7 @@ READERS: Mapping[bytes, tuple[LogFormat, Callable[[str], _Values | None]]] = Map
     b"iter time (s):": ("deepspeed", _pipe_step),
     b"/it": ("transformers", _bar), b"it/s": ("transformers", _bar),
     b"train_steps_per_second": ("transformers", _summary),
-    b"train_speed(s/it)": ("transformers", _swift_step),
+    b"train_speed(": ("transformers", _swift_step),
     b"Total train batch size": ("transformers", _BATCH),
     b"***** Running training *****": ("transformers", _begins),
 })  # fmt: skip
