@@ -98,10 +98,12 @@ def _iteration(text: str) -> _Values | None:
     match = _ITERATION.search(text)
     if match is None:
         return None
+    reserved = _of(text, r"memory\(GiB\):")  # of ms-swift
     return {
         "step": int(match[1]), "seconds": _number(match[2]) / 1e3,
         "tflops": _number(match[3]) if match[3] else None,
         "batch": _count(text, "global batch size:"),
+        "memory": {} if reserved is None else {"reserved": reserved * _GIB},
     }  # fmt: skip
 
 
@@ -167,7 +169,7 @@ def _argument(text: str) -> _Values | None:
 
 
 _TITAN = re.compile(
-    rf"\bstep:\s*(\d+).*?(?:memory:\s*{_NUMBER}GiB.*?)?\btps:\s*{_NUMBER}"
+    rf"\bstep:\s*(\d+).*?(?:memory:\s*{_NUMBER}GiB.*?)?\b[tw]ps:\s*{_NUMBER}"
     rf"(?:\s*tflops:\s*{_NUMBER})?"
 )
 
@@ -195,12 +197,13 @@ def _titan_begins(text: str) -> _Values:
 def _deepspeed_step(text: str) -> _Values | None:
     """Read "…/global_step=34, RunningAvgSamplesPerSec=7.8, CurrSamplesPerSec=8.0, Mem…=63.3GB"."""
     match = re.search(r"(?:global_step=|\d+/)(\d+),", text)
-    samples = _of(text, r"\bCurrSamplesPerSec=") or _of(text, r"\bSamplesPerSec=")
+    current, mean = _of(text, r"\bCurrSamplesPerSec="), _of(text, r"\bSamplesPerSec=")
+    samples = current or mean
     if match is None or samples is None:
         return None
     most = _of(text, "MaxMemAllocated=")
     memory = {} if most is None else {"allocated": most * _GIB}
-    return {"step": int(match[1]), "samples": samples, "memory": memory}
+    return {"step": int(match[1]), "samples": samples, "memory": memory, "is_mean": not current}
 
 
 def _pipe_step(text: str) -> _Values | None:
@@ -261,7 +264,7 @@ READERS: Mapping[bytes, tuple[LogFormat, Callable[[str], _Values | None]]] = Map
     b"mem-max-": ("megatron", _megatron_memory), b"..: ": ("megatron", _timer),
     b"time (ms) |": ("megatron", _timers), b" ....": ("megatron", _argument),
     b"- arguments -": ("megatron", _begins), b"using world size:": ("megatron", _RANKS),
-    b"tps: ": ("torchtitan", _titan_step),
+    b"tps: ": ("torchtitan", _titan_step), b"wps: ": ("torchtitan", _titan_step),
     b"Training starts at step": ("torchtitan", _titan_begins),
     b"SamplesPerSec=": ("deepspeed", _deepspeed_step),
     b"iter time (s):": ("deepspeed", _pipe_step),

@@ -154,6 +154,13 @@ def test_lines_without_a_number_of_a_step_are_read(tmp_path: Path) -> None:
     rated = log(tmp_path, [rates % (step, 1 / (2 + 3 / step)) for step in (1, 5, 30)])
     assert steady(rated).seconds == pytest.approx(2.1, rel=1e-5)
     assert rated.memory == run.memory
+    iteration = megatron(5, 2.0).replace("| learning", "| memory(GiB): 70.25 | learning")
+    assert log(tmp_path, [iteration]).memory == run.memory
+    older = [titan(step, 2.0).replace("tps", "wps") for step in range(1, 9)]
+    assert steady(log(tmp_path, older)).seconds == pytest.approx(2.0, rel=1e-3)
+    line = "[INFO] [timer.py:189:stop] 0/%d, SamplesPerSec=%f, MemAllocated=0.26GB"
+    run = log(tmp_path, [line % (step, 64 / (2 + 3 / step)) for step in (10, 20, 30)])
+    assert steady(run).seconds == pytest.approx(2.1)
     lightning = "\rEpoch 0: : 40%%|██| %d/9 [01:02, global_step=%d.00, train_step_timing in s=%f]"
     run = log(tmp_path, ["".join(lightning % (step, step, 2 + step / 9) for step in range(10))])
     assert steady(run).num_steps == 9
