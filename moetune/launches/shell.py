@@ -15,7 +15,7 @@ from moetune.launches.tokens import Token, tokens_of
 
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _FUNCTION = re.compile(r"[A-Za-z_][\w-]*$")
-_SBATCH = re.compile(r"^#SBATCH\s+(?:-N|--nodes)[= ]\s*(\d+)\s*$", re.MULTILINE)
+_SBATCH = re.compile(r"^#SBATCH\s+(?:-N|--nodes)[= ]\s*(\d+)\s*(?:#.*)?$", re.MULTILINE)
 _SLURM_NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 _DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
 _SEPARATORS = frozenset({"\n", ";", "&", ";;"})
@@ -242,6 +242,8 @@ class _Reader:
         if tokens[0].text in _TESTS:
             return self._test_result(tokens)
         if tokens[0].text in ("true", "false", ":"):
+            for token in tokens[1:]:  # : "${NAME:=usual}" sets a variable
+                self.scope.words(token.text, token.line)
             return tokens[0].text != "false"
         if is_test:
             return None
