@@ -175,8 +175,11 @@ def _check_number(key: str, value: Value, given: Given | None) -> None:
     least = 0 if key in _MAY_BE_NONE else 1
     if value is None or (isinstance(value, int) and value is not True and value >= least):
         return
-    place = f"line {given.line}: {given.written}" if given else key
-    raise InputError(f"{place} is {value!r}, which is no number from {least} on", "give a number")
+    written = f"line {given.line}: {given.written}" if given else key
+    hint = "give a number"
+    if given and not given.written.startswith("--"):
+        hint = f"give a number, here or as -- {given.written}=2"
+    raise InputError(f"{written} is {value!r}, which is no number from {least} on", hint)
 
 
 def _swift_model(launch: Launch) -> str | None:
