@@ -22,6 +22,8 @@ _ALL_RANKS = "num_processes"
 """Argument of accelerate's launcher."""
 PER_DEVICE = "per_device_train_batch_size"
 """Argument by which those of transformers' Trainer are known."""
+OWN_FILE = "config"
+"""Argument of TRL's programs that names a YAML with Trainer's arguments."""
 _SWIFT = frozenset({"megatron", "swift"})
 
 
@@ -144,7 +146,10 @@ def find_launch(script: ShellScript, fields: Collection[str]) -> tuple[Launch, l
         if command.words[0].text not in ("echo", "printf")
     ]  # fmt: skip
     numbers = [
-        sum(_is_known(argument.name, fields) for argument in launch.arguments)
+        sum(
+            _is_known(argument.name, fields) or _names_file(argument)
+            for argument in launch.arguments
+        )
         + len(launch.overrides)
         for launch in launches
     ]
@@ -186,6 +191,12 @@ def _is_known(name: str, fields: Collection[str]) -> bool:
     """Return whether an argument is Megatron's, Trainer's batch, or a path of torchtitan's."""
     field = name.replace("-", "_")
     return field in fields or field == PER_DEVICE or name.startswith(("parallelism.", "training."))
+
+
+def _names_file(argument: Argument) -> bool:
+    """Return whether an argument may name a file of the Trainer's, as TRL's programs take it."""
+    words = [word.text for word in argument.values[:1]]
+    return argument.name == OWN_FILE and any(text.endswith((".yaml", ".yml")) for text in words)
 
 
 def _mend(commands: tuple[ShellCommand, ...]) -> tuple[list[ShellCommand], list[Problem]]:
