@@ -189,6 +189,14 @@ def test_a_program_has_its_usual_variables_and_the_branches_that_they_take(
     assert "-- model.tensor_model_parallel_size=2" in caught.value.hint
 
 
+def test_a_share_on_the_host_is_written_as_a_number() -> None:
+    launch = open_launch("a.py", ENVIRONMENT, Asked(world_size=32))
+    changes = launch.changes(launch.reading.layout.changed(offload_optimizer=0.75), ())
+    copy = launch.written(changes)
+    assert "cfg.optimizer.optimizer_offload_fraction = 0.75\n" in copy.text
+    assert launch.read_again(copy).reading.layout.offload_optimizer == 0.75
+
+
 @pytest.mark.parametrize("indent", ["", "  "])
 def test_mappings_in_a_list_of_a_yaml_are_items_of_their_own(indent: str) -> None:
     rows = "".join(f"{indent}- path: {name}\n{indent}  type: chat\n" for name in "ab")
