@@ -149,6 +149,7 @@ def hugging_face(settings: SettingValues, _: Mapping[str, Any], ranks: int) -> N
     settings["tp"] = settings["tp"] or 1
     settings["dp"] = max(1, ranks // settings["tp"])
     steps, total = settings.pop("accumulated"), settings.pop("total")
+    steps = 1 if steps == "auto" else steps  # TrainingArguments' own
     if not isinstance(settings["micro_batch"], int) and isinstance(total, int):
         settings["micro_batch"] = max(1, total // (steps * settings["dp"]))
     if not isinstance(settings["micro_batch"], int) or not isinstance(steps, int):
@@ -196,7 +197,8 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
             raise InputError("nothing says the tokens of a sequence", "-- --max_seq_length 4096")
     for name in _NUMBERS & settings.keys():
         if not isinstance(settings[name], int) and settings[name] != _FILLED_IN.get(name, settings):
-            raise InputError(f"{name} is {settings[name]!r}, which is no number", "give a number")
+            hint = "give a number, here or as an argument behind --"
+            raise InputError(f"{name} is {settings[name]!r}, which is no number", hint)
     dialect.arrange(settings, values, ranks)
     named = asked.model or _model(values)
     if named is None:

@@ -99,7 +99,7 @@ def shard_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
     """Yield that a file names no engine, and what is priced as something else."""
     yield from priced_as_else(given, ranks)
     engines = ("fsdp", *names_of(DISTRIBUTED))
-    if not any(name in key for key in given for name in engines):
+    if ranks > 1 and not any(name in key for key in given for name in engines):
         yield Problem(
             severity="note", line=None, what="the file names no engine: FSDP is taken, over all "
             "ranks", fix="the command that starts it, or -- --deepspeed FILE",

@@ -20,7 +20,7 @@ _NAMING = (OWN_FILE, "config_file", "deepspeed", "deepspeed_config_file", "fsdp_
 """Keys whose value is a file of the Trainer's arguments, of an engine, or of accelerate."""
 _ENDINGS = (".json", ".yaml", ".yml")
 _KINDS = ("finetuning_type", "tuner_type", "train_type", "use_peft", "adapter")
-_RANKS = ("lora_rank", "lora_r")
+_RANKS = ("lora_rank", "lora_r", "r")
 _MODULES = ("lora_target", "target_modules", "lora_target_modules")
 _BITS = ("quantization_bit", "quant_bits", "load_in_4bit")
 _DEFAULT_RANK, _DEFAULT_MODULES = 8, "all"
@@ -93,12 +93,12 @@ def trainer_tuning(given: Mapping[str, Given], decoder: Decoder) -> tuple[Tuning
     Raises:
         InputError: it is neither all parameters nor LoRA.
     """
-    kind = next((given[key] for key in _KINDS if key in given), None)
+    kind = next((given[key] for key in _KINDS if key in given), None) or _peft_of(given)
     is_of_factory = "cutoff_len" in given or "stage" in given
     name = ("lora" if is_of_factory else None) if kind is None else kind.value
     if name in (None, False, "", "full"):
         return TRAINS_ALL, []
-    if name not in ("lora", True):
+    if name not in ("lora", True) and not _is_peft(name):
         what = f"line {kind.line if kind else 0}: {kind.written if kind else ''} {name}"
         raise InputError(
             f"{what} trains in a way that is not read here",
@@ -112,11 +112,24 @@ def trainer_tuning(given: Mapping[str, Given], decoder: Decoder) -> tuple[Tuning
     targets, remark = _adapted_parts(given, decoder)
     line = next((given[key].line for key in _MODULES if key in given), None)
     problems = [Problem(severity="note", line=line, what=remark)] if remark else []
+    if (others := given.get("target_parameters")) is not None:
+        what = f"{others.written}: adapters of experts are not priced"
+        problems.append(Problem(severity="note", line=others.line, what=what))
     tuning = Tuning(
         adapters=Adapters(rank=rank, targets=targets),
         base="nf4" if bits in (True, 4) else "bfloat16",
     )
     return tuning, problems
+
+
+def _peft_of(given: Mapping[str, Given]) -> Given | None:
+    """Return where a program makes adapters by PEFT; None where it does not."""
+    return next((place for place in given.values() if _is_peft(place.value)), None)
+
+
+def _is_peft(value: object) -> bool:
+    """Return whether a call is PEFT's or unsloth's for adapters."""
+    return isinstance(value, str) and value.rpartition(".")[2] in ("LoraConfig", "get_peft_model")
 
 
 def _adapted_parts(given: Mapping[str, Given], decoder: Decoder) -> tuple[AdaptedParts, str]:

@@ -189,6 +189,40 @@ def test_a_program_has_its_usual_variables_and_the_branches_that_they_take(
     assert "-- model.tensor_model_parallel_size=2" in caught.value.hint
 
 
+PEFT = """\
+adapters = {making}
+args = SFTConfig(per_device_train_batch_size=2, max_length=2048)
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B")
+"""
+
+
+@pytest.mark.parametrize(
+    ("making", "rank", "said"),
+    [
+        ("LoraConfig(r=32, target_modules='all-linear')", 32, ""),
+        ("peft.LoraConfig(target_modules='all-linear')", 8, ""),
+        ("FastLanguageModel.get_peft_model(model, r=16, target_parameters=['x'])", 16,
+         "adapters of experts are not priced"),
+        ("None", None, ""),
+    ],
+)  # fmt: skip
+def test_a_program_that_makes_adapters_trains_them_alone(
+    making: str, rank: int | None, said: str
+) -> None:
+    launch = open_launch("a.py", PEFT.format(making=making), Asked(model="qwen3-8b", world_size=1))
+    adapters = launch.reading.job.tuning.adapters
+    assert (adapters and adapters.rank) == rank
+    assert said in remarks(launch)
+    assert bool(said) is bool(remarks(launch))
+
+
+def test_an_automatic_number_of_steps_is_the_trainers() -> None:
+    text = '{"gradient_accumulation_steps": "auto", "zero_optimization": {"stage": 3}}'
+    extra = ("--per_device_train_batch_size", "2", "--max_seq_length", "4096")
+    found = open_launch("z.json", text, Asked(model="olmoe", world_size=8, extra=extra)).reading
+    assert (found.layout.micro_batch, found.job.global_batch) == (2, 16)
+
+
 def test_a_share_on_the_host_is_written_as_a_number() -> None:
     launch = open_launch("a.py", ENVIRONMENT, Asked(world_size=32))
     changes = launch.changes(launch.reading.layout.changed(offload_optimizer=0.75), ())
