@@ -47,6 +47,13 @@ class _Lexer:
             if not self._in_test and (match := _HERE.match(self._text, self._position)):
                 self._here.append(match[2])
                 self._position = match.end()
+            elif not self._in_test and self._text.startswith(("<(", ">("), self._position):
+                start, line = self._position, self._line
+                self._position += 1
+                self._skip_to(")")
+                if not drops:
+                    yield Token("word", self._text[start : self._position], line)
+                drops = False
             elif not self._in_test and (match := _REDIRECT.match(self._text, self._position)):
                 self._position, drops = match.end(), True
             elif self._text[self._position] == "\n":

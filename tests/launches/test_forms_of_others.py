@@ -13,6 +13,7 @@ from moetune.launches.reading import Asked
 
 SLURM = """\
 #SBATCH --nodes=2   # 2 nodes of 8
+exec > >(tee -a "run-$(date +%s).log") 2>&1
 : "${TENSOR:=4}"
 if [ "$TENSOR" -le 4 ]; then : "${BATCH:=$((TENSOR * 16))}"; fi
 srun torchrun --nnodes ${SLURM_JOB_NUM_NODES} --nproc_per_node 8 pretrain_gpt.py \\
