@@ -22,6 +22,9 @@ _ALL_RANKS = "num_processes"
 """Argument of accelerate's launcher."""
 PER_DEVICE = "per_device_train_batch_size"
 """Argument by which those of transformers' Trainer are known."""
+TITAN_STARTER = "run_train.sh"
+"""torchtitan's script that starts the ranks of a node, NGPU of them."""
+_TITAN_RANKS = 8
 OWN_FILE = "config"
 """Argument of TRL's programs that names a YAML with Trainer's arguments."""
 _SWIFT = frozenset({"megatron", "swift"})
@@ -72,7 +75,8 @@ class Launch:
         if "accelerate" in self.starter:
             return self._count((_ALL_RANKS,), (), asked.devices_per_node)
         nodes = self._count(_NODES, ("NNODES",), 1)
-        return nodes * self._count(_PER_NODE, ("NPROC_PER_NODE",), asked.devices_per_node)
+        variables = ("NPROC_PER_NODE", "NGPU")
+        return nodes * self._count(_PER_NODE, variables, asked.devices_per_node)
 
     def _count(self, names: Collection[str], variables: tuple[str, ...], all_of_them: int) -> int:
         """Return a number of the launcher: nodes, or ranks of a node."""
@@ -84,7 +88,10 @@ class Launch:
         if not values:
             if self.starter == "deepspeed" and names is _PER_NODE:
                 return all_of_them
-            is_of_a_node = bool({*_SWIFT, "deepspeed"} & {self.program, self.starter})
+            if self.program == TITAN_STARTER and names is _PER_NODE:
+                return _TITAN_RANKS
+            kinds = {*_SWIFT, "deepspeed", TITAN_STARTER}
+            is_of_a_node = bool(kinds & {self.program, self.starter})
             if is_launched or (names is _NODES and is_of_a_node):
                 return 1
             hint = "give the ranks: --world-size N"
@@ -244,7 +251,7 @@ def _program_at(words: tuple[Word, ...]) -> int:
     if words[0].text in _SWIFT:
         return 0
     for number, word in enumerate(words):
-        if word.text.endswith(".py"):
+        if word.text.endswith((".py", TITAN_STARTER)):
             return number
         is_module = number and words[number - 1].text in ("-m", "--module")
         if is_module and word.text not in _LAUNCHERS:

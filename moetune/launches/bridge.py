@@ -11,11 +11,11 @@ from moetune.domain.megatron_models import RECIPES
 from moetune.domain.targets import find_target
 from moetune.export.keys import Value, names_of
 from moetune.huggingface.registry import resolve_name
-from moetune.launches.arguments import Argument, Launch
+from moetune.launches.arguments import TITAN_STARTER, Argument, Launch
 from moetune.launches.entries import Entry
 from moetune.launches.expansion import Scope, Word, plain
 from moetune.launches.keyed import TITAN
-from moetune.launches.keyed_problems import misspellings
+from moetune.launches.keyed_problems import TITAN_FILE, misspellings
 from moetune.launches.megatron import (
     KEYS,
     MegatronArguments,
@@ -81,8 +81,11 @@ def titan_entries(launch: Launch) -> tuple[Entry, ...]:
         Entry(argument.name, plain_value(argument.values[0].text), argument.line)
         for argument in launch.arguments if "." in argument.name and argument.values
     )  # fmt: skip
-    keys = names_of(TITAN.settings)
-    is_titan = "torchtitan" in launch.program or any(_leaf(entry) in keys for entry in entries)
+    keys, file = names_of(TITAN.settings), launch.environment.get("CONFIG_FILE")
+    if launch.program == TITAN_STARTER and file is not None and not file.missing:
+        entries = (Entry(TITAN_FILE, file.text, file.line), *entries)
+    is_titan = "torchtitan" in launch.program or launch.program == TITAN_STARTER
+    is_titan = is_titan or any(_leaf(entry) in keys for entry in entries)
     return entries if is_titan or any(entry.path in keys for entry in entries) else ()
 
 

@@ -144,6 +144,7 @@ def open_launch(name: str, text: str, asked: Asked) -> LaunchFile:
         return KeyedFile(reading=read_verl(launch, asked), text=text, name=name, asked=asked)
     if (entries := titan_entries(launch)) or (bridge := bridge_entries(launch)):
         if entries:
+            entries = with_named_files(entries, asked)
             return _keyed_file(TITAN, entries, text, asked, ranks=launch.ranks)
         ranks = launch.ranks(asked)
         reading = read_bridge(bridge, replace(asked, world_size=ranks), line=launch.line)

@@ -19,6 +19,8 @@ ALIASES = {
     "activation_checkpointing": "fsdp_activation_checkpointing",
 }  # fmt: skip
 """Keys of others that say what a dialect's does."""
+TITAN_FILE = "job.config_file"
+"""Argument that names torchtitan's TOML."""
 _NEAR = 0.95
 _OF_SWIFT = re.compile(r"zero([0-3])(?:_offload)?$")
 _OF_A_FILE = 3
@@ -56,6 +58,11 @@ def priced_as_else(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
 def titan_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
     """Yield what is priced as something else."""
     yield from priced_as_else(given, ranks)
+    if (file := given.get(TITAN_FILE)) is not None:  # which is not there
+        yield Problem(
+            severity="note", line=file.line, what=f"{file.value} is not read with this file",
+            why="keys that are not given have their defaults", fix="check it next to that file",
+        )  # fmt: skip
     converters, stages = given.get("converters"), given.get("pipeline_parallel_degree")
     reshards = given.get("fsdp_reshard_after_forward")
     is_piped = stages is not None and stages.value != 1

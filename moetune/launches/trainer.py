@@ -18,7 +18,7 @@ from moetune.launches.reading import LARGEST_BYTES, Asked, Given, Problem
 
 _NAMING = (OWN_FILE, "config_file", "deepspeed", "deepspeed_config_file", "fsdp_config")
 """Keys whose value is a file of the Trainer's arguments, of an engine, or of accelerate."""
-_ENDINGS = (".json", ".yaml", ".yml")
+_ENDINGS = (".json", ".yaml", ".yml", ".toml")
 _KINDS = ("finetuning_type", "tuner_type", "train_type", "use_peft", "adapter")
 _RANKS = ("lora_rank", "lora_r", "r")
 _MODULES = ("lora_target", "target_modules", "lora_target_modules")

@@ -130,6 +130,28 @@ def test_what_torchtitan_does_otherwise_than_priced_is_said(
 
 
 @pytest.mark.parametrize(
+    ("command", "ranks"),
+    [
+        ("CONFIG_FILE=./moe.toml NGPU=4 ./run_train.sh --training.seq_len 2048", 4),
+        ("CONFIG_FILE=moe.toml ./run_train.sh --training.seq_len 2048", 8),
+        (("torchrun --nproc_per_node 4 -m torchtitan.train --job.config_file moe.toml "
+          "--training.seq_len 2048"), 4),
+    ],
+)  # fmt: skip
+def test_a_command_of_torchtitan_is_read_with_its_file(
+    tmp_path: Path, command: str, ranks: int
+) -> None:
+    (tmp_path / "moe.toml").write_text(TITAN.format(**USUAL))
+    launch = open_launch("run.sh", f"{command}\n", Asked(folder=tmp_path))
+    found = launch.reading
+    assert (found.decoder.name, found.layout.dp) == ("deepseek-v2-lite", ranks)
+    assert (found.layout.micro_batch, found.job.length) == (4, 2048)
+    assert not remarks(launch)
+    lone = open_launch("run.sh", f"{command}\n", Asked(model="deepseek-v2-lite"))
+    assert "moe.toml is not read with this file" in remarks(lone)
+
+
+@pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("primus.yaml", f"modules:\n pre:{SIZES}", "modules.pre.tensor_model_parallel_size is of"),
