@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -41,7 +41,7 @@ from moetune.launches.megatron_checks import Context, megatron_problems
 from moetune.launches.places import Code
 from moetune.launches.programs import program_entries, ranks_of
 from moetune.launches.reading import LARGEST_BYTES, Asked, Problem, Reading
-from moetune.launches.shell import read_script
+from moetune.launches.shell import SOURCED, read_script
 from moetune.launches.trainer import trainer_entries, with_named_files
 from moetune.launches.verl import is_verl, read_verl
 
@@ -153,15 +153,26 @@ def open_launch(name: str, text: str, asked: Asked) -> LaunchFile:
         counted = None if any(entry.path == "num_processes" for entry in entries) else launch.ranks
         dialect = _engine(entries, launch.starter)
         return _keyed_file(dialect, entries, text, asked, name=name, ranks=counted)
+    return _megatron_file(launch, cuts, text, asked)
+
+
+def _megatron_file(
+    launch: Launch, cuts: Iterable[Problem], text: str, asked: Asked
+) -> "MegatronFile":
     if all(argument.name.replace("-", "_") not in KEYS for argument in launch.arguments):
         raise InputError(
             f"line {launch.line}: no argument of the command is known",
             "give the script that has them; the YAML of --config has to be next to the script",
         )
-    return MegatronFile(
-        reading=read_megatron(launch, asked), launch=launch, text=text, asked=asked,
-        cuts=tuple(cuts),
-    )  # fmt: skip
+    try:
+        reading = read_megatron(launch, asked)
+    except InputError as error:
+        lines = ", ".join(str(note.line) for note in launch.notes if SOURCED in note.text)
+        if not lines:
+            raise
+        hint = f"{error.hint}; files that the script reads (line {lines}) are left aside"
+        raise InputError(error.what, hint) from None
+    return MegatronFile(reading=reading, launch=launch, text=text, asked=asked, cuts=(*cuts,))
 
 
 def _engine(entries: tuple[Entry, ...], starter: str = "") -> Dialect:

@@ -23,6 +23,7 @@ _DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
 _SEPARATORS = frozenset({"\n", ";", "&", ";;"})
 _NUMBERS = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
 _SHELLS = frozenset({"sbatch", "bash", "sh"})
+SOURCED = "a file that the script reads"
 _TESTS = frozenset({"[", "[[", "test"})
 
 
@@ -327,7 +328,7 @@ class _Reader:
                 for name in names:
                     self.scope.variables.pop(name, None)
             case ["source" | ".", *_]:
-                self._leave(words[0].line, "a file that the script reads")
+                self._leave(words[0].line, SOURCED)
             case _:
                 return False
         return True

@@ -60,6 +60,13 @@ def test_usual_values_of_a_batch_script_are_set_by_its_colons() -> None:
     assert open_launch("a.sh", SLURM, Asked(values={"TENSOR": "2"})).reading.job.global_batch == 32
 
 
+def test_a_file_that_a_script_reads_is_named_where_something_lacks() -> None:
+    text = SLURM.replace("#SBATCH", "source sizes.sh\n#SBATCH").replace("--micro-batch-size 1", "")
+    with pytest.raises(InputError, match="nothing gives --micro-batch-size") as caught:
+        open_launch("run.sh", text, Asked())
+    assert "files that the script reads (line 1) are left aside" in caught.value.hint
+
+
 def test_an_older_argument_is_changed_as_it_is_written() -> None:
     launch = open_launch("run.sbatch", SLURM, Asked())
     assert launch.reading.layout.recompute == ("core_attn",)
