@@ -311,7 +311,7 @@ def kimi_delta(fields: Fields, _family: Family, _kind: MixerKind) -> Mixer:
 def bailing_delta(fields: Fields, _family: Family, _kind: MixerKind) -> Mixer:
     """Return Ling's delta attention: decay and output gate are projected at full rank.
 
-    Its own code, BailingMoeV3, has the heads of full attention and `head_dim` for them.
+    The code of its authors, BailingMoeV3, has the heads of full attention and `head_dim` for them.
     """
     fields.skip("kda_safe_gate", "short_conv_kernel_size")
     heads = fields.optional("linear_num_heads") or fields.count(*HEADS)

@@ -25,7 +25,7 @@ PER_DEVICE = "per_device_train_batch_size"
 TITAN_STARTER = "run_train.sh"
 """torchtitan's script that starts the ranks of a node, NGPU of them."""
 _TITAN_RANKS = 8
-OWN_FILE = "config"
+RECIPE_FILE = "config"
 """Argument of TRL's programs that names a YAML with Trainer's arguments."""
 _SWIFT = frozenset({"megatron", "swift"})
 
@@ -203,7 +203,7 @@ def _is_known(name: str, fields: Collection[str]) -> bool:
 def _names_file(argument: Argument) -> bool:
     """Return whether an argument may name a file of the Trainer's, as TRL's programs take it."""
     words = [word.text for word in argument.values[:1]]
-    return argument.name == OWN_FILE and any(text.endswith((".yaml", ".yml")) for text in words)
+    return argument.name == RECIPE_FILE and any(text.endswith((".yaml", ".yml")) for text in words)
 
 
 def _mend(commands: tuple[ShellCommand, ...]) -> tuple[list[ShellCommand], list[Problem]]:

@@ -11,7 +11,7 @@ _OF_AXOLOTL = frozenset({"base_model", "micro_batch_size"})
 
 
 def check_runtime(name: str, entries: Iterable[Entry]) -> None:
-    """Raise InputError where a file is of axolotl, or names sizes in a section of its own.
+    """Raise InputError where a file is of axolotl, or names sizes in another section.
 
     Such are Primus, NeMo-RL, and NeMo 1, which has a section for its trainer.
     """

@@ -149,7 +149,7 @@ def hugging_face(settings: SettingValues, _: Mapping[str, Any], ranks: int) -> N
     settings["tp"] = settings["tp"] or 1
     settings["dp"] = max(1, ranks // settings["tp"])
     steps, total = settings.pop("accumulated"), settings.pop("total")
-    steps = 1 if steps == "auto" else steps  # TrainingArguments' own
+    steps = 1 if steps == "auto" else steps  # the default of TrainingArguments
     if not isinstance(settings["micro_batch"], int) and isinstance(total, int):
         settings["micro_batch"] = max(1, total // (steps * settings["dp"]))
     if not isinstance(settings["micro_batch"], int) or not isinstance(steps, int):

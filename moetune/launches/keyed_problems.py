@@ -126,7 +126,7 @@ def replica_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem
 def misspellings(
     entries: Iterable[Entry], keys: Collection[str], severity: Severity, why: str
 ) -> Iterator[Problem]:
-    """Yield keys that are a letter or two from a known one."""
+    """Yield keys that are a letter or two from a known key."""
     leaves = {key.rpartition(".")[2] for key in keys}
     for entry in entries:
         leaf = entry.path.rpartition(".")[2]

@@ -11,12 +11,12 @@ from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InputError
 from moetune.domain.tuning import TRAINS_ALL, AdaptedParts, Adapters, Tuning
 from moetune.export.keys import Value
-from moetune.launches.arguments import OWN_FILE, PER_DEVICE, Argument, Launch, check_values
+from moetune.launches.arguments import PER_DEVICE, RECIPE_FILE, Argument, Launch, check_values
 from moetune.launches.entries import Entry, entries_of
 from moetune.launches.megatron import plain_value
 from moetune.launches.reading import LARGEST_BYTES, Asked, Given, Problem
 
-_NAMING = (OWN_FILE, "config_file", "deepspeed", "deepspeed_config_file", "fsdp_config")
+_NAMING = (RECIPE_FILE, "config_file", "deepspeed", "deepspeed_config_file", "fsdp_config")
 """Keys whose value is a file of the Trainer's arguments, of an engine, or of accelerate."""
 _ENDINGS = (".json", ".yaml", ".yml", ".toml")
 _KINDS = ("finetuning_type", "tuner_type", "train_type", "use_peft", "adapter")
@@ -37,8 +37,8 @@ def trainer_entries(launch: Launch, asked: Asked) -> tuple[Entry, ...]:
         InputError: a variable has no value, or a named file is of no kind that is read.
     """
     arguments = [*launch.launcher, *launch.arguments]
-    names, own = {*map(_field, launch.arguments)}, _of_own_file(launch, asked)
-    if PER_DEVICE not in {*names, *(entry.path for entry in own)}:
+    names, recipe = {*map(_field, launch.arguments)}, _of_recipe(launch, asked)
+    if PER_DEVICE not in {*names, *(entry.path for entry in recipe)}:
         return ()
     check_values(
         (f"--{argument.name}", argument.values[0])
@@ -47,14 +47,14 @@ def trainer_entries(launch: Launch, asked: Asked) -> tuple[Entry, ...]:
     given = tuple(Entry(_field(row), _value(row), row.line) for row in arguments)
     is_usual = launch.program == "swift" and not names & {*_KINDS}
     defaults = (Entry("tuner_type", "lora", 0),) if is_usual else ()
-    return with_named_files((*defaults, *own, *given), asked)
+    return with_named_files((*defaults, *recipe, *given), asked)
 
 
-def _of_own_file(launch: Launch, asked: Asked) -> list[Entry]:
+def _of_recipe(launch: Launch, asked: Asked) -> list[Entry]:
     """Return the values of the YAML that TRL's programs take as `--config`, where it is there."""
-    named = (Entry(OWN_FILE, argument.values[0].text, argument.line)
+    named = (Entry(RECIPE_FILE, argument.values[0].text, argument.line)
              for argument in launch.arguments
-             if argument.name == OWN_FILE and argument.values)  # fmt: skip
+             if argument.name == RECIPE_FILE and argument.values)  # fmt: skip
     files = (_file(entry, asked) for entry in named)
     return [row for file in files if file is not None for row in _read(file)]
 

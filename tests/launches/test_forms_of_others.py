@@ -55,8 +55,8 @@ def remarks(launch: LaunchFile) -> str:
 
 def test_usual_values_of_a_batch_script_are_set_by_its_colons() -> None:
     launch = open_launch("run.sbatch", SLURM, Asked())
-    found = launch.reading
-    assert (found.layout.tp, found.layout.dp, found.job.global_batch) == (4, 4, 64)
+    reading = launch.reading
+    assert (reading.layout.tp, reading.layout.dp, reading.job.global_batch) == (4, 4, 64)
     assert open_launch("a.sh", SLURM, Asked(values={"TENSOR": "2"})).reading.job.global_batch == 32
 
 
@@ -90,8 +90,8 @@ def test_what_swift_trains_and_shards_is_what_it_says(
     words: str, engine: str, trains_all: object, zero: int, said: str
 ) -> None:
     launch = open_launch("run.sh", SWIFT.format(words=words, engine=engine), Asked())
-    found = launch.reading
-    assert (found.job.tuning.trains_all, found.layout.zero) == (trains_all, zero)
+    reading = launch.reading
+    assert (reading.job.tuning.trains_all, reading.layout.zero) == (trains_all, zero)
     assert remarks(launch).startswith(said) if said else not remarks(launch)
 
 
@@ -99,9 +99,9 @@ def test_a_recipe_of_trl_is_read_with_the_engine_of_its_command(tmp_path: Path) 
     (tmp_path / "sft.yaml").write_text(f"{RECIPE}report_to:\n- wandb\n- trackio\n")
     (tmp_path / "zero.yaml").write_text("distributed_type: DEEPSPEED\nnum_processes: 8\n")
     text = "accelerate launch --config_file zero.yaml sft.py --config sft.yaml --max_length 2048\n"
-    found = open_launch("run.sh", text, Asked(folder=tmp_path)).reading
-    assert (found.target.name, found.layout.zero, found.layout.dp) == ("deepspeed", 2, 8)
-    assert (found.layout.micro_batch, found.job.length) == (2, 2048)
+    reading = open_launch("run.sh", text, Asked(folder=tmp_path)).reading
+    assert (reading.target.name, reading.layout.zero, reading.layout.dp) == ("deepspeed", 2, 8)
+    assert (reading.layout.micro_batch, reading.job.length) == (2, 2048)
     with pytest.raises(InputError, match="no argument of the command is known") as caught:
         open_launch("run.sh", text.replace(" sft.yaml", " other.yaml"), Asked(folder=tmp_path))
     assert "next to the script" in caught.value.hint
@@ -150,9 +150,9 @@ def test_a_command_of_torchtitan_is_read_with_its_file(
 ) -> None:
     (tmp_path / "moe.toml").write_text(TITAN.format(**USUAL))
     launch = open_launch("run.sh", f"{command}\n", Asked(folder=tmp_path))
-    found = launch.reading
-    assert (found.decoder.name, found.layout.dp) == ("deepseek-v2-lite", ranks)
-    assert (found.layout.micro_batch, found.job.length) == (4, 2048)
+    reading = launch.reading
+    assert (reading.decoder.name, reading.layout.dp) == ("deepseek-v2-lite", ranks)
+    assert (reading.layout.micro_batch, reading.job.length) == (4, 2048)
     assert not remarks(launch)
     lone = open_launch("run.sh", f"{command}\n", Asked(model="deepseek-v2-lite"))
     assert "moe.toml is not read with this file" in remarks(lone)
@@ -249,8 +249,8 @@ def test_a_program_that_makes_adapters_trains_them_alone(
 def test_an_automatic_number_of_steps_is_the_trainers() -> None:
     text = '{"gradient_accumulation_steps": "auto", "zero_optimization": {"stage": 3}}'
     extra = ("--per_device_train_batch_size", "2", "--max_seq_length", "4096")
-    found = open_launch("z.json", text, Asked(model="olmoe", world_size=8, extra=extra)).reading
-    assert (found.layout.micro_batch, found.job.global_batch) == (2, 16)
+    reading = open_launch("z.json", text, Asked(model="olmoe", world_size=8, extra=extra)).reading
+    assert (reading.layout.micro_batch, reading.job.global_batch) == (2, 16)
 
 
 def test_a_share_on_the_host_is_written_as_a_number() -> None:
@@ -262,10 +262,10 @@ def test_a_share_on_the_host_is_written_as_a_number() -> None:
 
 
 @pytest.mark.parametrize("indent", ["", "  "])
-def test_mappings_in_a_list_of_a_yaml_are_items_of_their_own(indent: str) -> None:
+def test_mappings_in_a_list_of_a_yaml_are_several_items(indent: str) -> None:
     rows = "".join(f"{indent}- path: {name}\n{indent}  type: chat\n" for name in "ab")
-    found = entries_of("a.yaml", f"datasets:\n{rows}names:\n{indent}- x\n{indent}- y\nrank: 8\n")
-    assert {entry.path: entry.value for entry in found} == {
+    entries = entries_of("a.yaml", f"datasets:\n{rows}names:\n{indent}- x\n{indent}- y\nrank: 8\n")
+    assert {entry.path: entry.value for entry in entries} == {
         "datasets.0.path": "a", "datasets.0.type": "chat", "datasets.1.path": "b",
         "datasets.1.type": "chat", "names": ("x", "y"), "rank": 8,
     }  # fmt: skip
