@@ -15,7 +15,7 @@ from moetune.launches.arguments import TITAN_STARTER, Argument, Launch
 from moetune.launches.entries import Entry
 from moetune.launches.expansion import Scope, Word, plain
 from moetune.launches.keyed import TITAN
-from moetune.launches.keyed_problems import TITAN_FILE, misspellings
+from moetune.launches.keyed_problems import TITAN_FILE, branches, misspellings
 from moetune.launches.megatron import (
     KEYS,
     MegatronArguments,
@@ -148,6 +148,7 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
     arguments = MegatronArguments(
         given=given, values=resolve(said),
         problems=(*misspellings(entries, KEYS, "stops", f"{target.label}: {target.source}"), *notes,
+                  *branches(entries),
                   *(Problem(severity="note", line=line, what=_HOOKED) for line in hooks[:1])),
         adapters=bridge_adapters(entries), frozen=frozen,
     )  # fmt: skip

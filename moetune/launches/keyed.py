@@ -20,6 +20,7 @@ from moetune.huggingface.registry import find_decoder_model, model_names, named_
 from moetune.launches.entries import Entry
 from moetune.launches.keyed_problems import (
     ALIASES,
+    branches,
     engine_problems,
     misspellings,
     priced_as_else,
@@ -227,7 +228,7 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
         problems=(
             *misspellings(entries, [key for setting in dialect.settings for key in setting.keys],
                           dialect.unknown, f"{target.label}: {target.source}"),
-            *dialect.problems(given, ranks), *remarks,
+            *dialect.problems(given, ranks), *remarks, *branches(entries),
         ),
     )  # fmt: skip
 

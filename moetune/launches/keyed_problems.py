@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from moetune.export.keys import Value, names_of
 from moetune.export.transformers import DISTRIBUTED
 from moetune.launches.entries import Entry
+from moetune.launches.programs import BRANCH
 from moetune.launches.reading import Given, Problem, Severity
 
 ALIASES = {
@@ -121,6 +122,16 @@ def replica_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem
         why="DistributedDataParallel, priced as stage 0 of ZeRO",
         fix="DeepSpeed's stage 3, or FSDP",
     )  # fmt: skip
+
+
+def branches(entries: Iterable[Entry]) -> Iterator[Problem]:
+    """Yield that a program has branches of which nothing says which is taken."""
+    lines = ", ".join(dict.fromkeys(str(entry.line) for entry in entries if entry.path == BRANCH))
+    if lines:
+        yield Problem(
+            severity="note", line=None, why="the last value counts",
+            what=f"branches whose test has no value here are all read (line {lines})",
+        )  # fmt: skip
 
 
 def misspellings(

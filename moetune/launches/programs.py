@@ -20,6 +20,8 @@ _LAYOUT = re.compile(
     r"|per_device_train_batch_size|tokens_per_microbatch_per_dp_rank)\b"
 )
 _RANKS = re.compile(r"_(\d+)gpu_")
+BRANCH = "branch"
+"""Path of the test of branches that are all read, as it has no value."""
 _ENVIRONMENT = "os.environ"
 _ASKING = frozenset({"os.environ.get", "os.getenv"})
 """Functions that ask for a variable, with its usual value behind its name."""
@@ -128,7 +130,7 @@ class _Reader(NamedTuple):
         keywords = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         usual |= {argument.arg: value for argument, value in keywords if value is not None}
         bindings = dict(self.constants)
-        bindings |= {key: _value(node, self.constants) for key, node in usual.items()}
+        bindings |= _values(usual, self.constants)
         yield from self.of_body(function.body, {**bindings, **passed}, seen | {function.name})
 
     def of_body(
@@ -149,12 +151,23 @@ class _Reader(NamedTuple):
                     yield Entry(name, value=True, line=node.lineno)
                 case ast.Return(value=ast.Call() as value):
                     yield from self._of_value("", value, bindings, seen)
-                case ast.If(test=test) if (holds := _value(test, bindings)) in (True, False, None):
-                    taken = node.body if holds else node.orelse
-                    yield from self.of_body(taken, bindings, seen)
+                case ast.If():
+                    yield from self._of_branch(node, bindings, seen)
                 case _:
                     for part in ("body", "orelse", "finalbody"):
                         yield from self.of_body(getattr(node, part, ()), bindings, seen)
+
+    def _of_branch(
+        self, node: ast.If, bindings: _Bindings, seen: frozenset[str]
+    ) -> Iterator[Entry]:
+        """Yield what the branch gives that is taken, or both where nothing says which."""
+        known, text = _value(node.test, bindings), ast.unparse(node.test)
+        if known != text or text.startswith("hasattr("):
+            yield from self.of_body(node.body if known else node.orelse, bindings, seen)
+            return
+        if any(map(_is_changed, ast.walk(node))):
+            yield Entry(BRANCH, text, node.lineno)
+        yield from self.of_body((*node.body, *node.orelse), bindings, seen)
 
     def _of_value(
         self, path: str, node: ast.expr, bindings: _Bindings, seen: frozenset[str]
@@ -182,7 +195,7 @@ class _Reader(NamedTuple):
     ) -> Iterator[Entry]:
         name, words = ast.unparse(node.func), [word for word in node.keywords if word.arg]
         if name in self.functions and name not in seen:
-            passed = {str(word.arg): _value(word.value, bindings) for word in words}
+            passed = _values({str(word.arg): word.value for word in words}, bindings)
             yield from self.of_function(self.functions[name], passed, seen)
         elif isinstance(node.func, ast.Attribute):  # Bridge.from_hf_pretrained(name).to_provider()
             yield from self._of_value(path, node.func.value, bindings, seen)
@@ -206,6 +219,21 @@ def _bound(node: ast.stmt, bindings: _Bindings) -> _Bindings:
             return _without({*names}, bindings)
         case _:
             return bindings
+
+
+def _values(nodes: Mapping[str, ast.expr], bindings: _Bindings) -> dict[str, Any]:
+    """Return the values of expressions, or their texts, but of calls that are not run."""
+    values = {name: _value(node, bindings) for name, node in nodes.items()}
+    return {
+        name: value for name, value in values.items()
+        if value != ast.unparse(nodes[name])
+        or not any(isinstance(inner, ast.Call) for inner in ast.walk(nodes[name]))
+    }  # fmt: skip
+
+
+def _is_changed(node: ast.AST) -> bool:
+    """Return whether an attribute is assigned."""
+    return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
 
 
 def _without(names: Collection[str], bindings: _Bindings) -> _Bindings:

@@ -213,6 +213,9 @@ def test_a_program_has_its_usual_variables_and_the_branches_that_they_take(
 ) -> None:
     layout = open_launch("a.py", ENVIRONMENT, Asked(world_size=32, values=values)).reading.layout
     assert (layout.tp, layout.vpp, layout.cp, layout.overlap, layout.recompute) == sizes
+    several = ENVIRONMENT.replace("if overlaps and TENSOR > 1:", "if is_wide():")
+    launch = open_launch("a.py", several, Asked(world_size=32, values=values))
+    assert "test has no value here are all read (line 14)" in remarks(launch)
     wrong = ENVIRONMENT.replace("= TENSOR\n", "= chosen(8)\n")
     with pytest.raises(InputError, match="'chosen', which is no number") as caught:
         open_launch("a.py", wrong, Asked(world_size=32))
