@@ -37,6 +37,7 @@ from moetune.domain.routing_record import ModelRoutingRecord, RoutingRecord
 from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingDocument, TrainingMemory, TrainingStep
+from moetune.domain.tuning import Trained
 from moetune.huggingface.registry import RegisteredModel
 from moetune.launches.reading import Problem, Row
 from moetune.logs.kineto import TracedStep
@@ -88,6 +89,7 @@ _SECTION = {
 }  # fmt: skip
 _SECTIONS = {"sections": list_of(Keys(_SECTION))}
 """What the answer's words and tables say, beside the values of each command."""
+_OBSERVED_RUN = Keys({"id": int, "created_at": str}, of=ObservedRun)
 _OVERLAPS = {"predicted": Overlap | None, "measured": Overlap | None}
 _RUN = {
     "name": str, "run_id": int, "store": str, "machine": Machine, "num_samples": int,
@@ -152,14 +154,14 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
         "inputs": Keys({
             "model": str, "world_size": int, "seq": int, "global_batch": int, "dtype": str,
             "optimizer": str, "target": str, "device_bytes": int,
-        }),
+        }, optional={"train": str}),
         "limit_bytes": int, "fits": bool, "num_fitting": int,
         "layouts": list_of(Keys({
             "layout": Mapping[str, object], "peak_bytes": int, "host_bytes": int,
             "parts": Mapping[str, int], "activations": Mapping[str, int],
         })),
         **_SECTIONS,
-    }),
+    }, optional={"trained": Trained}),
     "model/1": (
         Keys({"world_size": int, **_DECODER, **_SECTIONS}, of=Model),
         Keys({
@@ -178,7 +180,7 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
     }),
     "inputs/1": Keys(of=PlanRequest),
     "observations.list/1": Keys({
-        "runs": list_of(Keys({"id": int, "created_at": str}, of=ObservedRun)), **_SECTIONS,
+        "runs": list_of(_OBSERVED_RUN), **_SECTIONS,
     }),
     "plans.diff/1": Keys({"first": str, "second": str, **_SECTIONS}),
     "plans.list/1": Keys({"plans": tuple[PlanInfo, ...], **_SECTIONS}),
@@ -213,6 +215,7 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
     "profile": Keys(of=Profile),
     "profiles.page/1": _page(tuple[ProfileInfo, ...]),
     "routing": Keys(of=RoutingRecord),
+    "runs.page/1": _page(list_of(_OBSERVED_RUN)),
     "sensitivity/1": Keys({"words": _Texts}, of=Sensitivity),
     "training-plan": Keys(of=TrainingDocument),
     "verification/1": Keys(

@@ -36,11 +36,13 @@ def check_layout(layout: FoldedLayout, job: TrainingJob) -> None:
 def _rank_rules(layout: FoldedLayout, job: TrainingJob) -> Iterator[BrokenRule]:
     sharers = layout.cp * layout.tp * layout.pp
     if layout.world_size != job.world_size:
-        near = divisor_words(job.world_size, sharers)
-        yield BrokenRule(
-            f"cp·tp·pp ({sharers}) does not divide world_size ({job.world_size})",
-            f"use sizes whose product is {near}",
-        )
+        ranks, near = job.world_size, divisor_words(job.world_size, sharers)
+        what = f"cp·tp·pp ({sharers}) does not divide world_size ({ranks})"
+        hint = f"use sizes whose product is {near}"
+        if ranks % sharers == 0:
+            what = f"dp·cp·tp·pp ({layout.world_size}) is not world_size ({ranks})"
+            hint = f"use dp {ranks // sharers}, or {layout.world_size} ranks"
+        yield BrokenRule(what, hint)
         return
     experts = layout.ep * layout.etp
     if layout.stage_ranks % experts:

@@ -150,7 +150,7 @@ def _write_half(planned: Planned) -> tuple[Value, ...]:
 
 def _write_host(planned: Planned) -> tuple[Value, ...]:
     share = planned.layout.offload_optimizer
-    return (True, str(share), True) if share else (None, None, None)
+    return (True, share, True) if share else (None, None, None)
 
 
 def _read_host(is_on_host: object, share: float | str, _: object) -> float:

@@ -228,6 +228,13 @@ _ROWS: Mapping[str, Family] = {
         kinds=kinds.grouped_layers,
         needs_query_rank=False,
         gate="head",
+        shared_width=("moe_shared_expert_intermediate_size",),
+        only={
+            "gated_attention_proj_granularity_type": ("head_wise",),
+            "no_kda_lora": (True,),
+            "use_qk_norm": (True,),
+        },
+        harmless="moe_router_enable_expert_bias linear_silu max_window_layers group_norm_size",
     ),
     "ernie4_5_moe": replace(
         _DENSE,

@@ -309,9 +309,13 @@ def kimi_delta(fields: Fields, _family: Family, _kind: MixerKind) -> Mixer:
 
 
 def bailing_delta(fields: Fields, _family: Family, _kind: MixerKind) -> Mixer:
-    """Return Ling's delta attention: decay and output gate are projected at full rank."""
+    """Return Ling's delta attention: decay and output gate are projected at full rank.
+
+    The code of its authors, BailingMoeV3, has the heads of full attention and `head_dim` for them.
+    """
     fields.skip("kda_safe_gate", "short_conv_kernel_size")
-    heads, width = fields.count("linear_num_heads"), fields.count("linear_head_dim")
+    heads = fields.optional("linear_num_heads") or fields.count(*HEADS)
+    width = fields.optional("linear_head_dim") or fields.count("head_dim")
     kernel = fields.count("linear_conv_kernel_dim", "short_conv_kernel_size")
     return _delta(fields, heads=heads, width=width, kernel=kernel, gate_width=2 * heads * width)
 

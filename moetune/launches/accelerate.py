@@ -17,11 +17,9 @@ from moetune.launches.keyed import (
     TRAINER,
     Dialect,
     SettingValues,
-    engine_problems,
     hugging_face,
-    priced_as_else,
-    replica_problems,
 )
+from moetune.launches.keyed_problems import engine_problems, priced_as_else, replica_problems
 from moetune.launches.reading import Given, Problem
 
 KIND = "distributed_type"

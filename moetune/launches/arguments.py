@@ -22,6 +22,11 @@ _ALL_RANKS = "num_processes"
 """Argument of accelerate's launcher."""
 PER_DEVICE = "per_device_train_batch_size"
 """Argument by which those of transformers' Trainer are known."""
+TITAN_STARTER = "run_train.sh"
+"""torchtitan's script that starts the ranks of a node, NGPU of them."""
+_TITAN_RANKS = 8
+RECIPE_FILE = "config"
+"""Argument of TRL's programs that names a YAML with Trainer's arguments."""
 _SWIFT = frozenset({"megatron", "swift"})
 
 
@@ -70,7 +75,8 @@ class Launch:
         if "accelerate" in self.starter:
             return self._count((_ALL_RANKS,), (), asked.devices_per_node)
         nodes = self._count(_NODES, ("NNODES",), 1)
-        return nodes * self._count(_PER_NODE, ("NPROC_PER_NODE",), asked.devices_per_node)
+        variables = ("NPROC_PER_NODE", "NGPU")
+        return nodes * self._count(_PER_NODE, variables, asked.devices_per_node)
 
     def _count(self, names: Collection[str], variables: tuple[str, ...], all_of_them: int) -> int:
         """Return a number of the launcher: nodes, or ranks of a node."""
@@ -82,7 +88,10 @@ class Launch:
         if not values:
             if self.starter == "deepspeed" and names is _PER_NODE:
                 return all_of_them
-            is_of_a_node = bool({*_SWIFT, "deepspeed"} & {self.program, self.starter})
+            if self.program == TITAN_STARTER and names is _PER_NODE:
+                return _TITAN_RANKS
+            kinds = {*_SWIFT, "deepspeed", TITAN_STARTER}
+            is_of_a_node = bool(kinds & {self.program, self.starter})
             if is_launched or (names is _NODES and is_of_a_node):
                 return 1
             hint = "give the ranks: --world-size N"
@@ -144,7 +153,10 @@ def find_launch(script: ShellScript, fields: Collection[str]) -> tuple[Launch, l
         if command.words[0].text not in ("echo", "printf")
     ]  # fmt: skip
     numbers = [
-        sum(_is_known(argument.name, fields) for argument in launch.arguments)
+        sum(
+            _is_known(argument.name, fields) or _names_file(argument)
+            for argument in launch.arguments
+        )
         + len(launch.overrides)
         for launch in launches
     ]
@@ -186,6 +198,12 @@ def _is_known(name: str, fields: Collection[str]) -> bool:
     """Return whether an argument is Megatron's, Trainer's batch, or a path of torchtitan's."""
     field = name.replace("-", "_")
     return field in fields or field == PER_DEVICE or name.startswith(("parallelism.", "training."))
+
+
+def _names_file(argument: Argument) -> bool:
+    """Return whether an argument may name a file of the Trainer's, as TRL's programs take it."""
+    words = [word.text for word in argument.values[:1]]
+    return argument.name == RECIPE_FILE and any(text.endswith((".yaml", ".yml")) for text in words)
 
 
 def _mend(commands: tuple[ShellCommand, ...]) -> tuple[list[ShellCommand], list[Problem]]:
@@ -233,7 +251,7 @@ def _program_at(words: tuple[Word, ...]) -> int:
     if words[0].text in _SWIFT:
         return 0
     for number, word in enumerate(words):
-        if word.text.endswith(".py"):
+        if word.text.endswith((".py", TITAN_STARTER)):
             return number
         is_module = number and words[number - 1].text in ("-m", "--module")
         if is_module and word.text not in _LAUNCHERS:

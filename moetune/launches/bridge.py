@@ -9,12 +9,13 @@ from types import MappingProxyType
 from moetune.domain.errors import InputError
 from moetune.domain.megatron_models import RECIPES
 from moetune.domain.targets import find_target
-from moetune.export.keys import Value
+from moetune.export.keys import Value, names_of
 from moetune.huggingface.registry import resolve_name
-from moetune.launches.arguments import Argument, Launch
+from moetune.launches.arguments import TITAN_STARTER, Argument, Launch
 from moetune.launches.entries import Entry
 from moetune.launches.expansion import Scope, Word, plain
-from moetune.launches.keyed import misspellings
+from moetune.launches.keyed import TITAN
+from moetune.launches.keyed_problems import TITAN_FILE, branches, misspellings
 from moetune.launches.megatron import (
     KEYS,
     MegatronArguments,
@@ -54,6 +55,8 @@ _OF_TOKENIZER = "tokenizer."
 """Section with the vocabulary of a tokenizer that there is not, which pads the model's at most."""
 _LAYOUT = "_pipeline_model_parallel_layout"
 """End of the names of functions that set a layout of stages."""
+_FLEX, _SHARED = "apply_flex_dispatcher_backend", "moe_shared_expert_overlap"
+"""Bridge's function that sets the dispatcher, and the field that it switches off."""
 _ALL = (None, "none", "None", "", "pretrain", "sft", "finetune")
 """Schemes and modes that train all parameters."""
 _OF_RECIPE = re.compile(r"(\w+?)_(pretrain|sft|peft|finetune|lora)_\w*config")
@@ -73,11 +76,17 @@ def bridge_entries(launch: Launch) -> tuple[Entry, ...]:
 
 
 def titan_entries(launch: Launch) -> tuple[Entry, ...]:
-    """Return the paths of torchtitan's arguments, such as `--training.seq_len`."""
-    return tuple(
+    """Return the paths of torchtitan's arguments, such as `--training.seq_len`; () of others'."""
+    entries = tuple(
         Entry(argument.name, plain_value(argument.values[0].text), argument.line)
         for argument in launch.arguments if "." in argument.name and argument.values
     )  # fmt: skip
+    keys, file = names_of(TITAN.settings), launch.environment.get("CONFIG_FILE")
+    if launch.program == TITAN_STARTER and file is not None and not file.missing:
+        entries = (Entry(TITAN_FILE, file.text, file.line), *entries)
+    is_titan = "torchtitan" in launch.program or launch.program == TITAN_STARTER
+    is_titan = is_titan or any(_leaf(entry) in keys for entry in entries)
+    return entries if is_titan or any(entry.path in keys for entry in entries) else ()
 
 
 def yaml_launch(entries: tuple[Entry, ...], asked: Asked) -> Launch:
@@ -139,6 +148,7 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
     arguments = MegatronArguments(
         given=given, values=resolve(said),
         problems=(*misspellings(entries, KEYS, "stops", f"{target.label}: {target.source}"), *notes,
+                  *branches(entries),
                   *(Problem(severity="note", line=line, what=_HOOKED) for line in hooks[:1])),
         adapters=bridge_adapters(entries), frozen=frozen,
     )  # fmt: skip
@@ -148,6 +158,8 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
     refused = core_problems(reading) if base or is_nemo else ()  # else a recipe may say more
     if any(_LAYOUT in entry.path for entry in entries):  # set by a function that is not read
         refused = (problem for problem in refused if problem.what != UNEVEN)
+    if any(entry.path == f"import.{_FLEX}" for entry in entries):  # which switches it off
+        refused = (problem for problem in refused if _SHARED not in problem.what)
     return replace(reading, problems=(*reading.problems, *refused))
 
 

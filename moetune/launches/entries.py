@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -115,6 +116,7 @@ def _of_yaml(text: str) -> Iterator[Entry]:
     above: list[tuple[int, str]] = []
     seen: dict[str, int] = {}
     items: dict[str, tuple[list[Any], int]] = {}
+    counts: Counter[str] = Counter()
     for number, line in enumerate(text.splitlines(), start=1):
         plain = re.sub(r"(^|\s)#.*", "", line).rstrip()
         match = _YAML_LINE.fullmatch(plain)
@@ -123,12 +125,16 @@ def _of_yaml(text: str) -> Iterator[Entry]:
         if match is None or "\t" in plain[: len(plain) - len(plain.lstrip())]:
             raise InputError(f"line {number} is no YAML that is read here", "write key: value")
         indent, key, rest = len(match[1]), match[3], match[4].strip()
-        above = [(depth, name) for depth, name in above if depth < indent or match[2]]
+        most = indent if match[2] else indent - 1  # items may begin where their key does
+        above = [(depth, name) for depth, name in above if depth <= most]
+        path = ".".join(name for _, name in above)
         if key is None:
-            path = ".".join(name for _, name in above)
             items.setdefault(path, ([], seen.get(path, number)))[0].append(_scalar(rest))
             continue
-        above = [(depth, name) for depth, name in above if depth < indent]
+        if match[2]:
+            above.append((indent + 1, str(counts[path])))
+            counts[path] += 1
+            indent += len(match[2])
         path = ".".join([*(name for _, name in above), key.strip("\"'")])
         if path in seen:
             raise InputError(f"line {number}: {path} is given twice", "keep one of them")

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -18,6 +18,7 @@ from moetune.launches.arguments import PER_DEVICE, Launch, arguments_of, find_la
 from moetune.launches.bridge import bridge_entries, read_bridge, titan_entries, yaml_launch
 from moetune.launches.entries import Entry, entries_of
 from moetune.launches.expansion import Word
+from moetune.launches.foreign import BRIDGE_KEYS, check_runtime
 from moetune.launches.keyed import (
     COMMAND,
     DEEPSPEED,
@@ -40,7 +41,7 @@ from moetune.launches.megatron_checks import Context, megatron_problems
 from moetune.launches.places import Code
 from moetune.launches.programs import program_entries, ranks_of
 from moetune.launches.reading import LARGEST_BYTES, Asked, Problem, Reading
-from moetune.launches.shell import read_script
+from moetune.launches.shell import SOURCED, read_script
 from moetune.launches.trainer import trainer_entries, with_named_files
 from moetune.launches.verl import is_verl, read_verl
 
@@ -53,9 +54,6 @@ BRIDGE_GROUPS = {
 _TITAN_KEYS = {
     "tensor_parallel_degree", "data_parallel_shard_degree", "local_batch_size",
     "expert_parallel_degree", "pipeline_parallel_degree", "num_tokens_per_microbatch_per_dp_rank",
-}  # fmt: skip
-_BRIDGE_KEYS = {
-    f"{name}_model_parallel_size" for name in ("tensor", "pipeline", "expert")
 }  # fmt: skip
 _DATA = (".json", ".yaml", ".yml")
 """Endings of files without code, which a command or a program takes."""
@@ -146,6 +144,7 @@ def open_launch(name: str, text: str, asked: Asked) -> LaunchFile:
         return KeyedFile(reading=read_verl(launch, asked), text=text, name=name, asked=asked)
     if (entries := titan_entries(launch)) or (bridge := bridge_entries(launch)):
         if entries:
+            entries = with_named_files(entries, asked)
             return _keyed_file(TITAN, entries, text, asked, ranks=launch.ranks)
         ranks = launch.ranks(asked)
         reading = read_bridge(bridge, replace(asked, world_size=ranks), line=launch.line)
@@ -154,10 +153,26 @@ def open_launch(name: str, text: str, asked: Asked) -> LaunchFile:
         counted = None if any(entry.path == "num_processes" for entry in entries) else launch.ranks
         dialect = _engine(entries, launch.starter)
         return _keyed_file(dialect, entries, text, asked, name=name, ranks=counted)
-    return MegatronFile(
-        reading=read_megatron(launch, asked), launch=launch, text=text, asked=asked,
-        cuts=tuple(cuts),
-    )  # fmt: skip
+    return _megatron_file(launch, cuts, text, asked)
+
+
+def _megatron_file(
+    launch: Launch, cuts: Iterable[Problem], text: str, asked: Asked
+) -> "MegatronFile":
+    if all(argument.name.replace("-", "_") not in KEYS for argument in launch.arguments):
+        raise InputError(
+            f"line {launch.line}: no argument of the command is known",
+            "give the script that has them; the YAML of --config has to be next to the script",
+        )
+    try:
+        reading = read_megatron(launch, asked)
+    except InputError as error:
+        lines = ", ".join(str(note.line) for note in launch.notes if SOURCED in note.text)
+        if not lines:
+            raise
+        hint = f"{error.hint}; files that the script reads (line {lines}) are left aside"
+        raise InputError(error.what, hint) from None
+    return MegatronFile(reading=reading, launch=launch, text=text, asked=asked, cuts=(*cuts,))
 
 
 def _engine(entries: tuple[Entry, ...], starter: str = "") -> Dialect:
@@ -184,10 +199,12 @@ def _configuration(name: str, text: str, asked: Asked) -> LaunchFile:
     """Return a configuration, by the keys that it has."""
     function = asked.extra[0] if asked.extra and asked.extra[0].isidentifier() else ""
     if name.endswith(".py"):
-        entries = program_entries(name, text, function)
+        entries = program_entries(name, text, function, asked.values)
         asked = replace(asked, world_size=asked.world_size or ranks_of(function))
     else:
         entries = entries_of(name, text)
+    if name.endswith(_DATA):
+        check_runtime(name, entries)
     paths = {entry.path for entry in entries}
     leaves = {path.rpartition(".")[2] for path in paths}
     if "MODEL_ARGS" in {path.partition(".")[0] for path in paths}:
@@ -196,7 +213,7 @@ def _configuration(name: str, text: str, asked: Asked) -> LaunchFile:
         return MegatronFile(reading=reading, launch=launch, text=text, asked=asked, name=name)
     if leaves & _TITAN_KEYS:
         return _keyed_file(TITAN, entries, text, asked, name=name)
-    if leaves & _BRIDGE_KEYS:
+    if leaves & BRIDGE_KEYS:
         overrides = (word.partition("=") for word in asked.extra if re.match(r"[\w.]+=", word))
         more = (Entry(path, plain_value(value), 0) for path, _, value in overrides)
         reading = read_bridge((*entries, *more), asked, line=1)

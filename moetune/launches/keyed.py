@@ -1,8 +1,7 @@
 """torchtitan, DeepSpeed and transformers: configurations whose keys say a layout and a batch."""
 
-import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +18,17 @@ from moetune.export.torchtitan import BACKEND, PARALLELISM, TRAINING, stage_modu
 from moetune.export.transformers import DISTRIBUTED
 from moetune.huggingface.registry import find_decoder_model, model_names, named_model
 from moetune.launches.entries import Entry
+from moetune.launches.keyed_problems import (
+    ALIASES,
+    branches,
+    engine_problems,
+    misspellings,
+    priced_as_else,
+    replica_problems,
+    shard_problems,
+    stage_of,
+    titan_problems,
+)
 from moetune.launches.reading import (
     Asked,
     Given,
@@ -31,7 +41,6 @@ from moetune.launches.reading import (
 from moetune.launches.trainer import trainer_tuning
 
 SettingValues = dict[str, Any]
-_NEAR = 0.95
 _FULLY_SHARDED = 3
 _NUMBERS = frozenset({"dp", "tp", "cp", "pp", "ep", "local", "copies", "global_batch", "length"})
 _FILLED_IN = {"dp": None, "tp": None}
@@ -42,14 +51,6 @@ _POLICIES = {"full": ("full",), "selective": ("selective",), "none": ()}
 COMMAND = "command"
 """The group of keys that a configuration leaves to its command."""
 CHECKPOINTING = "fsdp_activation_checkpointing"
-_ALIASES = {
-    "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
-    "max_seq_length": "seq_len", "max_length": "seq_len", "model_max_length": "seq_len",
-    "cutoff_len": "seq_len", "max_seq_len": "seq_len",
-    "model_name_or_path": "model_name", "zero_stage": "zero_optimization.stage",
-    "MODEL": "model_name", "parallelism_config_tp_size": "tp_size",
-    "deepspeed_config_file": "deepspeed", "activation_checkpointing": CHECKPOINTING,
-}  # fmt: skip
 TRAINER = (
     size("length", "seq_len", None),
     Setting(
@@ -61,28 +62,6 @@ TRAINER = (
     Setting(name="total", keys={"train_batch_size": None}, read=lambda total: total,
             write=lambda _: (None,)),
 )  # fmt: skip
-
-
-_AS_ELSE: tuple[tuple[str, tuple[Value, ...], str], ...] = (
-    (r"offload_(optimizer|param)[._]device|fsdp_offload_params", (None, False, "none"),
-     "states in host memory are not priced"),
-    (r"fsdp_(sharding_strategy|reshard_after_forward)", (None, True, "FULL_SHARD"),
-     "priced as if all ranks shared all states"),
-    ("data_parallel_replicate_degree|parallelism_config_dp_replicate_size", (None, 1),
-     "replicas that do not share shards are priced as if all shared them"),
-    (r"mixed_precision|fp16(\.enabled)?", (None, False, "auto", "bf16"), "priced as bfloat16"),
-)  # fmt: skip
-"""Ends of keys, with the values that are priced as they are, and how others are priced."""
-
-
-def priced_as_else(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
-    """Yield keys whose values are priced as others."""
-    del ranks
-    for place in {place.written: place for place in given.values()}.values():
-        for ends, priced, what in _AS_ELSE:
-            if re.search(rf"(^|[._])({ends})$", place.written) and place.value not in priced:
-                yield Problem(severity="note", line=None if place.file else place.line,
-                              what=f"{place.written} {place.value}: {what}")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +124,7 @@ def _titan(settings: SettingValues, values: Mapping[str, Any], ranks: int) -> No
     settings["micro_batch"] = micro_batch if is_piped else local
     if settings["global_batch"] == -1:
         settings["global_batch"] = local * settings["dp"]
-    settings["zero"] = settings["zero"] or (2 if is_piped else 3)
+    settings["zero"] = 2 if is_piped else settings["zero"] or 3
     if is_piped:
         if schedule is None:
             given = values.get("pipeline_parallel_schedule")
@@ -158,7 +137,7 @@ def _titan(settings: SettingValues, values: Mapping[str, Any], ranks: int) -> No
     is_left_out = "activation_checkpoint" in values and policy is None
     name = "none" if is_left_out else str(policy).removesuffix("AC.Config").lower()
     settings["recompute"] = _POLICIES.get(name, ("selective",))
-    if "MXFP8" in str(values.get("converters", "")):
+    if re.search(r"(?i)mxfp8|\bmx\b", str(values.get("converters", ""))):
         settings["dtype"] = "mxfp8"
 
 
@@ -171,6 +150,7 @@ def hugging_face(settings: SettingValues, _: Mapping[str, Any], ranks: int) -> N
     settings["tp"] = settings["tp"] or 1
     settings["dp"] = max(1, ranks // settings["tp"])
     steps, total = settings.pop("accumulated"), settings.pop("total")
+    steps = 1 if steps == "auto" else steps  # the default of TrainingArguments
     if not isinstance(settings["micro_batch"], int) and isinstance(total, int):
         settings["micro_batch"] = max(1, total // (steps * settings["dp"]))
     if not isinstance(settings["micro_batch"], int) or not isinstance(steps, int):
@@ -182,29 +162,8 @@ def hugging_face(settings: SettingValues, _: Mapping[str, Any], ranks: int) -> N
     settings.setdefault("zero", 3)
 
 
-def engine_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
-    """Yield what of DeepSpeed's configuration is not read, or priced as something else."""
-    yield from priced_as_else(given, ranks)
-    engine = given.get("deepspeed")
-    if engine is not None and isinstance(engine.value, str):
-        yield Problem(
-            severity="note", line=engine.line, what=f"{engine.value} is not read with this file",
-            why="its ZeRO stage is taken as 3", fix="check it, with this file's keys behind --",
-        )  # fmt: skip
-
-
-def replica_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
-    """Yield that all states are of all ranks, and what is priced as something else."""
-    yield from priced_as_else(given, ranks)
-    yield Problem(
-        severity="note", line=None, what="no engine shards states: every rank has all of them",
-        why="DistributedDataParallel, priced as stage 0 of ZeRO",
-        fix="DeepSpeed's stage 3, or FSDP",
-    )  # fmt: skip
-
-
 TITAN = Dialect(
-    target="torchtitan", arrange=_titan,
+    target="torchtitan", arrange=_titan, problems=titan_problems,
     groups={"parallelism": (*PARALLELISM, _MODULES), "training": TRAINING, "": (BACKEND, _POLICY)},
 )  # fmt: skip
 DEEPSPEED = Dialect(
@@ -213,7 +172,7 @@ DEEPSPEED = Dialect(
 )  # fmt: skip
 REPLICATED = replace(DEEPSPEED, problems=replica_problems)
 TRANSFORMERS = Dialect(
-    target="transformers", arrange=hugging_face,
+    target="transformers", arrange=hugging_face, problems=shard_problems,
     groups={"distributed": DISTRIBUTED, "": (*CONFIG[:2], *TRAINER)},
 )  # fmt: skip
 
@@ -228,8 +187,8 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
              for entry in entries for key, value in _keys(dialect, entry)}  # fmt: skip
     given |= _in_sequences(given)
     values = {key: place.value for key, place in given.items()}
-    if isinstance(values.get("deepspeed"), str):
-        values.setdefault("zero_optimization.stage", 3)
+    if isinstance(engine := values.get("deepspeed"), str):
+        values.setdefault("zero_optimization.stage", stage_of(engine))
     ranks = asked.world_size or _ranks(values)
     if ranks is None:
         raise InputError("the file does not say how many ranks there are", "give --world-size N")
@@ -239,7 +198,8 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
             raise InputError("nothing says the tokens of a sequence", "-- --max_seq_length 4096")
     for name in _NUMBERS & settings.keys():
         if not isinstance(settings[name], int) and settings[name] != _FILLED_IN.get(name, settings):
-            raise InputError(f"{name} is {settings[name]!r}, which is no number", "give a number")
+            hint = "give a number, here or as an argument behind --"
+            raise InputError(f"{name} is {settings[name]!r}, which is no number", hint)
     dialect.arrange(settings, values, ranks)
     named = asked.model or _model(values)
     if named is None:
@@ -268,7 +228,7 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
         problems=(
             *misspellings(entries, [key for setting in dialect.settings for key in setting.keys],
                           dialect.unknown, f"{target.label}: {target.source}"),
-            *dialect.problems(given, ranks), *remarks,
+            *dialect.problems(given, ranks), *remarks, *branches(entries),
         ),
     )  # fmt: skip
 
@@ -312,7 +272,7 @@ def _in_sequences(given: Mapping[str, Given]) -> dict[str, Given]:
 def _keys(dialect: Dialect, entry: Entry) -> Iterator[tuple[str, Any]]:
     """Yield the keys of a dialect that an entry says: a path, or the end of one."""
     leaf = entry.path.rpartition(".")[2]
-    leaf = _ALIASES.get(leaf, leaf)
+    leaf = ALIASES.get(leaf, leaf)
     keys = {key for setting in dialect.settings for key in setting.keys}
     dotted = next((key for key in keys if f".{entry.path}".endswith(f".{key}")), None)
     yield dotted or (leaf if leaf in keys or "." not in leaf else entry.path), entry.value
@@ -355,21 +315,6 @@ def _stages(names: Any, settings: SettingValues, decoder: Any) -> StageLetters: 
         begins, ends = "tok_embeddings" in part, "lm_head" in part or "output" in part
         words.append("E" * begins + "t" * count + "L" * ends)
     return tuple(words)
-
-
-def misspellings(
-    entries: Iterable[Entry], keys: Collection[str], severity: Severity, why: str
-) -> Iterator[Problem]:
-    """Yield keys that are a letter or two from a known one."""
-    leaves = {key.rpartition(".")[2] for key in keys}
-    for entry in entries:
-        leaf = entry.path.rpartition(".")[2]
-        near = difflib.get_close_matches(leaf, leaves - {leaf}, n=1, cutoff=_NEAR)
-        if near and leaf not in leaves and leaf not in _ALIASES:
-            where = f" in {entry.file}" if entry.file else ""
-            yield Problem(severity=severity, line=None if entry.file else entry.line,
-                          what=f"{entry.path}{where} is unknown", why=why,
-                          fix=near[0])  # fmt: skip
 
 
 def keyed_changes(dialect: Dialect, reading: Reading, layout: FoldedLayout) -> dict[str, Value]:

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +24,6 @@ from moetune.launches.megatron_sizes import SIZES, TOKENIZER, recognise
 from moetune.launches.reading import Asked, Given, Problem, Reading, Row, lines_of, rows_of
 from moetune.launches.tuning import GivenAdapters, given_tuning, swift_adapters
 
-_NAMES = Path(__file__).with_name("megatron_arguments.txt")
 STAGES = (
     "pipeline_model_parallel_layout", "num_layers_per_virtual_pipeline_stage",
     "num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size",
@@ -68,6 +65,14 @@ _HALF: Mapping[str, Any] = MappingProxyType({"dispatchers": ("all_to_all", "all_
 """What of Megatron runs in float16 (`domain/megatron_rules.py`), in whatever type it is priced."""
 _SHARDING_CORE: MegatronCore = (0, 18)
 """First core whose FSDP shards all where no strategy is given."""
+_OLDER: Mapping[str, tuple[str, Value]] = MappingProxyType(
+    {
+        "recompute_activations": ("recompute_granularity", "selective"),
+        "moe_enable_deepep": ("moe_flex_dispatcher_backend", "deepep"),
+        "use_custom_fsdp": ("use_megatron_fsdp", True),
+    }
+)
+"""Older arguments, and what they mean."""
 _SWIFT_KEYS = MappingProxyType({"max_length": "seq_length"})
 _SWIFT_DEFAULTS: Mapping[str, Value] = MappingProxyType({
     "micro_batch_size": 1, "global_batch_size": 16, "recompute_granularity": "selective",
@@ -99,23 +104,6 @@ class MegatronArguments:
     problems: tuple[Problem, ...]
     adapters: GivenAdapters | None = None
     frozen: tuple[ModelPart, ...] = ()
-
-
-@cache
-def known_names(core: MegatronCore) -> frozenset[str]:
-    """Return the arguments of Megatron-LM of a version, without dashes."""
-    names: set[str] = set()
-    for line in _NAMES.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#"):
-            continue
-        if line.startswith("["):
-            if tuple(map(int, line[1:-1].split("."))) > core:
-                break
-            continue
-        words = line.split()
-        names |= {word for word in words if not word.startswith("-")}
-        names -= {word[1:] for word in words if word.startswith("-")}
-    return frozenset(names)
 
 
 def read_megatron(launch: Launch, asked: Asked) -> Reading:
@@ -160,8 +148,10 @@ def reading_of(
     decoder, words = recognise(values, name=model, reads_files=reads_files)
     settings = read_settings(SETTINGS, values)
     if settings["dispatcher"] is None:
+        kind = values.get("moe_token_dispatcher_type")
+        name = values.get("moe_flex_dispatcher_backend") if kind == "flex" else kind
         raise InputError(
-            f"{values.get('moe_flex_dispatcher_backend')} is no dispatcher that is planned",
+            f"{name} is no dispatcher that is planned",
             "use allgather, alltoall, or flex with deepep or hybridep",
         )
     layout = _layout(settings, values, ranks, decoder)
@@ -185,17 +175,22 @@ def _check_number(key: str, value: Value, given: Given | None) -> None:
     least = 0 if key in _MAY_BE_NONE else 1
     if value is None or (isinstance(value, int) and value is not True and value >= least):
         return
-    place = f"line {given.line}: {given.written}" if given else key
-    raise InputError(f"{place} is {value!r}, which is no number from {least} on", "give a number")
+    written = f"line {given.line}: {given.written}" if given else key
+    hint = "give a number"
+    if given and not given.written.startswith("--"):
+        hint = f"give a number, here or as -- {given.written}=2"
+    raise InputError(f"{written} is {value!r}, which is no number from {least} on", hint)
 
 
 def _swift_model(launch: Launch) -> str | None:
     """Return the model that ms-swift's command names."""
     if launch.program != SWIFT:
         return None
-    named = (argument.values[0].text for argument in launch.arguments
+    named = (argument.values[0] for argument in launch.arguments
              if argument.name == "model" and argument.values)  # fmt: skip
-    return next(named, None)
+    word = next(named, None)
+    check_values([] if word is None else [("--model", word)])
+    return None if word is None else word.text
 
 
 def _fields_of(launch: Launch, target: Target) -> MegatronArguments:
@@ -211,6 +206,8 @@ def _fields_of(launch: Launch, target: Target) -> MegatronArguments:
         if field not in KEYS:
             continue
         value = _value(argument, field) if is_on else False
+        if field in _OLDER and value:
+            field, value = _OLDER[field]
         problems += _unset(argument)
         written = f"--{argument.name}"
         before = given.get(field)
@@ -262,16 +259,11 @@ def _field(name: str, *, is_swift: bool) -> tuple[str, bool]:
 
 def resolve(values: dict[str, Value]) -> dict[str, Value]:
     """Return values with what older names of arguments mean."""
-    if values.get("recompute_activations"):
-        values["recompute_granularity"] = "selective"
-    if values.get("moe_enable_deepep"):
-        values["moe_flex_dispatcher_backend"] = "deepep"
+    values |= dict(means for older, means in _OLDER.items() if values.get(older))
     if values.get("optimizer") == "dist_muon":
         values["use_distributed_optimizer"] = True
     if values.get("fp16") and not values.get("accumulate_allreduce_grads_in_fp32"):
         values["grad_reduce_in_bf16"] = True  # gradients have the parameters' type
-    if values.get("use_custom_fsdp"):
-        values["use_megatron_fsdp"] = True
     return values
 
 

@@ -8,13 +8,17 @@ import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from moetune.domain.chips import Generation
+from moetune.domain.targets import MegatronCore
 from moetune.launches.arguments import Launch
-from moetune.launches.megatron import CONNECTIONS, KEYS, SWIFT, known_names
+from moetune.launches.megatron import CONNECTIONS, KEYS, SWIFT
 from moetune.launches.reading import Problem, Reading, Severity
 
+_NAMES = Path(__file__).with_name("megatron_arguments.txt")
 _ARGUMENTS = "megatron/training/arguments.py"
 _CONFIG = "megatron/core/transformer/transformer_config.py"
 _LAYER = "megatron/core/transformer/moe/moe_layer.py"
@@ -263,6 +267,23 @@ def _problem(check: Check, reading: Reading) -> Problem:
 def _as_fields(text: str) -> str:
     """Return a text with fields in place of arguments: "sequence_parallel"."""
     return re.sub(r"--([a-z0-9-]+)", lambda match: match[1].replace("-", "_"), text)
+
+
+@cache
+def known_names(core: MegatronCore) -> frozenset[str]:
+    """Return the arguments of Megatron-LM of a version, without dashes."""
+    names: set[str] = set()
+    for line in _NAMES.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            continue
+        if line.startswith("["):
+            if tuple(map(int, line[1:-1].split("."))) > core:
+                break
+            continue
+        words = line.split()
+        names |= {word for word in words if not word.startswith("-")}
+        names -= {word[1:] for word in words if word.startswith("-")}
+    return frozenset(names)
 
 
 def _unknown_arguments(launch: Launch, reading: Reading) -> Iterator[Problem]:

@@ -5,9 +5,10 @@ read before it where they stand in the same file.
 """
 
 import ast
+import contextlib
+import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from operator import add, floordiv, mul, sub
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from moetune.domain.errors import InputError
@@ -19,14 +20,31 @@ _LAYOUT = re.compile(
     r"|per_device_train_batch_size|tokens_per_microbatch_per_dp_rank)\b"
 )
 _RANKS = re.compile(r"_(\d+)gpu_")
+BRANCH = "branch"
+"""Path of the test of branches that are all read, as it has no value."""
+_ENVIRONMENT = "os.environ"
+_ASKING = frozenset({"os.environ.get", "os.getenv"})
+"""Functions that ask for a variable, with its usual value behind its name."""
+_KINDS: Mapping[str, type] = {"int": int, "float": float, "str": str}
+_OPERATORS = {
+    ast.Mult: operator.mul, ast.Add: operator.add, ast.Sub: operator.sub,
+    ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
+_COMPARISONS: Mapping[type, Callable[[Any, Any], object]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Gt: operator.gt, ast.Lt: operator.lt,
+    ast.GtE: operator.ge, ast.LtE: operator.le, ast.In: lambda item, items: item in items,
+}  # fmt: skip
 _Bindings: TypeAlias = Mapping[str, Any]
 
 
-def program_entries(name: str, text: str, function: str = "") -> tuple[Entry, ...]:
+def program_entries(
+    name: str, text: str, function: str = "", environment: Mapping[str, str] | None = None
+) -> tuple[Entry, ...]:
     """Return the values that a program gives.
 
     Args:
         function: that makes the configuration; "" where there is one at most.
+        environment: variables that it asks for; of others it has the defaults that it gives.
 
     Raises:
         InputError: the text is no Python, has no such function, or several make a configuration
@@ -47,7 +65,13 @@ def program_entries(name: str, text: str, function: str = "") -> tuple[Entry, ..
             f"{name} has {len(makers)} functions that make a configuration",
             f"name one of them behind --: {', '.join(makers)}",
         )
-    reader = _Reader(functions, dict(_constants(tree)))
+    constants: dict[str, Any] = {_ENVIRONMENT: environment or {}}
+    for key, node in _constants(tree):
+        with contextlib.suppress(KeyError, ValueError, TypeError):
+            value = _plain(node, constants)
+            if value is None or isinstance(value, int | float | str):
+                constants[key] = value
+    reader = _Reader(functions, constants)
     if not function:
         return tuple(_with_referred(reader.of_body(tree.body, reader.constants)))
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
@@ -59,7 +83,9 @@ def _with_referred(entries: Iterable[Entry]) -> Iterator[Entry]:
     """Yield entries, with the value of an earlier path where one refers to it."""
     values: dict[str, Any] = {}
     for entry in entries:
-        referred = entry.value.partition(".")[2] if isinstance(entry.value, str) else ""
+        referred = (
+            entry.value.partition(".")[2] or entry.value if isinstance(entry.value, str) else ""
+        )
         values[entry.path] = values.get(referred, entry.value) if referred else entry.value
         yield entry._replace(value=values[entry.path])
 
@@ -70,14 +96,16 @@ def ranks_of(function: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the names of the module with a plain value."""
+def _constants(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the names that the module assigns, with what they are assigned."""
     for node in tree.body:
         match node:
-            case ast.Assign(targets=targets, value=ast.Constant(value=value)):
-                yield from ((ast.unparse(target), value) for target in targets)
-            case ast.AnnAssign(target=target, value=ast.Constant(value=value)):
-                yield ast.unparse(target), value
+            case ast.Assign(targets=targets, value=value):
+                yield from (
+                    (target.id, value) for target in targets if isinstance(target, ast.Name)
+                )
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                yield name, value
             case _:
                 pass
 
@@ -102,7 +130,7 @@ class _Reader(NamedTuple):
         keywords = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         usual |= {argument.arg: value for argument, value in keywords if value is not None}
         bindings = dict(self.constants)
-        bindings |= {key: _value(node, self.constants) for key, node in usual.items()}
+        bindings |= _values(usual, self.constants)
         yield from self.of_body(function.body, {**bindings, **passed}, seen | {function.name})
 
     def of_body(
@@ -110,6 +138,7 @@ class _Reader(NamedTuple):
     ) -> Iterator[Entry]:
         """Yield what statements assign to attributes, and named arguments of what they call."""
         for node in body:
+            bindings = _bound(node, bindings)
             match node:
                 case ast.ImportFrom(module=str() as module, names=names):
                     for alias in names:
@@ -122,17 +151,33 @@ class _Reader(NamedTuple):
                     yield Entry(name, value=True, line=node.lineno)
                 case ast.Return(value=ast.Call() as value):
                     yield from self._of_value("", value, bindings, seen)
-                case ast.If(test=test) if _value(test, bindings) in (False, None):
-                    yield from self.of_body(node.orelse, bindings, seen)
+                case ast.If():
+                    yield from self._of_branch(node, bindings, seen)
                 case _:
                     for part in ("body", "orelse", "finalbody"):
                         yield from self.of_body(getattr(node, part, ()), bindings, seen)
+
+    def _of_branch(
+        self, node: ast.If, bindings: _Bindings, seen: frozenset[str]
+    ) -> Iterator[Entry]:
+        """Yield what the branch gives that is taken, or both where nothing says which."""
+        known, text = _value(node.test, bindings), ast.unparse(node.test)
+        if known != text or text.startswith("hasattr("):
+            yield from self.of_body(node.body if known else node.orelse, bindings, seen)
+            return
+        if any(map(_is_changed, ast.walk(node))):
+            yield Entry(BRANCH, text, node.lineno)
+        yield from self.of_body((*node.body, *node.orelse), bindings, seen)
 
     def _of_value(
         self, path: str, node: ast.expr, bindings: _Bindings, seen: frozenset[str]
     ) -> Iterator[Entry]:
         if isinstance(node, ast.Call):
-            yield from self._of_call(path, node, bindings, seen)
+            known = _value(node, bindings)
+            if known == ast.unparse(node):
+                yield from self._of_call(path, node, bindings, seen)
+            else:
+                yield Entry(path, known, node.lineno)
             return
         if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
             for key, inner in zip(node.keys, node.values, strict=True):
@@ -150,7 +195,7 @@ class _Reader(NamedTuple):
     ) -> Iterator[Entry]:
         name, words = ast.unparse(node.func), [word for word in node.keywords if word.arg]
         if name in self.functions and name not in seen:
-            passed = {str(word.arg): _value(word.value, bindings) for word in words}
+            passed = _values({str(word.arg): word.value for word in words}, bindings)
             yield from self.of_function(self.functions[name], passed, seen)
         elif isinstance(node.func, ast.Attribute):  # Bridge.from_hf_pretrained(name).to_provider()
             yield from self._of_value(path, node.func.value, bindings, seen)
@@ -161,27 +206,96 @@ class _Reader(NamedTuple):
             yield from self._of_value(f"{path}.{word.arg}", word.value, bindings, seen)
 
 
+def _bound(node: ast.stmt, bindings: _Bindings) -> _Bindings:
+    """Return names with what they are behind a statement; branches leave theirs without a value."""
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            known = _value(value, bindings)
+            is_plain = known != ast.unparse(value) and not isinstance(known, Mapping | list | tuple)
+            return {**bindings, name: known} if is_plain else _without({name}, bindings)
+        case ast.If() | ast.For() | ast.While() | ast.Try():
+            names = (inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)
+                     and isinstance(inner.ctx, ast.Store))  # fmt: skip
+            return _without({*names}, bindings)
+        case _:
+            return bindings
+
+
+def _values(nodes: Mapping[str, ast.expr], bindings: _Bindings) -> dict[str, Any]:
+    """Return the values of expressions, or their texts, but of calls that are not run."""
+    values = {name: _value(node, bindings) for name, node in nodes.items()}
+    return {
+        name: value for name, value in values.items()
+        if value != ast.unparse(nodes[name])
+        or not any(isinstance(inner, ast.Call) for inner in ast.walk(nodes[name]))
+    }  # fmt: skip
+
+
+def _is_changed(node: ast.AST) -> bool:
+    """Return whether an attribute is assigned."""
+    return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+
+
+def _without(names: Collection[str], bindings: _Bindings) -> _Bindings:
+    return {name: value for name, value in bindings.items() if name not in names}
+
+
 def _value(node: ast.expr, bindings: _Bindings) -> Any:  # noqa: ANN401 - of any kind
     """Return the plain value of an expression, or its text."""
     try:
-        return bindings[node.id] if isinstance(node, ast.Name) else _plain(node)
-    except (KeyError, ValueError):
+        return _plain(node, bindings)
+    except (KeyError, ValueError, TypeError):
         return ast.unparse(node)
 
 
-def _plain(node: ast.expr) -> Any:  # noqa: ANN401 - of any kind
-    """Return a literal, or the product, sum or difference of whole numbers.
+def _plain(node: ast.expr, bindings: _Bindings) -> Any:  # noqa: ANN401 - of any kind
+    """Return a literal, a bound name, a variable's usual value, or what numbers give together.
 
     Raises:
-        ValueError: it is none.
+        KeyError: a name is not bound.
+        ValueError: it is none of these.
     """
-    operators = {ast.Mult: mul, ast.Add: add, ast.Sub: sub, ast.FloorDiv: floordiv}
-    if not isinstance(node, ast.BinOp) or type(node.op) not in operators:
-        return ast.literal_eval(node)
-    left, right = _plain(node.left), _plain(node.right)
-    if not isinstance(left, int) or not isinstance(right, int) or not right:
+    match node:
+        case ast.Name(id=name):
+            return bindings[name]
+        case ast.Call(keywords=[]):
+            return _called(node, bindings)
+        case ast.Compare() | ast.BoolOp():
+            return _truth(node, bindings)
+        case ast.BinOp(left=first, op=sign, right=second) if type(sign) in _OPERATORS:
+            left, right = _plain(first, bindings), _plain(second, bindings)
+            if not isinstance(left, int) or not isinstance(right, int) or not right:
+                raise ValueError(ast.unparse(node))
+            return _OPERATORS[type(sign)](left, right)
+        case _:
+            return ast.literal_eval(node)
+
+
+def _called(node: ast.Call, bindings: _Bindings) -> Any:  # noqa: ANN401 - of any kind
+    """Return a variable of the environment, or what is made of a plain value."""
+    match node:
+        case ast.Call(func=ast.Name(id="int" | "float" | "str" as kind), args=[inner]):
+            return _KINDS[kind](_plain(inner, bindings))
+        case ast.Call(func=ast.Attribute(value=inner, attr="lower" | "strip" as name), args=[]):
+            return getattr(str(_plain(inner, bindings)), name)()
+        case ast.Call(func=function, args=[ast.Constant(value=key), *usual]) if (
+            ast.unparse(function) in _ASKING
+        ):
+            default = _plain(usual[0], bindings) if usual else None
+            return bindings[_ENVIRONMENT].get(key, default)
+        case _:
+            raise ValueError(ast.unparse(node))
+
+
+def _truth(node: ast.Compare | ast.BoolOp, bindings: _Bindings) -> bool:
+    """Return whether a comparison holds, or several together."""
+    if isinstance(node, ast.BoolOp):
+        holds = (bool(_plain(value, bindings)) for value in node.values)
+        return all(holds) if isinstance(node.op, ast.And) else any(holds)
+    compares = _COMPARISONS.get(type(node.ops[0]))
+    if compares is None or len(node.ops) > 1:
         raise ValueError(ast.unparse(node))
-    return operators[type(node.op)](left, right)
+    return bool(compares(_plain(node.left, bindings), _plain(node.comparators[0], bindings)))
 
 
 def _path(target: ast.expr) -> str:

@@ -14,13 +14,16 @@ from moetune.launches.expansion import Run, Scope, Text, Word, missing_of, plain
 from moetune.launches.tokens import Token, tokens_of
 
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_CHANGED = re.compile(r"\s*([A-Za-z_]\w*)\s*([-+*]?=(?!=)|\+\+|--)\s*(.*?)\s*", re.DOTALL)
+"""A computation that changes a variable."""
 _FUNCTION = re.compile(r"[A-Za-z_][\w-]*$")
-_SBATCH = re.compile(r"^#SBATCH\s+(?:-N|--nodes)[= ]\s*(\d+)\s*$", re.MULTILINE)
+_SBATCH = re.compile(r"^#SBATCH\s+(?:-N|--nodes)[= ]\s*(\d+)\s*(?:#.*)?$", re.MULTILINE)
 _SLURM_NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 _DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
 _SEPARATORS = frozenset({"\n", ";", "&", ";;"})
 _NUMBERS = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
 _SHELLS = frozenset({"sbatch", "bash", "sh"})
+SOURCED = "a file that the script reads"
 _TESTS = frozenset({"[", "[[", "test"})
 
 
@@ -239,9 +242,11 @@ class _Reader:
         self.position += len(tokens) or 1
         if not active or not tokens:
             return True
-        if tokens[0].text in _TESTS:
+        if tokens[0].text in _TESTS or tokens[0].text.startswith("(("):
             return self._test_result(tokens)
         if tokens[0].text in ("true", "false", ":"):
+            for token in tokens[1:]:  # : "${NAME:=usual}" sets a variable
+                self.scope.words(token.text, token.line)
             return tokens[0].text != "false"
         if is_test:
             return None
@@ -258,6 +263,20 @@ class _Reader:
             return True
         self._command(assigned, rest)
         return True
+
+    def _compute(self, token: Token) -> bool | None:
+        """Do what double brackets say, and return whether that is not 0."""
+        inside, name = token.text[2:-2], ""
+        if changed := _CHANGED.fullmatch(inside):
+            name, sign, value = changed.groups()
+            before = "" if sign == "=" else f"{name} {sign[0]} "
+            inside = f"{before}({value or 1})"
+        number = self.scope.number(inside)
+        if name:
+            self.scope.variables.pop(name, None)
+            if number is not None:
+                self.scope.variables[name] = (plain(str(number), token.line),)
+        return None if number is None else bool(number)
 
     def _assign(self, token: Token) -> None:
         name, adds, raw = _ASSIGNED.fullmatch(token.text).groups()  # type: ignore[union-attr]
@@ -309,7 +328,7 @@ class _Reader:
                 for name in names:
                     self.scope.variables.pop(name, None)
             case ["source" | ".", *_]:
-                self._leave(words[0].line, "a file that the script reads")
+                self._leave(words[0].line, SOURCED)
             case _:
                 return False
         return True
@@ -325,6 +344,8 @@ class _Reader:
 
     def _test_result(self, tokens: list[Token]) -> bool | None:
         """Return whether a test is true; None where it has no value here."""
+        if tokens[0].text.startswith("(("):
+            return self._compute(tokens[0])
         inside = [token for token in tokens if token.text not in ("[", "[[", "test", "]", "]]")]
         signs = [token.text for token in inside]
         for joint in ("||", "&&"):

@@ -47,6 +47,9 @@ class _Lexer:
             if not self._in_test and (match := _HERE.match(self._text, self._position)):
                 self._here.append(match[2])
                 self._position = match.end()
+            elif not self._in_test and (bracket := self._bracket()):
+                yield from () if drops else (bracket,)
+                drops = False
             elif not self._in_test and (match := _REDIRECT.match(self._text, self._position)):
                 self._position, drops = match.end(), True
             elif self._text[self._position] == "\n":
@@ -62,6 +65,20 @@ class _Lexer:
                 if not drops:
                     yield token
                 drops = False
+
+    def _bracket(self) -> Token | None:
+        """Return a computation in double brackets, or a command in place of a file."""
+        start, line = self._position, self._line
+        is_computed = self._text.startswith("((", start)
+        if not is_computed and not self._text.startswith(("<(", ">("), start):
+            return None
+        self._position += 1
+        self._skip_to(")")
+        if is_computed and not self._text.startswith(")", self._position):  # shells in a shell
+            self._position, self._line = start, line
+            return None
+        self._position += is_computed
+        return Token("word", self._text[start : self._position], line)
 
     def _operator(self) -> re.Match[str] | None:
         return None if self._in_test else _OPERATOR.match(self._text, self._position)

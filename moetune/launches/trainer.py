@@ -11,16 +11,16 @@ from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InputError
 from moetune.domain.tuning import TRAINS_ALL, AdaptedParts, Adapters, Tuning
 from moetune.export.keys import Value
-from moetune.launches.arguments import PER_DEVICE, Argument, Launch, check_values
+from moetune.launches.arguments import PER_DEVICE, RECIPE_FILE, Argument, Launch, check_values
 from moetune.launches.entries import Entry, entries_of
 from moetune.launches.megatron import plain_value
 from moetune.launches.reading import LARGEST_BYTES, Asked, Given, Problem
 
-_NAMING = ("config_file", "deepspeed", "deepspeed_config_file", "fsdp_config")
-"""Keys whose value is a file of an engine, or of accelerate."""
-_ENDINGS = (".json", ".yaml", ".yml")
+_NAMING = (RECIPE_FILE, "config_file", "deepspeed", "deepspeed_config_file", "fsdp_config")
+"""Keys whose value is a file of the Trainer's arguments, of an engine, or of accelerate."""
+_ENDINGS = (".json", ".yaml", ".yml", ".toml")
 _KINDS = ("finetuning_type", "tuner_type", "train_type", "use_peft", "adapter")
-_RANKS = ("lora_rank", "lora_r")
+_RANKS = ("lora_rank", "lora_r", "r")
 _MODULES = ("lora_target", "target_modules", "lora_target_modules")
 _BITS = ("quantization_bit", "quant_bits", "load_in_4bit")
 _DEFAULT_RANK, _DEFAULT_MODULES = 8, "all"
@@ -37,15 +37,26 @@ def trainer_entries(launch: Launch, asked: Asked) -> tuple[Entry, ...]:
         InputError: a variable has no value, or a named file is of no kind that is read.
     """
     arguments = [*launch.launcher, *launch.arguments]
-    if all(_field(argument) != PER_DEVICE for argument in launch.arguments):
+    names, recipe = {*map(_field, launch.arguments)}, _of_recipe(launch, asked)
+    if PER_DEVICE not in {*names, *(entry.path for entry in recipe)}:
         return ()
     check_values(
         (f"--{argument.name}", argument.values[0])
         for argument in launch.arguments if argument.values
     )  # fmt: skip
     given = tuple(Entry(_field(row), _value(row), row.line) for row in arguments)
-    defaults = (Entry("tuner_type", "lora", 0),) if launch.program == "swift" else ()
-    return with_named_files((*defaults, *given), asked)
+    is_usual = launch.program == "swift" and not names & {*_KINDS}
+    defaults = (Entry("tuner_type", "lora", 0),) if is_usual else ()
+    return with_named_files((*defaults, *recipe, *given), asked)
+
+
+def _of_recipe(launch: Launch, asked: Asked) -> list[Entry]:
+    """Return the values of the YAML that TRL's programs take as `--config`, where it is there."""
+    named = (Entry(RECIPE_FILE, argument.values[0].text, argument.line)
+             for argument in launch.arguments
+             if argument.name == RECIPE_FILE and argument.values)  # fmt: skip
+    files = (_file(entry, asked) for entry in named)
+    return [row for file in files if file is not None for row in _read(file)]
 
 
 def with_named_files(entries: tuple[Entry, ...], asked: Asked) -> tuple[Entry, ...]:
@@ -82,12 +93,12 @@ def trainer_tuning(given: Mapping[str, Given], decoder: Decoder) -> tuple[Tuning
     Raises:
         InputError: it is neither all parameters nor LoRA.
     """
-    kind = next((given[key] for key in _KINDS if key in given), None)
+    kind = next((given[key] for key in _KINDS if key in given), None) or _peft_of(given)
     is_of_factory = "cutoff_len" in given or "stage" in given
     name = ("lora" if is_of_factory else None) if kind is None else kind.value
     if name in (None, False, "", "full"):
         return TRAINS_ALL, []
-    if name not in ("lora", True):
+    if name not in ("lora", True) and not _is_peft(name):
         what = f"line {kind.line if kind else 0}: {kind.written if kind else ''} {name}"
         raise InputError(
             f"{what} trains in a way that is not read here",
@@ -101,11 +112,24 @@ def trainer_tuning(given: Mapping[str, Given], decoder: Decoder) -> tuple[Tuning
     targets, remark = _adapted_parts(given, decoder)
     line = next((given[key].line for key in _MODULES if key in given), None)
     problems = [Problem(severity="note", line=line, what=remark)] if remark else []
+    if (others := given.get("target_parameters")) is not None:
+        what = f"{others.written}: adapters of experts are not priced"
+        problems.append(Problem(severity="note", line=others.line, what=what))
     tuning = Tuning(
         adapters=Adapters(rank=rank, targets=targets),
         base="nf4" if bits in (True, 4) else "bfloat16",
     )
     return tuning, problems
+
+
+def _peft_of(given: Mapping[str, Given]) -> Given | None:
+    """Return where a program makes adapters by PEFT; None where it does not."""
+    return next((place for place in given.values() if _is_peft(place.value)), None)
+
+
+def _is_peft(value: object) -> bool:
+    """Return whether a call is PEFT's or unsloth's for adapters."""
+    return isinstance(value, str) and value.rpartition(".")[2] in ("LoraConfig", "get_peft_model")
 
 
 def _adapted_parts(given: Mapping[str, Given], decoder: Decoder) -> tuple[AdaptedParts, str]:

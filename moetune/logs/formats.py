@@ -1,9 +1,9 @@
 """Lines of each runtime's log, and what they say.
 
 Sources: megatron/training/training.py and megatron/core/timers.py (Megatron-Core 0.16 to 0.19),
-megatron/bridge/training/utils/train_utils.py (Megatron-Bridge), torchtitan/components/metrics.py,
-deepspeed/utils/timer.py and runtime/pipe/engine.py, transformers/trainer.py, tqdm/std.py, and
-swift/megatron/trainers (ms-swift).
+megatron/bridge/training/utils/train_utils.py (Megatron-Bridge), nemo/utils/callbacks (NeMo 2),
+torchtitan/components/metrics.py, deepspeed/utils/timer.py and runtime/pipe/engine.py,
+transformers/trainer.py, tqdm/std.py, and ms-swift's progress_callback.py and megatron/trainers.
 """
 
 import re
@@ -98,10 +98,23 @@ def _iteration(text: str) -> _Values | None:
     match = _ITERATION.search(text)
     if match is None:
         return None
+    reserved = _of(text, r"memory\(GiB\):")  # of ms-swift
     return {
         "step": int(match[1]), "seconds": _number(match[2]) / 1e3,
         "tflops": _number(match[3]) if match[3] else None,
         "batch": _count(text, "global batch size:"),
+        "memory": {} if reserved is None else {"reserved": reserved * _GIB},
+    }  # fmt: skip
+
+
+def _nemo_step(text: str) -> _Values | None:
+    """Read "iteration 3/99 | … | global_step: 3 | … | train_step_timing in s: 12.4 | …"."""
+    seconds = _of(text, r"train_step_timing in s[:=]")
+    if seconds is None:
+        return None
+    return {
+        "step": _count(text, r"\bglobal_step[:=]"), "seconds": seconds,
+        "tflops": _of(text, "TFLOPS_per_GPU[:=]"), "batch": _count(text, "global_batch_size[:=]"),
     }  # fmt: skip
 
 
@@ -156,7 +169,7 @@ def _argument(text: str) -> _Values | None:
 
 
 _TITAN = re.compile(
-    rf"\bstep:\s*(\d+).*?(?:memory:\s*{_NUMBER}GiB.*?)?\btps:\s*{_NUMBER}"
+    rf"\bstep:\s*(\d+).*?(?:memory:\s*{_NUMBER}GiB.*?)?\b[tw]ps:\s*{_NUMBER}"
     rf"(?:\s*tflops:\s*{_NUMBER})?"
 )
 
@@ -184,12 +197,13 @@ def _titan_begins(text: str) -> _Values:
 def _deepspeed_step(text: str) -> _Values | None:
     """Read "…/global_step=34, RunningAvgSamplesPerSec=7.8, CurrSamplesPerSec=8.0, Mem…=63.3GB"."""
     match = re.search(r"(?:global_step=|\d+/)(\d+),", text)
-    samples = _of(text, r"\bCurrSamplesPerSec=") or _of(text, r"\bSamplesPerSec=")
+    current, mean = _of(text, r"\bCurrSamplesPerSec="), _of(text, r"\bSamplesPerSec=")
+    samples = current or mean
     if match is None or samples is None:
         return None
     most = _of(text, "MaxMemAllocated=")
     memory = {} if most is None else {"allocated": most * _GIB}
-    return {"step": int(match[1]), "samples": samples, "memory": memory}
+    return {"step": int(match[1]), "samples": samples, "memory": memory, "is_mean": not current}
 
 
 def _pipe_step(text: str) -> _Values | None:
@@ -198,10 +212,14 @@ def _pipe_step(text: str) -> _Values | None:
     return None if step is None or seconds is None else {"step": step, "seconds": seconds}
 
 
+_NAMED_BAR = re.compile(r"(?<!\bTrain)(?<=[A-Za-z]) *: *\d+%\|")
+"""A bar of loading, of rows or of an evaluation; that of ms-swift's steps is named Train."""
+
+
 def _bar(text: str) -> _Values | None:
     """Read " 4%|▍   | 13/345 [00:07<05:03,  1.23s/it]", where nothing says what the bar is of."""
     match = re.search(rf"(?:^|\W)\d+%\|[^|]*\| *(\d+)/(\d+) \[[^,\]]*, *{_NUMBER}(s/it|it/s)", text)
-    if match is None or re.search(r"[A-Za-z] *: *\d+%\|", text):
+    if match is None or _NAMED_BAR.search(text):
         return None
     number = float(match[3])
     seconds = number if match[4] == "s/it" else (1 / number if number else None)
@@ -216,7 +234,9 @@ def _summary(text: str) -> _Values | None:
 
 def _swift_step(text: str) -> _Values | None:
     """Read ms-swift's "{'loss': …, 'memory(GiB)': 70.2, 'train_speed(s/it)': 12.3}"."""
-    seconds = _of(text, r"train_speed\(s/it\)['\"]:")
+    seconds, rate = (_of(text, rf"train_speed\({unit}\)['\"]:") for unit in ("s/it", "iter/s"))
+    if rate:
+        seconds = 1 / rate
     step = _count(text, r"(?:iteration|global_step/max_steps)['\"]:")
     if seconds is None:
         return None
@@ -239,17 +259,18 @@ _BATCH = partial(_size, key="Total train batch size[^=]*=", name="global_batch")
 READERS: Mapping[bytes, tuple[LogFormat, Callable[[str], _Values | None]]] = MappingProxyType({
     b"elapsed time per iteration": ("megatron", _iteration),
     b"elapsed_time_per_iteration": ("megatron", _iteration),
+    b"train_step_timing in s": ("megatron", _nemo_step),
     b"Step Time": ("megatron", _bridge_step), b"max reserved:": ("megatron", _megatron_memory),
     b"mem-max-": ("megatron", _megatron_memory), b"..: ": ("megatron", _timer),
     b"time (ms) |": ("megatron", _timers), b" ....": ("megatron", _argument),
     b"- arguments -": ("megatron", _begins), b"using world size:": ("megatron", _RANKS),
-    b"tps: ": ("torchtitan", _titan_step),
+    b"tps: ": ("torchtitan", _titan_step), b"wps: ": ("torchtitan", _titan_step),
     b"Training starts at step": ("torchtitan", _titan_begins),
     b"SamplesPerSec=": ("deepspeed", _deepspeed_step),
     b"iter time (s):": ("deepspeed", _pipe_step),
     b"/it": ("transformers", _bar), b"it/s": ("transformers", _bar),
     b"train_steps_per_second": ("transformers", _summary),
-    b"train_speed(s/it)": ("transformers", _swift_step),
+    b"train_speed(": ("transformers", _swift_step),
     b"Total train batch size": ("transformers", _BATCH),
     b"***** Running training *****": ("transformers", _begins),
 })  # fmt: skip

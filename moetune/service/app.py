@@ -78,6 +78,7 @@ _ADDRESSES = (
         "POST", "/v1/profiles", profiles.add_profile, "Store a profile", None, Profile,
         HTTPStatus.CREATED,
     ),
+    Address("GET", "/v1/runs", profiles.runs, "Observed runs of models", PageDocument),
     Address("GET", "/healthz", health, "Is the process alive"),
     Address("GET", "/readyz", readiness, "Can the database be used"),
     Address("GET", "/metrics", metrics, "Metrics for Prometheus"),

@@ -6,7 +6,7 @@ Values in bodies are checked by the domain, whose errors help more than a schema
 import hashlib
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
 
@@ -24,6 +24,7 @@ T = TypeVar("T")
 _NEXT = "`next` of the previous page."
 Limit = Annotated[int, Query(ge=1, le=500, description="Largest number of entries.")]
 PlanId = Annotated[str, Path(json_schema_extra={"pattern": "^[0-9a-f]{64}$"})]
+RowCursor = Annotated[int, Query(ge=0, le=2**63 - 1, description=_NEXT)]
 PlanCursor = Annotated[str, Query(pattern="^([0-9a-f]{64})?$", description=_NEXT)]
 JSON = "application/json"
 TOML = "application/toml"
@@ -40,15 +41,18 @@ def document(
     return Response(canonical_json(value) + "\n", status, headers, media_type=JSON)
 
 
-def page(schema: str, rows: Sequence[Any], *, limit: int) -> Response:
+def page(
+    schema: str, rows: Sequence[Any], *, limit: int, documents: Callable[[Any], object] = encode
+) -> Response:
     """Return one page of a list, with the cursor of the next one under `next`.
 
     Args:
         rows: up to `limit` + 1; the extra row shows that there is a next page.
+        documents: of rows.
     """
     items = rows[:limit]
     next_page = str(items[-1].id) if len(rows) > limit else None
-    return document({"schema": schema, "items": encode(items), "next": next_page})
+    return document({"schema": schema, "items": documents(items), "next": next_page})
 
 
 def with_etag(text: str, if_none_match: str | None) -> Response:

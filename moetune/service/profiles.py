@@ -1,4 +1,4 @@
-"""Answers of the addresses of profiles."""
+"""Answers of the addresses of profiles, and of the runs that were observed on them."""
 
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -10,11 +10,15 @@ from starlette.responses import Response
 from moetune.app.files import parse_toml, profile_in_toml, profile_to_toml
 from moetune.app.plan import LONGEST_NAME
 from moetune.app.profiles import is_path, list_profiles, named_profile
+from moetune.app.views.observed import stored_documents
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.service.bodies import (
     JSON,
     TOML,
+    Limit,
+    PlanCursor,
+    RowCursor,
     check_values,
     document,
     page,
@@ -92,3 +96,12 @@ def store_profile(store: "SqlStore", profile: Profile) -> bool:
         return False
     store.save_profile(profile)
     return True
+
+
+async def runs(
+    pools: WorkerPools, plan: PlanCursor = "", after: RowCursor = 0, limit: Limit = 200
+) -> Response:
+    """List the observed runs of models, of all plans or of a single plan, newest first."""
+    read = pools.planner.reading.observed_runs
+    rows = await pools.read(read, plan_id=plan or None, after=after, limit=limit + 1)
+    return page("moetune.runs.page/1", rows, limit=limit, documents=stored_documents)

@@ -29,14 +29,17 @@ class ObservedRunStore(Database):
         profile_fingerprint: str | None = None,
         target: str | None = None,
         plan_id: str | None = None,
+        after: int = 0,
         limit: int | None = None,
     ) -> tuple[Stored[ObservedRun], ...]:
-        """Return runs, newest first; None stands for any."""
+        """Return runs, newest first, of those before the number `after`; None stands for any."""
         wanted = {
             "profile": profile, "profile_fingerprint": profile_fingerprint, "target": target,
             "plan_id": plan_id,
         }  # fmt: skip
         query = select(observed_runs).order_by(observed_runs.c.id.desc()).limit(limit)
+        if after:
+            query = query.where(observed_runs.c.id < after)
         for name, value in wanted.items():
             if value is not None:
                 query = query.where(observed_runs.c[name] == value)

@@ -78,3 +78,13 @@ def test_the_default_batch_has_a_micro_batch_on_each_gpu(cli: Cli) -> None:
     found = cli("memory", "olmoe", "--world-size", "2", "--micro-batch", "8", "--json").document
     assert found["inputs"]["global_batch"] == 16
     assert found["layouts"][0]["layout"]["micro_batch"] == 8
+
+
+def test_what_trains_is_what_the_plan_says(cli: Cli) -> None:
+    asked = ("--world-size", "8", "--global-batch", "64", "--seq", "4k", "--target", "bridge",
+             "--train", "lora:rank=16", "--json")  # fmt: skip
+    mine = cli("memory", "qwen3-30b-a3b", *asked).document
+    planned = cli("plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", *asked).document
+    assert mine["trained"] == planned["trained"]
+    assert 0 < mine["trained"]["share"] < 1
+    assert "trained" not in cli("memory", "olmoe", "--world-size", "8", "--json").document

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from moetune.domain.errors import InputError
 from moetune.huggingface.reader import read_decoder
 from moetune.huggingface.registry import model_names, named_model
 
@@ -58,6 +59,24 @@ def test_a_model_without_a_class_has_the_stated_parameters(name: str) -> None:
     assert decoder.parameters.total / 1e9 == pytest.approx(total, rel=ROUNDED.get(name, 0.01))
     if active is not None:
         assert decoder.active_parameters.total / 1e9 == pytest.approx(active, rel=0.05)
+
+
+def test_a_configuration_of_the_authors_code_has_the_sizes_of_transformers_own() -> None:
+    other = {
+        "model_type": "bailing_hybrid", "vocab_size": 157184, "hidden_size": 2560,
+        "intermediate_size": 6144, "num_hidden_layers": 42, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "head_dim": 128, "kv_lora_rank": 512, "q_lora_rank": None,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "layer_group_size": 6,
+        "first_k_dense_replace": 2, "num_experts": 512, "num_experts_per_tok": 8,
+        "num_shared_experts": 1, "moe_intermediate_size": 768, "tie_word_embeddings": False,
+        "moe_shared_expert_intermediate_size": 768, "num_nextn_predict_layers": 1,
+        "gated_attention_proj_granularity_type": "head_wise", "no_kda_lora": True,
+        "short_conv_kernel_size": 4, "kda_safe_gate": True, "use_qk_norm": True,
+    }  # fmt: skip
+    decoder = read_decoder(other, name="ling", where="ling")
+    assert decoder.parameters.total == SIZES["named"]["ling-3.0-flash"]["parameters"]
+    with pytest.raises(InputError, match="no_kda_lora"):
+        read_decoder(other | {"no_kda_lora": False}, name="ling", where="ling")
 
 
 def test_every_named_model_has_an_oracle() -> None:

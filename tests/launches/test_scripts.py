@@ -209,6 +209,11 @@ SCRIPTS = (
     "[ a = b ] || X=1\n[ a != b ] && Y=2\n[ a = b ] && Z=3\ntorchrun $X $Y $Z end",
     "M=30b\ncase $M in\n 7b|8b) N=1;;\n 30*) N=2 ;;\n *) N=3;;\nesac\ntorchrun $N",
     "if [[ ab == a* && -z $U ]] || [ 1 -gt 2 ]; then X=y; fi\nX+=z\ntorchrun $X \"\" ''",
+    (
+        "N=4; M=2\n(( M += N )); (( N++ ))\nif (( N > 2 )); then A=8; else A=1; fi\n"
+        "(( M % 4 == 0 )) && B=1 || B=2\n((echo x) > /dev/null; torchrun $N $M $A $B)"
+    ),
+    "exec 9> >(cat > /dev/null)\nfor ((i=0; i<2; i++)); do :; done\ntorchrun a",
     'A=" --a 1 \\\n  --b 2"\nR="torchrun $A --c \'([1]*4)\'"\neval $R',
     "set -- p q r\nfor x in 1; do :; done\nf() { torchrun no; }\ntorchrun yes",
     'cat > /dev/null <<EOF\ntorchrun no\nEOF\ntorchrun "a\tb" a\\ b',

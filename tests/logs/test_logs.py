@@ -46,6 +46,18 @@ def pipe(step: int, seconds: float) -> str:
     return f"steps: {step} loss: 6.5 iter time (s): {seconds:.5f} samples/sec: {64 / seconds:.3f}"
 
 
+def nemo(step: int, seconds: float) -> str:
+    return (
+        f"pretraining/0 [default0]:Training epoch 0, iteration {step}/499 | lr: 3e-06 | "
+        f"global_batch_size: 64 | global_step: {step} | peak_memory_usage: 70833405952 | "
+        f"reduced_train_loss: 11.5 | train_step_timing in s: {seconds:.4g} | consumed_samples: 64"
+    )
+
+
+def train_bar(step: int, seconds: float) -> str:
+    return f"\rTrain: {step // 5}%|▍   | {step}/500 [01:02<03:04, {seconds:.2f}s/it]"
+
+
 def bar(step: int, seconds: float) -> str:
     return f"\r {step // 5}%|▍        | {step}/500 [01:02<03:04, {seconds:.2f}s/it]"
 
@@ -66,7 +78,9 @@ def steady(run: LoggedRun, batch: int = 64) -> SteadySteps:
     return steady_steps(run, global_batch=batch, tokens_per_rank=64 * 4096 / 16)
 
 
-@pytest.mark.parametrize("write", [megatron, titan, deepspeed, pipe, bar, fast_bar])
+@pytest.mark.parametrize(
+    "write", [megatron, nemo, titan, deepspeed, pipe, bar, train_bar, fast_bar]
+)
 def test_the_step_is_the_median_of_what_the_lines_were_made_of(
     tmp_path: Path, write: Callable[[int, float], str]
 ) -> None:
@@ -136,6 +150,20 @@ def test_lines_without_a_number_of_a_step_are_read(tmp_path: Path) -> None:
     swift = "{'loss': 1.5, 'iteration': '%d/90', 'memory(GiB)': 70.25, 'train_speed(s/it)': %f}"
     run = log(tmp_path, [swift % (step, 2 + 3 / step) for step in (1, 5, 30)])
     assert (steady(run).seconds, run.memory) == (2.1, {"reserved": 70.25 * 2**30})
+    rates = swift.replace("(s/it)", "(iter/s)").replace("iteration", "global_step/max_steps")
+    rated = log(tmp_path, [rates % (step, 1 / (2 + 3 / step)) for step in (1, 5, 30)])
+    assert steady(rated).seconds == pytest.approx(2.1, rel=1e-5)
+    assert rated.memory == run.memory
+    iteration = megatron(5, 2.0).replace("| learning", "| memory(GiB): 70.25 | learning")
+    assert log(tmp_path, [iteration]).memory == run.memory
+    older = [titan(step, 2.0).replace("tps", "wps") for step in range(1, 9)]
+    assert steady(log(tmp_path, older)).seconds == pytest.approx(2.0, rel=1e-3)
+    line = "[INFO] [timer.py:189:stop] 0/%d, SamplesPerSec=%f, MemAllocated=0.26GB"
+    run = log(tmp_path, [line % (step, 64 / (2 + 3 / step)) for step in (10, 20, 30)])
+    assert steady(run).seconds == pytest.approx(2.1)
+    lightning = "\rEpoch 0: : 40%%|██| %d/9 [01:02, global_step=%d.00, train_step_timing in s=%f]"
+    run = log(tmp_path, ["".join(lightning % (step, step, 2 + step / 9) for step in range(10))])
+    assert steady(run).num_steps == 9
 
 
 def test_the_last_run_of_a_log_counts_with_its_own_sizes(tmp_path: Path) -> None:

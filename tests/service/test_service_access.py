@@ -23,7 +23,7 @@ from moetune.service.middleware import SECURITY_HEADERS
 from moetune.service.server import ServerOptions, access_of
 from tests.service.asking import READ, WRITE, Client, client_of
 
-READS = ("/v1/plans", "/v1/profiles", "/metrics",
+READS = ("/v1/plans", "/v1/profiles", "/v1/runs", "/metrics",
          "/openapi.json", "/v1/profiles/rtx2080ti-x64", "/nowhere")  # fmt: skip
 WRITES = ("/v1/plans:resolve", "/v1/profiles", "/nowhere")
 

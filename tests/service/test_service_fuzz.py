@@ -22,7 +22,8 @@ OPERATIONS = (("/v1/plans/{plan_id}", "GET"), ("/v1/plans/{plan_id}/trace", "GET
               ("/v1/plans", "GET"), ("/v1/whatif", "POST"), ("/v1/check", "POST"),
               ("/v1/profiles", "GET"),
               ("/v1/profiles", "POST"), ("/v1/profiles/{name}", "GET"),
-              ("/healthz", "GET"), ("/readyz", "GET"))  # fmt: skip
+              ("/v1/runs", "GET"), ("/healthz", "GET"), ("/readyz", "GET"))  # fmt: skip
+LISTS = ("/v1/plans", "/v1/runs")
 _FEW = settings(max_examples=10, deadline=None, derandomize=True, database=None,
                 suppress_health_check=list(HealthCheck))  # fmt: skip
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file, parse_toml, profile_to_toml
+from moetune.app.planner import ServicePlanner
 from moetune.domain.document import encode
 from tests.service.asking import SMALL, Client
+from tests.store.values import observed_run
 
 TOML = {"Content-Type": "application/toml"}
 
@@ -110,6 +112,19 @@ def test_a_wrong_profile_is_refused_and_not_kept(steady: Client, spoil: Any, nam
     assert names in answer.json()["detail"]
     listed = steady.get("/v1/profiles").json()["items"]
     assert {row["source"] for row in listed} == {"bundled"}
+
+
+def test_observed_runs_come_in_pages_newest_first(client: Client, planner: ServicePlanner) -> None:
+    (plan,) = _plans(client, (1024,))
+    runs = [observed_run("olmoe", 1 + index / 8) for index in range(4)]
+    runs.append(observed_run("mixtral-8x7b", plan_id=plan))
+    numbers = [planner.store.add_observed_run(run) for run in runs]
+    items = _all(client, "/v1/runs", limit=2)
+    expected = [{"id": number, **encode(run)} for number, run in zip(numbers, runs, strict=True)]
+    assert [
+        {key: value for key, value in item.items() if key != "created_at"} for item in items
+    ] == expected[::-1]
+    assert [item["id"] for item in _all(client, f"/v1/runs?plan={plan}", limit=2)] == numbers[-1:]
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [

@@ -2,6 +2,7 @@
 
 from moetune.app.views.model_words import host_words, tuning_words
 from moetune.app.views.words import parts_table
+from moetune.domain.document import encode
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingMemory
 from moetune.domain.units import format_bytes
@@ -16,6 +17,7 @@ SCHEMA = "moetune.memory/1"
 def memory_document(answer: MemoryAnswer) -> dict[str, object]:
     """Return what `moetune memory --json` prints."""
     question, job = answer.question, answer.job
+    trained = trained_of(job, question.target)
     return {
         "schema": SCHEMA,
         "inputs": {
@@ -27,6 +29,7 @@ def memory_document(answer: MemoryAnswer) -> dict[str, object]:
         "limit_bytes": question.limit_bytes,
         "fits": answer.fits,
         "num_fitting": answer.num_fitting,
+        **({} if trained is None else {"trained": encode(trained)}),
         "layouts": [_layout_document(fitted) for fitted in answer.layouts],
     }  # fmt: skip
 

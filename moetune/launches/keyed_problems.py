@@ -1,0 +1,149 @@
+"""What of a configuration's keys is unknown, not read, or priced as something else."""
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from moetune.export.keys import Value, names_of
+from moetune.export.transformers import DISTRIBUTED
+from moetune.launches.entries import Entry
+from moetune.launches.programs import BRANCH
+from moetune.launches.reading import Given, Problem, Severity
+
+ALIASES = {
+    "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
+    "max_seq_length": "seq_len", "max_length": "seq_len", "model_max_length": "seq_len",
+    "cutoff_len": "seq_len", "max_seq_len": "seq_len",
+    "model_name_or_path": "model_name", "zero_stage": "zero_optimization.stage",
+    "MODEL": "model_name", "parallelism_config_tp_size": "tp_size",
+    "deepspeed_config_file": "deepspeed",
+    "activation_checkpointing": "fsdp_activation_checkpointing",
+}  # fmt: skip
+"""Keys of others that say what a dialect's does."""
+TITAN_FILE = "job.config_file"
+"""Argument that names torchtitan's TOML."""
+_NEAR = 0.95
+_OF_SWIFT = re.compile(r"zero([0-3])(?:_offload)?$")
+_OF_A_FILE = 3
+"""ZeRO stage of a file of DeepSpeed's that is not read."""
+_AS_ELSE: tuple[tuple[str, tuple[Value, ...], str], ...] = (
+    (r"offload_(optimizer|param)[._]device|fsdp_offload_params|enable_cpu_offload",
+     (None, False, "none"),
+     "states in host memory are not priced"),
+    (r"fsdp_(sharding_strategy|reshard_after_forward)",
+     (None, True, "FULL_SHARD", "default", "always", "never"),
+     "priced as if all ranks shared all states"),
+    ("data_parallel_replicate_degree|parallelism_config_dp_replicate_size", (None, 1),
+     "replicas that do not share shards are priced as if all shared them"),
+    (r"mixed_precision(_param)?|fp16(\.enabled)?", (None, False, "auto", "bf16", "bfloat16"),
+     "priced as bfloat16"),
+    (r"training\.dtype", (None, "float32"), "weights and their states are priced in float32"),
+    (r"optim", (None, "adamw_torch", "adamw_torch_fused", "adamw_apex_fused", "adamw_hf"),
+     "its states are priced as those of AdamW in float32"),
+    ("(use|enable)_liger(_kernel)?", (None, False),
+     "logits are priced as without Liger's fused loss"),
+)  # fmt: skip
+"""Ends of keys, with the values that are priced as they are, and how others are priced."""
+
+
+def priced_as_else(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
+    """Yield keys whose values are priced as others."""
+    del ranks
+    for place in {place.written: place for place in given.values()}.values():
+        for ends, priced, what in _AS_ELSE:
+            if re.search(rf"(^|[._])({ends})$", place.written) and place.value not in priced:
+                yield Problem(severity="note", line=None if place.file else place.line,
+                              what=f"{place.written} {place.value}: {what}")  # fmt: skip
+
+
+def titan_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
+    """Yield what is priced as something else."""
+    yield from priced_as_else(given, ranks)
+    if (file := given.get(TITAN_FILE)) is not None:  # which is not there
+        yield Problem(
+            severity="note", line=file.line, what=f"{file.value} is not read with this file",
+            why="keys that are not given have their defaults", fix="check it next to that file",
+        )  # fmt: skip
+    converters, stages = given.get("converters"), given.get("pipeline_parallel_degree")
+    reshards = given.get("fsdp_reshard_after_forward")
+    is_piped = stages is not None and stages.value != 1
+    if is_piped and reshards is not None and reshards.value == "always":
+        yield Problem(
+            severity="note", line=reshards.line, fix="default",
+            what=f"{reshards.written} always gathers weights for each micro-batch of a pipeline, "
+            "and is priced as never",
+        )  # fmt: skip
+    if converters is not None and "float8" in str(converters.value).lower():
+        yield Problem(
+            severity="note",
+            line=converters.line,
+            what=f"{converters.written}: products in float8 are priced as in bfloat16",
+        )
+
+
+def engine_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
+    """Yield what of DeepSpeed's configuration is not read, or priced as something else."""
+    yield from priced_as_else(given, ranks)
+    engine = given.get("deepspeed")
+    if engine is None or not isinstance(engine.value, str):
+        return
+    if not _OF_SWIFT.match(engine.value):
+        yield Problem(
+            severity="note", line=engine.line, what=f"{engine.value} is not read with this file",
+            why="its ZeRO stage is taken as 3", fix="check it, with this file's keys behind --",
+        )  # fmt: skip
+    elif "offload" in engine.value:
+        yield Problem(severity="note", line=engine.line,
+                      what=f"{engine.value}: states in host memory are not priced")  # fmt: skip
+
+
+def stage_of(engine: str) -> int:
+    """Return the ZeRO stage of ms-swift's names such as zero2_offload; 3 of a file's."""
+    match = _OF_SWIFT.match(engine)
+    return int(match[1]) if match else _OF_A_FILE
+
+
+def shard_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
+    """Yield that a file names no engine, and what is priced as something else."""
+    yield from priced_as_else(given, ranks)
+    engines = ("fsdp", *names_of(DISTRIBUTED))
+    if ranks > 1 and not any(name in key for key in given for name in engines):
+        yield Problem(
+            severity="note", line=None, what="the file names no engine: FSDP is taken, over all "
+            "ranks", fix="the command that starts it, or -- --deepspeed FILE",
+        )  # fmt: skip
+
+
+def replica_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
+    """Yield that all states are of all ranks, and what is priced as something else."""
+    yield from priced_as_else(given, ranks)
+    yield Problem(
+        severity="note", line=None, what="no engine shards states: every rank has all of them",
+        why="DistributedDataParallel, priced as stage 0 of ZeRO",
+        fix="DeepSpeed's stage 3, or FSDP",
+    )  # fmt: skip
+
+
+def branches(entries: Iterable[Entry]) -> Iterator[Problem]:
+    """Yield that a program has branches of which nothing says which is taken."""
+    lines = ", ".join(dict.fromkeys(str(entry.line) for entry in entries if entry.path == BRANCH))
+    if lines:
+        yield Problem(
+            severity="note", line=None, why="the last value counts",
+            what=f"branches whose test has no value here are all read (line {lines})",
+        )  # fmt: skip
+
+
+def misspellings(
+    entries: Iterable[Entry], keys: Collection[str], severity: Severity, why: str
+) -> Iterator[Problem]:
+    """Yield keys that are a letter or two from a known key."""
+    leaves = {key.rpartition(".")[2] for key in keys}
+    for entry in entries:
+        leaf = entry.path.rpartition(".")[2]
+        near = difflib.get_close_matches(leaf, leaves - {leaf}, n=1, cutoff=_NEAR)
+        if near and leaf not in leaves and leaf not in ALIASES:
+            where = f" in {entry.file}" if entry.file else ""
+            yield Problem(severity=severity, line=None if entry.file else entry.line,
+                          what=f"{entry.path}{where} is unknown", why=why,
+                          fix=near[0])  # fmt: skip
