@@ -217,7 +217,7 @@ def _adapt(model: "nn.Module", ranks: "ParallelGroups") -> None:
     from moetune.runtime.moe.expert_module import Experts
 
     if any(is_experts(module) and not isinstance(module, Experts) for module in model.modules()):
-        adapt_over(model, None, ranks.expert_communicator)
+        adapt_over(model, None, ranks.expert_communicator, mesh=ranks.spread)
 
 
 def _device_type() -> str:

@@ -1,14 +1,13 @@
 """Data-parallel replicas of a layer's experts, and their gradients for DistributedDataParallel."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.agree import agree
-from moetune.comm.gloo import communicator_of, new_communicator
+from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator, OneRank
 from moetune.comm.process_group import GroupCommunicator
 from moetune.domain.errors import InputError
@@ -38,57 +37,36 @@ def expert_layers(model: nn.Module) -> dict[str, PlannedLayer]:
     }
 
 
-def expert_groups(layer: PlannedLayer, data_parallel: Communicator) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks in the world of every group that has a copy of the layer; a collective.
-
-    Ranks of one place in their groups have the same experts.
+def replicas_of(layer: PlannedLayer, ranks: Sequence[int]) -> Communicator:
+    """Return the ranks that have the same experts of a layer as this one; a collective.
 
     Args:
-        data_parallel: the ranks that train on different tokens, or on the same ones with other
-            experts. Those of an all-to-all layer are whole groups.
+        ranks: the data-parallel ones, in the world. They train on different tokens, or on the same
+            tokens with other experts.
 
     Raises:
-        InputError: the group of a `MoELayer` is not within the data-parallel ranks.
-    """
-    members = layer.communicator.members
-    gathered = data_parallel.all_gather_object(members, "the search for replicas of experts")
-    groups = tuple(dict.fromkeys(gathered))
-    outside = set().union(*groups) - set(data_parallel.members)
-    if layer.expert_parallel == "all_to_all" and outside:
-        raise InputError(
-            f"a layer of experts is spread over ranks {list(members)}, which are not all among "
-            f"the data-parallel ranks {list(data_parallel.members)}",
-            "give a group or mesh that contains the layer's",
-        )
-    return groups
-
-
-def check_placements(model: nn.Module, data_parallel: Communicator) -> None:
-    """Check that replicas of a layer have their experts in the same places; a collective.
-
-    Raises:
-        RankMismatchError: they have not; the same on all ranks.
+        InputError: the layer and its replicas, which its mesh has, are on other ranks.
+        RankMismatchError: the replicas' experts have different places; the same on all.
         CollectiveError: a rank left.
     """
-    if data_parallel.num_ranks > 1:
-        agree(
-            data_parallel,
-            lambda: spread_layers(model),
-            lambda layers: [f"{name}: {layer.experts.placement.order}" for name, layer in layers],
-            "the placement of experts",
+    mesh, spread = layer.mesh, layer.communicator.members
+    replicas: Communicator = OneRank()
+    if mesh is not None and mesh.ndim > 1:
+        replicas, spread = communicator_of(mesh.get_group(0)), tuple(mesh.mesh.flatten().tolist())
+    if layer.expert_parallel == "tensor":  # whose ranks have the same tokens
+        spread = replicas.members if replicas.num_ranks > 1 else (dist.get_rank(),)
+    if set(spread) != set(ranks):
+        raise InputError(
+            f"a layer of experts and its replicas are on ranks {sorted(spread)}, and the "
+            f"data-parallel ranks are {sorted(ranks)}",
+            "give the layer mesh=init_device_mesh(device, (replicas, ranks), mesh_dim_names=("
+            '"replicas", "experts")), over all data-parallel ranks',
         )
-
-
-def mesh_of_replicas(layer: PlannedLayer, groups: tuple[tuple[int, ...], ...]) -> DeviceMesh | None:
-    """Return the mesh of replicas and experts that the layer was made with, if it has all groups.
-
-    Args:
-        groups: of `expert_groups`.
-    """
-    mesh = layer.mesh
-    if mesh is None or mesh.ndim == 1:
-        return None
-    return mesh if {tuple(row) for row in mesh.mesh.tolist()} == set(groups) else None
+    agree(
+        replicas, lambda: layer.experts.placement.order, lambda order: (str(order),),
+        "the placement of experts",
+    )  # fmt: skip
+    return replicas
 
 
 @torch.no_grad()
@@ -118,37 +96,22 @@ def prepare_ddp(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.
     wrapper does with everything else.
 
     Args:
-        group: the wrapper's, default the world. It contains the ranks of each `MoELayer`.
+        group: the wrapper's, default the world: the ranks of each `MoELayer`, or of its mesh.
 
     Raises:
-        InputError: a layer is spread over ranks outside of the group.
+        InputError: a layer and its replicas are on other ranks than the group's.
         RankMismatchError: replicas of experts have different places; the same on all ranks.
     """
     has_group = dist.is_available() and dist.is_initialized()
-    data_parallel = GroupCommunicator(group) if has_group else OneRank()
-    check_placements(model, data_parallel)
+    ranks = GroupCommunicator(group).members if has_group else OneRank.members
     layers = expert_layers(model)
     means: dict[tuple[int, ...], GradientMean] = {}
     for layer in dict.fromkeys(layers.values()):
-        members = layer.communicator.members
-        if members not in means:
-            means[members] = _mean_over(data_parallel, layer)
-        layer.experts.gradients = means[members]
-        equalize(layer.experts.parameters(), means[members].replicas)
+        replicas, scale = replicas_of(layer, ranks), 1 / layer.communicator.num_ranks
+        mean = GradientMean(scale=scale, replicas=replicas)
+        layer.experts.gradients = means.setdefault(layer.communicator.members, mean)
+        equalize(layer.experts.parameters(), replicas)
     ignored = list(getattr(model, "_ddp_params_and_buffers_to_ignore", []))
     ignored += [name for name in layers if name not in ignored]
     model._ddp_params_and_buffers_to_ignore = ignored  # type: ignore[assignment] # noqa: SLF001 - the name torch reads
     return model
-
-
-def _mean_over(data_parallel: Communicator, layer: PlannedLayer) -> GradientMean:
-    """Return what makes means of the gradients of layers like this one."""
-    groups = expert_groups(layer, data_parallel)
-    mesh = mesh_of_replicas(layer, groups)
-    if mesh is None:
-        replicas = new_communicator(
-            [group[layer.communicator.rank] for group in groups], purpose="replicas of experts"
-        )
-    else:
-        replicas = communicator_of(mesh.get_group(0))
-    return GradientMean(scale=1 / layer.communicator.num_ranks, replicas=replicas)

@@ -10,11 +10,9 @@ from moetune.comm.group import OneRank
 from moetune.comm.process_group import GroupRank
 from moetune.domain.errors import CollectiveError
 from tests.comm.workers import (
-    a_member_does_not_come,
     a_rank_dies,
     a_watched_exchange_fails,
     all_checks,
-    members_of_different_numbers_of_groups_meet,
 )
 from tests.ranks import run_ranks
 
@@ -30,14 +28,6 @@ def test_a_rank_that_died_is_told_with_collective_sizes_group_and_rank() -> None
 
 def test_a_future_of_a_failed_exchange_fails() -> None:
     assert run_ranks(a_watched_exchange_fails, 2) == ["", "the rank was killed or hung"]
-
-
-def test_ranks_that_are_in_different_numbers_of_groups_meet() -> None:
-    assert run_ranks(members_of_different_numbers_of_groups_meet, 3, timeout_seconds=60) == [""] * 3
-
-
-def test_a_member_that_does_not_come_is_told() -> None:
-    assert run_ranks(a_member_does_not_come, 2, timeout_seconds=60) == ["", ""]
 
 
 def test_one_rank_needs_no_process_group_and_does_what_several_do() -> None:

@@ -3,7 +3,6 @@
 import os
 import traceback
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from moetune.comm.agree import (
     vote,
 )
 from moetune.comm.gloo import communicator_of, new_communicator
-from moetune.comm.group import Communicator, OneRank
+from moetune.comm.group import Communicator
 from moetune.domain.errors import CollectiveError, InputError, RankMismatchError
 
 CPU = torch.device("cpu")
@@ -315,29 +314,3 @@ def a_watched_exchange_fails() -> None:
         future.wait()
     with pytest.raises(CollectiveError, match="a death failed on rank 0 of 2"):
         transfer.wait()
-
-
-def members_of_different_numbers_of_groups_meet() -> None:
-    """Ranks 0 and 1 are in a group more than rank 2, and meet it twice in each order of ranks.
-
-    The world is bound to a device, as NCCL's: groups of a few are not cut out of it.
-    """
-    if dist.get_rank() < 2:
-        dist.new_group([0, 1], use_local_synchronization=True)
-    world: Any = dist.group.WORLD
-    device = world.bound_device_id = torch.device("cpu", 0)
-    for members in ([1, 2], [0, 2], [0, 1], [0, 1, 2], [2, 1], [1, 2]):
-        if dist.get_rank() not in members:
-            continue
-        group: Any = new_communicator(members, purpose="a pair", timeout_seconds=20)
-        assert members == [0, 1, 2] or group.group.bound_device_id is None
-        assert world.bound_device_id == device
-        total = torch.ones(1)
-        group.all_reduce(total, "a sum").wait()
-        assert total.item() == len(members)
-
-
-def a_member_does_not_come() -> None:
-    if dist.get_rank() == 0:
-        with pytest.raises(CollectiveError, match=r"ranks 0, 1 to make a group.*a pair"):
-            new_communicator([0, 1], purpose="a pair", timeout_seconds=1)

@@ -21,7 +21,6 @@ from torch._C._distributed_c10d import HashStore
 from torch._C._distributed_c10d import _unregister_process_group as unregister
 from torch.distributed import distributed_c10d as c10d
 
-from moetune.comm import gloo
 from tests.cuda_kit.device import FakeCuda
 from tests.cuda_kit.group import Issued, MirrorGroup
 
@@ -75,8 +74,6 @@ class MirrorWorld:
         monkeypatch.setattr(c10d, "_world", c10d._World())
         for module in (dist, c10d):
             monkeypatch.setattr(module, "new_group", self._new_group)
-        # Peers are in as many groups as this rank.
-        monkeypatch.setattr(gloo, "_told_by_all", lambda _, number, *__: [number])
         # Builds of torch for the CPU lack it.
         monkeypatch.setattr(dist, "ProcessGroupNCCL", NcclGroup, raising=False)
         monkeypatch.setattr(dist, "all_gather_object", self._gathered(dist.all_gather_object))

@@ -117,7 +117,7 @@ def _replicas_are_equal(stages: Stages) -> None:
     }
     experts = {name for name in whole if ".ffn.experts." in name}
     for group, names in (
-        (ranks.replicas, experts),
+        (ranks.spread.get_group("replicas"), experts),
         (ranks.mesh.get_group("dp"), whole.keys() - experts),
         (ranks.mesh.get_group("tp"), whole.keys() - experts),
     ):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import moetune
 from examples import checkpoints
@@ -76,8 +77,13 @@ def test_ranks_end_where_plain_training_ends(worker: Callable[[], None], num_ran
     assert run_ranks(worker, num_ranks) == [""] * num_ranks
 
 
-def _make_layer(group: dist.ProcessGroup | None) -> moetune.MoELayer:
-    return moetune.MoELayer(8, 16, 4, 2, group=group, pipeline=2, dtype=torch.float64)
+def _make_layer(mesh: DeviceMesh | None) -> moetune.MoELayer:
+    return moetune.MoELayer(8, 16, 4, 2, mesh=mesh, pipeline=2, dtype=torch.float64)
+
+
+def _pairs() -> DeviceMesh:
+    """Return two replicas of experts over pairs of ranks."""
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "experts"))
 
 
 def _make_local_layer() -> moetune.MoELayer:
@@ -85,8 +91,7 @@ def _make_local_layer() -> moetune.MoELayer:
 
 
 def _experts() -> None:
-    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    mine = pairs[dist.get_rank() // 2]
+    mine = _pairs()
     for places, offload in ((None, False), (4, False), (5, True)):
         chunks = check_equals_plain(
             Case(
@@ -117,28 +122,27 @@ def test_data_and_expert_parallel_together() -> None:
     assert run_ranks(_experts, 4) == [""] * 4
 
 
-def _make_reusing_layer(group: dist.ProcessGroup) -> moetune.MoELayer:
+def _make_reusing_layer(mesh: DeviceMesh) -> moetune.MoELayer:
     """Return a layer that keeps rows on the host and computes hidden ones again."""
     return moetune.MoELayer(
-        8, 16, 4, 2, group=group, pipeline=2, memory_reuse="S1", dtype=torch.float64
+        8, 16, 4, 2, mesh=mesh, pipeline=2, memory_reuse="S1", dtype=torch.float64
     )
 
 
 def _inside_tensor_groups() -> None:
     """Two replicas of a tensor-parallel pair; chunks are shared by ranks 0, 2 and 1, 3."""
-    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    replicas = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    pair, mine = pairs[dist.get_rank() // 2], replicas[dist.get_rank() % 2]
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    mine = mesh.get_group("dp")
 
     def make() -> models.Sparse:
         return models.Sparse(
-            lambda: moetune.TensorExpertLayer(8, 16, 4, 2, group=pair, dtype=torch.float64)
+            lambda: moetune.TensorExpertLayer(8, 16, 4, 2, mesh=mesh, dtype=torch.float64)
         )
 
     torch.manual_seed(0)
     model = make().double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    options = {"chunk_bytes": 4096, "cache_bytes": 4 * 4096, "group": mine}
+    options: dict[str, Any] = {"chunk_bytes": 4096, "cache_bytes": 4 * 4096, "group": mine}
     sharded_model, stepper = moetune.shard(model, optimizer, **options)
     start = whole_state(sharded_model)
     texts = torch.arange(4 * 2 * 6).view(4, 2, 6) % models.VOCABULARY
@@ -162,8 +166,7 @@ def _inside_tensor_groups() -> None:
 
 
 def _other_layers() -> None:
-    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    mine = pairs[dist.get_rank() // 2]
+    mine = _pairs()
     check_equals_plain(
         Case(
             make=lambda: models.Sparse(lambda: _make_reusing_layer(mine)),
@@ -183,8 +186,7 @@ def test_layers_that_reuse_memory_and_tensor_parallel_experts_in_chunks() -> Non
 
 
 def _save(folder: str) -> None:
-    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    mine = pairs[dist.get_rank() // 2]
+    mine = _pairs()
     case = Case(make=lambda: models.Sparse(lambda: _make_layer(mine)), chunk_bytes=4096)
     model, optimizer = sharded(case)
     for step in range(3):

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FullyShardedDataParallel,
@@ -100,19 +100,19 @@ def fsdp_equals_one_process() -> None:
         check_equal(whole_state(net), wanted)
 
 
-def micro_batches_add_up(group: dist.ProcessGroup | None = None) -> None:
+def micro_batches_add_up(mesh: DeviceMesh | None = None) -> None:
     wanted, (first, last) = _gradients_alone(2), _mine(2)
     for meanwhile in (DistributedDataParallel.no_sync, contextlib.nullcontext):
-        net: Any = moetune.prepare_ddp(moetune.prepare_ddp(Net(group=group)))
+        net: Any = moetune.prepare_ddp(moetune.prepare_ddp(Net(mesh=mesh)))
         wrapped = DistributedDataParallel(net, find_unused_parameters=True)
         with meanwhile(wrapped):
             (loss_of(wrapped, first) / 2).backward()
         sums = communicator_of(None).all_gather_values(net.moe.experts.w1.grad.sum(), "sums")
-        is_mean = group is not None and meanwhile is contextlib.nullcontext
+        is_mean = mesh is not None and meanwhile is contextlib.nullcontext
         assert len(sums.unique()) == (2 if is_mean else dist.get_world_size())
         (loss_of(wrapped, last) / 2).backward()
         _check_gradients(net, wanted)
-    fsdp = sharded(Net(group=group), _world())
+    fsdp = sharded(Net(mesh=mesh), _world())
     backward(fsdp, _mine(2))
     _check_gradients(fsdp, wanted)
 
@@ -319,19 +319,16 @@ TWO_RANKS: tuple[Callable[[], None], ...] = (
 )
 
 
-def _pairs() -> dist.ProcessGroup:
-    """Return this rank's group of experts: two of four ranks, in no particular order."""
-    mine: dist.ProcessGroup
-    mine, _ = dist.new_subgroups_by_enumeration([[0, 2], [3, 1]])
-    return mine
+def _pairs() -> DeviceMesh:
+    """Return the mesh of experts over two of four ranks, which are not neighbours."""
+    return DeviceMesh(CPU, [[0, 2], [1, 3]], mesh_dim_names=("copies", "ep"))
 
 
 def replicas_of_experts_stay_equal_under_ddp() -> None:
-    wanted, group = trained_alone(STEPS).state_dict(), _pairs()
-    mesh = init_device_mesh(CPU, (2, 2), mesh_dim_names=("copies", "ep"))
-    for options in ({"group": group}, {"mesh": mesh}):
+    wanted = trained_alone(STEPS).state_dict()
+    for mesh in (_pairs(), init_device_mesh(CPU, (2, 2), mesh_dim_names=("copies", "ep"))):
         # Other seeds: replicas start from the first one's values, as all that the wrapper averages.
-        net = Net(seed=11 if dist.get_rank() == 0 else 40 + dist.get_rank(), **options)
+        net = Net(seed=11 if dist.get_rank() == 0 else 40 + dist.get_rank(), mesh=mesh)
         wrapped = DistributedDataParallel(moetune.prepare_ddp(net))
         train(wrapped, adam(net), _mine(), STEPS)
         check_equal(whole_state(net), wanted)
@@ -342,16 +339,15 @@ def replicas_are_averaged_behind_the_last_micro_batch() -> None:
 
 
 def replicas_of_experts_are_shards_under_fsdp() -> None:
-    group = _pairs()
     mesh = init_device_mesh(CPU, (2, 2), mesh_dim_names=("copies", "ep"))
     hybrid = init_device_mesh(CPU, (2, 2), mesh_dim_names=("replicate", "shard"))
-    for num_experts, options, dense in (
-        (4, {"group": group}, _world()),
-        (4, {"mesh": mesh}, hybrid),
-        (2, {"group": group}, _world()),  # an expert a rank: its replicas share its second dim
+    for num_experts, spread, dense in (
+        (4, _pairs(), _world()),
+        (4, mesh, hybrid),
+        (2, _pairs(), _world()),  # an expert a rank: its replicas share its second dim
     ):
         wanted = trained_alone(STEPS, num_experts=num_experts).state_dict()
-        net = sharded(Net(num_experts=num_experts, **options), dense)
+        net = sharded(Net(num_experts=num_experts, mesh=spread), dense)
         w1 = net.moe.experts.w1
         assert isinstance(w1, DTensor)
         assert w1.to_local().numel() * 4 == w1.numel()
@@ -377,10 +373,17 @@ def a_group_of_one_is_dense() -> None:
 
 
 def groups_outside_of_the_wrapper_are_refused() -> None:
-    group = _pairs()
+    mesh = _pairs()
     halves, _ = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]])
-    with pytest.raises(InputError, match="not all among"):
-        moetune.prepare_ddp(Net(group=group), halves)
+    without_mesh = Net(group=mesh.get_group("ep"))
+    with pytest.raises(InputError, match="replicas are on ranks"):
+        moetune.prepare_ddp(Net(mesh=mesh), halves)
+    for prepare in (moetune.prepare_ddp, partial(moetune.prepare_fsdp, mesh=_world())):
+        with pytest.raises(InputError, match="replicas are on ranks") as caught:
+            prepare(without_mesh)
+        assert "init_device_mesh" in caught.value.hint
+    with pytest.raises(InputError, match="no names"):
+        Net(mesh=DeviceMesh(CPU, [[0, 2], [1, 3]]))
 
 
 def experts_that_do_not_divide_over_replicas_are_refused() -> None:
@@ -394,7 +397,7 @@ def tensor_parallel_experts_are_shards_of_their_replicas() -> None:
     mesh = init_device_mesh(CPU, (2, 2), mesh_dim_names=("dp", "tp"))
     wanted = alone()
     train(wanted, adam(wanted), [batch(0), batch(1)], STEPS)
-    net = Net(layer=TensorExpertLayer, mesh=mesh["tp"])
+    net = Net(layer=TensorExpertLayer, mesh=mesh)
     with pytest.raises(InputError, match="prepare_fsdp"):
         fully_shard(Net(layer=TensorExpertLayer, mesh=mesh["tp"]), mesh=mesh["dp"])
     sharded(net, mesh["dp"])

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 import moetune
 from moetune.comm.agree import vote
@@ -26,9 +27,7 @@ def test_stages_wait_for_the_gradients_of_all_replicas() -> None:
         torch.cuda.set_device(GPU)
         layout = FoldedLayout(dp=2, ep=2, micro_batch=2, zero=0)
         ranks = join(layout, device_type="cuda")
-        part = nn.Sequential(
-            nn.Linear(WIDTH, WIDTH), MoELayer(WIDTH, WIDTH, 4, group=ranks.experts)
-        )
+        part = nn.Sequential(nn.Linear(WIDTH, WIDTH), MoELayer(WIDTH, WIDTH, 4, mesh=ranks.spread))
         rows = torch.empty(4, WIDTH, device="meta")
         stages = Stages(
             [part.to(GPU)], ranks, loss_of=lambda y, wanted: (y - wanted).square().mean(),
@@ -47,9 +46,17 @@ def test_stages_wait_for_the_gradients_of_all_replicas() -> None:
 
 def _prepared(cuda: FakeCuda, replicas: bool) -> nn.Module:  # noqa: FBT001 - one of two
     """Return a model whose experts are spread over two ranks, with and without replicas."""
-    first = dist.get_rank() // 2 * 2
-    group = dist.new_group([first, first + 1]) if replicas else None
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), MoELayer(WIDTH, WIDTH, 4, group=group))
+    rank = dist.get_rank()
+    mesh = None
+    if replicas:
+        rows = torch.arange(4).view(2, 2)
+        groups = [
+            dist.new_group(rows[:, rank % 2].tolist()),
+            dist.new_group(rows[rank // 2].tolist()),
+        ]
+        names = "replicas", "experts"
+        mesh = DeviceMesh.from_group(groups, "cuda", mesh=rows, mesh_dim_names=names)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), MoELayer(WIDTH, WIDTH, 4, mesh=mesh))
     assert cuda.faults == []
     return moetune.prepare_ddp(model.to(GPU))
 

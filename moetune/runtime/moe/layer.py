@@ -215,8 +215,8 @@ class MoELayer(ExpertLayer):
             weights, as Megatron-Core by default.
         normalize_topk: divide the chosen probabilities by their sum; default top_k > 1.
         group: expert-parallel group, default the world. All its ranks construct the layer.
-        mesh: in place of a group: experts are spread over its last dimension, and a first one
-            has their replicas.
+        mesh: in place of a group: experts are spread over its last dimension, and a first has
+            their replicas, which need it.
         pipeline: True takes the degree from the plan, False is one chunk, a number is that
             degree; see also `pin`.
         memory_reuse: True takes the strategy from the plan, False or "none" keeps everything,
@@ -356,7 +356,8 @@ def expert_group(mesh: DeviceMesh, group: object) -> dist.ProcessGroup:
         group: was given as well as the mesh.
 
     Raises:
-        InputError: the mesh has more dimensions than experts and replicas, or is not alone.
+        InputError: the mesh has more dimensions than experts and replicas, or two without names,
+            or is not alone.
     """
     if group is not None:
         raise InputError("give one of mesh, group and communicator")
@@ -365,5 +366,7 @@ def expert_group(mesh: DeviceMesh, group: object) -> dist.ProcessGroup:
             f"mesh has {mesh.ndim} dimensions, {mesh.mesh_dim_names}; experts are spread over one",
             'take one of them, or two with the replicas first, as in mesh["replicas", "experts"]',
         )
+    if mesh.ndim == _MESH_DIMS and not mesh.mesh_dim_names:
+        raise InputError("the mesh's dimensions have no names", "give it mesh_dim_names=(…, …)")
     experts: dist.ProcessGroup = mesh.get_group(mesh.ndim - 1)
     return experts

@@ -23,22 +23,14 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Shard
 
-from moetune.comm.gloo import group_of_members, new_communicator
-from moetune.comm.group import Communicator
-from moetune.comm.process_group import GroupCommunicator
+from moetune.comm.gloo import group_of_this_rank
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.expert_module import LocalExperts
 from moetune.runtime.moe.placement import EXPERTS, is_dtensor, local_part
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.weight_grads import GradientMean
 from moetune.runtime.parallel.groups import ParallelGroups
-from moetune.runtime.replicas import (
-    check_placements,
-    equalize,
-    expert_groups,
-    mesh_of_replicas,
-    spread_layers,
-)
+from moetune.runtime.replicas import equalize, replicas_of, spread_layers
 
 _REPLICAS = "replicas"
 
@@ -56,14 +48,14 @@ def prepare_fsdp(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Modul
         fully_shard(model, mesh=mesh)
 
     Args:
-        mesh: of the data-parallel ranks, the one for `fully_shard`. It contains all ranks of each
-            `MoELayer`.
+        mesh: of the data-parallel ranks, the one for `fully_shard`: the ranks of each `MoELayer`,
+            or of its mesh.
         options: of `fully_shard` for the experts: mp_policy, by default with sums in float32 at
             least, offload_policy and reshard_after_forward.
 
     Raises:
-        InputError: a layer is spread over ranks outside of the mesh, its experts do not divide, or
-            a plan has placed them.
+        InputError: a layer and its replicas are on other ranks than the mesh's, its experts do not
+            divide, or a plan has placed them.
         RankMismatchError: replicas of experts have different places; the same on all ranks.
         CollectiveError: a rank left.
     """
@@ -83,32 +75,25 @@ def shard_experts(
     Args:
         keeps_placed: whether experts that a plan has placed stay as they are, or are refused.
     """
-    data_parallel = _communicator(mesh)
-    check_placements(model, data_parallel)
+    ranks = mesh.mesh.flatten().tolist()
     meshes: dict[tuple[int, ...], tuple[DeviceMesh, DeviceMesh]] = {}
     for _, layer in spread_layers(model):
-        placement = layer.experts.placement
+        placement, members = layer.experts.placement, layer.communicator.members
         if is_dtensor(layer.experts.up) or (keeps_placed and placement.order):
             continue
+        same_experts = replicas_of(layer, ranks)
         placement.check_natural("FSDP2")
-        members = layer.communicator.members
         if members not in meshes:
-            meshes[members] = _expert_mesh(layer, data_parallel, mesh.device_type)
+            meshes[members] = _expert_mesh(layer, mesh.device_type)
         replicas, spread = meshes[members]
         if not layer.experts.up.is_meta:
             layer.experts.module.to(mesh.device_type)
-        equalize(layer.experts.parameters(), GroupCommunicator(replicas.get_group()))
+        equalize(layer.experts.parameters(), same_experts)
         _distribute(layer.experts, spread)
         # The gate's gradient is a mean over ranks, that of experts a sum over their group's tokens.
         num_summed = len(members) if layer.expert_parallel == "all_to_all" else 1
         layer.experts.gradients = GradientMean(scale=1 / num_summed)
         layer.experts.compute_dtype = _fully_shard(layer.experts, replicas, options)
-
-
-def _communicator(mesh: DeviceMesh) -> Communicator:
-    if mesh.ndim == 1:
-        return GroupCommunicator(mesh.get_group())
-    return new_communicator(mesh.mesh.flatten().tolist(), purpose="data-parallel ranks")
 
 
 def _distribute(experts: LocalExperts, mesh: DeviceMesh) -> None:
@@ -164,22 +149,16 @@ def _placement(parameter: nn.Parameter, num_replicas: int) -> Shard:
     )
 
 
-def _expert_mesh(
-    layer: PlannedLayer, data_parallel: Communicator, device_type: str
-) -> tuple[DeviceMesh, DeviceMesh]:
-    """Return one mesh's dimensions of replicas and of experts, the layer's own where it has it."""
-    groups = expert_groups(layer, data_parallel)
-    mesh = mesh_of_replicas(layer, groups)
-    if mesh is None or mesh.device_type != device_type or not mesh.mesh_dim_names:
-        placement = layer.experts.placement
-        mine = [group[placement.rank] for group in groups]
-        replicas = group_of_members(mine, description="moetune: replicas of experts")
-        mesh = DeviceMesh.from_group(
-            [replicas, placement.process_group], device_type,
-            mesh=torch.tensor(groups, device="cpu"), mesh_dim_names=(_REPLICAS, EXPERTS),
-        )  # fmt: skip
-    names = mesh.mesh_dim_names or ()
-    return mesh[names[0]], mesh[names[1]]
+def _expert_mesh(layer: PlannedLayer, device_type: str) -> tuple[DeviceMesh, DeviceMesh]:
+    """Return a mesh's dimensions of replicas and of experts, the layer's where it has both."""
+    mesh = layer.mesh
+    if mesh is None or mesh.ndim == 1:
+        rows = torch.tensor([layer.communicator.members], device="cpu")
+        groups = [group_of_this_rank(_REPLICAS), layer.experts.placement.process_group]
+        names = _REPLICAS, EXPERTS
+        mesh = DeviceMesh.from_group(groups, device_type, mesh=rows, mesh_dim_names=names)
+    replicas, experts = mesh.mesh_dim_names or ()
+    return mesh[replicas], mesh[experts]
 
 
 _SHARDS_PARAMETERS = 3

@@ -75,27 +75,26 @@ _DIMS = ("pp", "dp", "tp")
 class ParallelGroups:
     """This rank's process groups in a layout.
 
-    Activations travel in "pp", partial sums of layers in "tp", tokens in `experts`, gradients and
-    parameters in the others: groups with the same ranks are one, but of these last ones none is
-    one of the first.
+    Activations travel in "pp", partial sums of layers in "tp", tokens in "experts", gradients and
+    parameters in the others: groups with the same ranks are the same group, but none of these last
+    is any of the first.
 
     Args:
         mesh: ("pp", "dp", "tp"), tp innermost: consecutive ranks, which share a node.
-        experts: the group that the experts of a layer are spread over.
-        replicas: the ranks with the same experts as this one.
+        spread: ("replicas", "experts") of this stage: ranks with the same experts as this one, and
+            those that the experts of a layer are spread over.
         whole: the ranks whose gradients of all other parameters are summed.
     """
 
     layout: FoldedLayout
     mesh: DeviceMesh
-    experts: dist.ProcessGroup
-    replicas: dist.ProcessGroup
+    spread: DeviceMesh
     whole: dist.ProcessGroup
 
     @property
     def expert_communicator(self) -> Communicator:
         """The ranks that the experts of a layer are spread over."""
-        return communicator_of(self.experts)
+        return communicator_of(self.spread.get_group("experts"))
 
     @property
     def replica(self) -> int:
@@ -103,7 +102,7 @@ class ParallelGroups:
         return self.mesh.get_local_rank("dp")
 
     def stages(self) -> tuple[int, ...]:
-        """Return the indices of this rank's stages: one in pp in turn."""
+        """Return the indices of this rank's stages: every pp-th."""
         layout, place = self.layout, self.mesh.get_local_rank("pp")
         return tuple(range(place, layout.num_stages, layout.pp))
 
@@ -117,7 +116,7 @@ class ParallelGroups:
         options = {"device": self.mesh.device_type} | options
         layer = (TensorExpertLayer if is_tensor else MoELayer)(
             shape.d_model, shape.d_hidden, shape.num_experts, shape.top_k,
-            activation=shape.activation, group=self.experts, **options,
+            activation=shape.activation, mesh=self.spread, **options,
         )  # fmt: skip
         self.pin(layer)
         return layer
@@ -167,9 +166,14 @@ def join(
     gradients = _groups(
         {"replicas of experts": replicas, "ranks of a stage": whole}, device_type, timeout
     )
+    spread = [gradients["replicas of experts"], made["experts"]]
+    mine = experts.new_tensor(dist.get_process_group_ranks(spread[0]))
     return ParallelGroups(
-        layout=layout, experts=made["experts"], replicas=gradients["replicas of experts"],
-        whole=gradients["ranks of a stage"],
+        layout=layout, whole=gradients["ranks of a stage"],
+        spread=DeviceMesh.from_group(
+            spread, device_type, mesh=experts[torch.isin(experts, mine).any(dim=1)],
+            mesh_dim_names=("replicas", "experts"),
+        ),
         mesh=DeviceMesh.from_group(
             [made[name] for name in _DIMS], device_type, mesh=ranks, mesh_dim_names=_DIMS
         ),

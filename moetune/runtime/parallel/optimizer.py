@@ -100,7 +100,7 @@ class SummedGradients:
             for module in parts.modules() if isinstance(module, PlannedLayer)
             for parameter in module.experts.parameters()
         }  # fmt: skip
-        replicas, whole = communicator_of(ranks.replicas), communicator_of(ranks.whole)
+        replicas, whole = map(communicator_of, (ranks.spread.get_group("replicas"), ranks.whole))
         self._summed: dict[Communicator, list[nn.Parameter]] = {replicas: [], whole: []}
         for parameter in parameters:
             if not is_dtensor(parameter):
