@@ -1,12 +1,11 @@
 """`moetune.shard`: put a model and its optimizer's states into chunks (Elixir), by FSDP2.
 
 It packs modules (`units`), shards each chunk by `fully_shard`, and lets the `cache` say when FSDP2
-gathers and frees them (`model_chunks`). The optimizer is the given one over the shards.
+gathers and frees them (`model_chunks`). The optimizer steps the shards from then on.
 """
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -55,7 +54,7 @@ def shard(
     device: torch.device | str | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
 ) -> tuple[nn.Module, Optimizer]:
-    """Put a model's states into chunks, in place, and return it with an optimizer for them.
+    """Put a model's states into chunks, in place, and return it with its optimizer.
 
     Modules find their parameters whole when they run; each rank holds 1 / ranks of all states, as
     DTensors. Gradients are means over the ranks of `group`, even those of a `MoELayer`'s experts,
@@ -63,7 +62,7 @@ def shard(
     with `moetune.clip_grad_norm_`.
 
     Args:
-        optimizer: a fresh Adam, AdamW or SGD over parameters of the model.
+        optimizer: a fresh Adam, AdamW or SGD over parameters of the model, which become shards.
         chunk_bytes: modules in a row travel together up to so many bytes; default 32 MiB.
         cache_bytes: of the gathered chunks on the device, at least two; default all chunks.
         offload: shards, gradients and optimizer states are in host memory; shards of a GPU in
@@ -108,10 +107,10 @@ def shard(
     groups = [[names[id(value)] for value in some["params"]] for some in optimizer.param_groups]
     mesh = DeviceMesh.from_group(group or _world(), target.type, mesh_dim_names=("shard",))
     held = _in_chunks(model, options, mesh, replicas, policy)
-    stepper = _over(optimizer, groups, dict(model.named_parameters()))
-    stepper.register_step_pre_hook(lambda *_: held.agree())
-    stepper.register_step_post_hook(lambda *_: held.end_step())
-    return model, stepper
+    _give_shards(optimizer, groups, dict(model.named_parameters()))
+    optimizer.register_step_pre_hook(lambda *_: held.agree())
+    optimizer.register_step_post_hook(lambda *_: held.end_step())
+    return model, optimizer
 
 
 def _offload_policy(
@@ -285,26 +284,23 @@ def _capacity(chunks: Sequence[GatheredChunk], options: ShardOptions) -> int:
     return options.cache_bytes // largest
 
 
-def _over(
-    optimizer: Optimizer, groups: Sequence[Sequence[str]], parameters: Mapping[str, nn.Parameter]
-) -> Optimizer:
-    """Return an optimizer of the same class and settings over a sharded model's parameters.
+def _give_shards(
+    optimizer: Optimizer, names: Sequence[Sequence[str]], parameters: Mapping[str, nn.Parameter]
+) -> None:
+    """Let an optimizer step the parameters of a sharded model.
 
     Experts are shards of another mesh than the rest, which torch's fused Adam takes at once, and
     no kernel of SGD does.
 
     Args:
-        groups: names of the parameters in each of the optimizer's groups.
+        names: of the parameters in each of the optimizer's groups.
     """
-    made: list[dict[str, Any]] = []
-    for group, names in zip(optimizer.param_groups, groups, strict=True):
-        settings = {key: value for key, value in group.items() if key != "param_names"}
+    for group, listed in zip(optimizer.param_groups, names, strict=True):
+        group["params"] = [parameters[name] for name in listed]
         if isinstance(optimizer, SGD):
-            settings |= {"fused": False, "foreach": False}
-        elif settings.get("fused") is None and not settings.get("foreach"):
-            settings["fused"] = not (settings.get("capturable") or settings.get("differentiable"))
-        made.append(settings | {"params": [parameters[name] for name in names]})
-    return _KINDS[_KINDS.index(type(optimizer))](made)
+            group |= {"fused": False, "foreach": False}
+        elif group.get("fused") is None and not group.get("foreach"):
+            group["fused"] = not (group.get("capturable") or group.get("differentiable"))
 
 
 def _check_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
