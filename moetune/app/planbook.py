@@ -24,7 +24,6 @@ from moetune.domain.records import Settled
 from moetune.domain.request import PlanInputs
 from moetune.domain.spelling import nearest_or
 from moetune.runtime.plans.book import PlanBook, read_plans, share_plans
-from moetune.runtime.plans.tuner import BUDGET_SECONDS
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -44,7 +43,6 @@ def open_planbook(
     db: str | None = None,
     online: bool = False,
     service: str | None = None,
-    search_budget_seconds: float = BUDGET_SECONDS,
     renew: bool = False,
 ) -> PlanBook:
     """Return the same plans on every rank of the group; all its ranks call this together.
@@ -58,9 +56,7 @@ def open_planbook(
     a few, first the plan's, and stores the fastest for later jobs. One number of tokens takes
     about 20 steps, most of them close to the best; a number near a settled one, or between two
     that agree, takes none. Once all are settled, `step` does nothing. No decision changes the
-    numbers that a layer computes. Trials that are slower than the best decision known lose time;
-    once all of the job have lost `search_budget_seconds`, the search under way settles on the best
-    it knows, and none follows.
+    numbers that a layer computes.
 
     With a plan service (`moetune serve`) the first rank asks it for the plans of inputs. Where the
     service gives none, its last answer to the same inputs is taken from the user's cache, else the
@@ -77,8 +73,6 @@ def open_planbook(
         online: search while training.
         service: the service's url; default, MOETUNE_URL or the setting `url`. Its token is
             taken from MOETUNE_TOKEN.
-        search_budget_seconds: time that searches of this job may lose; default, a hundredth of an
-            hour. The first rank's counts.
         renew: instead of plans of layers for another number of ranks take those for the group's,
             with the same tokens of all ranks, profile and constraints.
 
@@ -91,8 +85,7 @@ def open_planbook(
     if online:
         return share_plans(
             lambda: _find_all(request, group), find_settled=partial(_find_settled, request),
-            make_tuner=partial(_make_tuner, request), budget_seconds=search_budget_seconds,
-            group=group,
+            make_tuner=partial(_make_tuner, request), group=group,
         )  # fmt: skip
     return share_plans(lambda: _find_all(request, group), group=group)
 

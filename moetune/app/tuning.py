@@ -171,10 +171,6 @@ class StudyTuner:
         self._trying = study.ask()
         return self._trying or self.settle()
 
-    def best_seconds(self) -> float | None:
-        """Return the median of the fastest trial that has ended, None before the first one."""
-        return None if self._study is None else self._study.best_seconds
-
     def settle(self) -> Settled:
         """Store and return the best of what was tried."""
         task, study = self._task, self._study

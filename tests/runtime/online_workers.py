@@ -1,6 +1,5 @@
 """What ranks do in the tests of the online plan book: layers whose times are made up."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -84,14 +83,6 @@ class CountedTuner:
     def tell(self, seconds: float) -> Decision | Settled:
         self.num_told += 1
         return self._seen(self._tuner.tell(seconds))
-
-    def best_seconds(self) -> float | None:
-        return self._tuner.best_seconds()
-
-    def settle(self) -> Settled:
-        settled = self._tuner.settle()
-        self.settled.append(settled)
-        return settled
 
     def _seen(self, said: Decision | Settled) -> Decision | Settled:
         if isinstance(said, Settled):
@@ -260,13 +251,11 @@ def failing_tuner() -> None:
 
 
 def settle_with(
-    plan: Plan, seconds: Mapping[str, float], folder: Path, *, budget_seconds: float
-) -> tuple[set[Decision], MoELayer, OnlineSearch]:
+    plan: Plan, seconds: Mapping[str, float], folder: Path
+) -> tuple[set[Decision], MoELayer]:
     """Search one size with real ranks: equal decisions, and the numbers of one chunk."""
     clock, tuner = MadeUpClock(best_at(1, 1), seconds), study_tuner(folder)
-    book = share_plans(
-        lambda: PlanBook([plan]), make_tuner=lambda: tuner, budget_seconds=budget_seconds
-    )
+    book = share_plans(lambda: PlanBook([plan]), make_tuner=lambda: tuner)
     search = book._search
     assert search is not None
     search.clock = clock
@@ -287,33 +276,16 @@ def settle_with(
         if search.layer(key, book.plans_for(key), None).settled(40) is not None:
             train(layer, 40)
             _agree(layer)
-            return tried, layer, search
+            return tried, layer
     raise AssertionError("the search does not end")
 
 
 def strategies(plan: Plan, folder: Path) -> None:
     """Where memory is short strategies are tried; a slow one is left, and the fastest stays."""
     seconds = {"none": 1.0, "S1": 4.0, "S2": 0.5, "S3": 1.1, "S4": 1.2}
-    tried, layer, search = settle_with(plan, seconds, folder, budget_seconds=math.inf)
+    tried, layer = settle_with(plan, seconds, folder)
     assert len({one.strategy for one in tried}) > 2
     assert layer.decision.strategy == "S2"
-    assert search.lost.lost_seconds > 0
-
-
-def spent_budget(plan: Plan, folder: Path) -> None:
-    """The first rank's budget ends the search on all ranks, with what is best by then."""
-    mine = 1.0 if dist.get_rank() == 0 else math.inf
-    seconds = {"none": 1.0, "S1": 9.0, "S2": 9.0, "S3": 9.0, "S4": 9.0}
-    tried, layer, search = settle_with(plan, seconds, folder, budget_seconds=mine)
-    assert search.has_ended
-    assert search.lost.lost_seconds == 2 * 16.0  # one step to warm up, one measured
-    assert len({one.strategy for one in tried}) == 2
-    assert layer.decision.strategy == "none"
-    train(layer, 90)
-    with counted_collectives() as names:
-        for _ in range(3):
-            search.step()
-    assert names == []
 
 
 def group_of_another_size() -> None:

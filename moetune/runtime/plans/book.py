@@ -25,7 +25,7 @@ from moetune.domain.units import format_chunks
 from moetune.runtime.plans.layer_plans import LayerPlans, WatchedPlans
 from moetune.runtime.plans.online import OnlineSearch
 from moetune.runtime.plans.timers import Clock, device_clock
-from moetune.runtime.plans.tuner import BUDGET_SECONDS, Tuner
+from moetune.runtime.plans.tuner import Tuner
 
 _LOGGER = logging.getLogger("moetune")
 _MAX_SHOWN = 3
@@ -187,7 +187,6 @@ def share_plans(
     *,
     find_settled: Callable[[Sequence[Plan]], Sequence[Settled]] = lambda _: (),
     make_tuner: Callable[[], Tuner] | None = None,
-    budget_seconds: float = BUDGET_SECONDS,
     group: dist.ProcessGroup | None = None,
 ) -> PlanBook:
     """Return the same book on every rank: the group's first rank finds the plans and sends them.
@@ -196,7 +195,6 @@ def share_plans(
         find: called on the group's first rank only.
         find_settled: decisions of earlier searches for plans, oldest first; as `find`.
         make_tuner: for a book that searches online, see `OnlineSearch`; None for one that does not.
-        budget_seconds: that its searches may lose.
 
     Raises:
         MoetuneError: raised by `find`; raised on every rank.
@@ -217,7 +215,5 @@ def share_plans(
     plans, settled, is_complete = decide_on_first(communicator, find_safely, "the sharing of plans")
     search = None
     if make_tuner is not None:
-        search = OnlineSearch(
-            make_tuner=make_tuner, settled=settled, group=group, budget_seconds=budget_seconds
-        )
+        search = OnlineSearch(make_tuner=make_tuner, settled=settled, group=group)
     return PlanBook(plans, search=search, is_complete=is_complete)

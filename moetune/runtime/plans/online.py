@@ -23,7 +23,7 @@ from moetune.domain.plan import Decision, Plan, nearest_plan
 from moetune.domain.records import Settled
 from moetune.runtime.plans.layer_plans import LayerPlans
 from moetune.runtime.plans.timers import CallWatch, Clock, Watch, device_clock
-from moetune.runtime.plans.tuner import BUDGET_SECONDS, LostTime, Tuner, TuningTask, outcome
+from moetune.runtime.plans.tuner import Tuner, TuningTask, outcome
 from moetune.solve.layer.online import AdaptiveRanges, search_space
 
 PATIENCE_STEPS = 100
@@ -102,7 +102,7 @@ class LayerSearch(LayerPlans):
 
 
 _Measured = tuple[float, ...]
-"""Of one rank and step: the mean times of its calls, and their number; () without calls."""
+"""Of a rank's step: the mean times of its calls; () without calls."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,8 +115,6 @@ class Trial:
         calls: timed in this step.
         idle_steps: steps since the last call of this size.
         num_trials: decisions tried so far, with this one.
-        lost_before_seconds: by searches before this one.
-        warm_up: what `measured` returned for the step that warmed up.
     """
 
     layer: LayerSearch
@@ -126,8 +124,6 @@ class Trial:
     calls: deque[CallWatch] = field(default_factory=lambda: deque(maxlen=1024))
     idle_steps: int = 0
     num_trials: int = 1
-    lost_before_seconds: float = 0.0
-    warm_up: _Measured = ()
 
     def is_about(self, layer: LayerSearch, tokens: int) -> bool:
         """Return whether a layer's calls of that number of tokens belong to this trial."""
@@ -136,7 +132,7 @@ class Trial:
         return is_same and layer.ranges[plan.id].is_near(tokens, self.task.tokens_per_rank)
 
     def measured(self) -> _Measured:
-        """Return mean forward and backward times of this step's calls, and their number.
+        """Return mean forward and backward times of this step's calls.
 
         Times of calls with a few more or fewer tokens are scaled to the size of the search. Of a
         call that activation checkpointing runs twice, only the second has a backward pass.
@@ -146,8 +142,7 @@ class Trial:
             for call in self.calls
             if (seconds := call.seconds()) is not None
         ]
-        means = map(fmean, zip(*scaled, strict=True))
-        return (*means, len(scaled)) if scaled else ()
+        return tuple(map(fmean, zip(*scaled, strict=True)))
 
 
 class OnlineSearch:
@@ -160,15 +155,12 @@ class OnlineSearch:
         settled: results of earlier searches, oldest first.
         group: default, the world.
         clock: of the timers.
-        budget_seconds: time that all searches together may lose, see `LostTime`; the step that
-            goes beyond it ends them. The first rank's counts.
 
     Attributes:
         trial: the search under way.
         wanted: the next size to search for, and its layer.
         num_changes: decisions that changed since the start.
-        has_ended: the tuner raised, or the budget is lost.
-        lost: by all searches; on other ranks than the first, as of its last answer.
+        has_ended: the tuner raised.
     """
 
     def __init__(
@@ -178,13 +170,11 @@ class OnlineSearch:
         settled: Sequence[Settled] = (),
         group: dist.ProcessGroup | None = None,
         clock: Clock = device_clock,
-        budget_seconds: float = BUDGET_SECONDS,
     ) -> None:
         self.settled, self.clock = tuple(settled), clock
         self.trial: Trial | None = None
         self.wanted: tuple[LayerSearch, int] | None = None
-        self.num_changes = 0
-        self.has_ended, self.lost = False, LostTime(budget_seconds=budget_seconds)
+        self.num_changes, self.has_ended = 0, False
         self._communicator = communicator_of(group)
         self._make_tuner = make_tuner
         self._tuner: Tuner | None = None
@@ -236,39 +226,12 @@ class OnlineSearch:
         measured = trial.measured()
         trial.calls.clear()
         if trial.is_warming:
-            trial.is_warming, trial.warm_up = False, measured
+            trial.is_warming = False
             return
-        everywhere = self._communicator.all_gather_object(
-            (trial.warm_up, measured), "the agreement on a measured step"
-        )
-        warm_ups, steps = zip(*everywhere, strict=True)
+        steps = self._communicator.all_gather_object(measured, "the agreement on a measured step")
         if all(steps):
-            trial.warm_up = ()
-            self._ask(trial, lambda tuner: self._tell(tuner, warm_ups, steps))
-
-    def _tell(
-        self, tuner: Tuner, warm_ups: Sequence[_Measured], steps: Sequence[_Measured]
-    ) -> tuple[Decision | Settled, bool]:
-        """Report the last step, charge what it lost, and end the search when that is too much."""
-        best_seconds = tuner.best_seconds()
-        self._charge(warm_ups, best_seconds)
-        forward, backward, _ = self._charge(steps, best_seconds)
-        answer = tuner.tell(forward + backward)
-        is_cut = self.lost.is_spent and isinstance(answer, Decision)
-        return (tuner.settle(), True) if is_cut else (answer, False)
-
-    def _charge(self, ranks: Sequence[_Measured], best_seconds: float | None) -> _Measured:
-        """Charge a step against the best known, and return the slowest rank's times, and calls.
-
-        () of a step that a rank has not measured.
-        """
-        if not all(ranks):
-            return ()
-        *seconds, num_calls = slowest = tuple(map(max, zip(*ranks, strict=True)))
-        self.lost.charge(
-            call_seconds=sum(seconds), best_seconds=best_seconds, num_calls=round(num_calls)
-        )
-        return slowest
+            slowest_seconds = sum(map(max, zip(*steps, strict=True)))
+            self._ask(trial, lambda tuner: tuner.tell(slowest_seconds))
 
     def _begin(self, layer: LayerSearch, tokens: int) -> None:
         task = layer.task(tokens)
@@ -278,56 +241,40 @@ class OnlineSearch:
             layer.settle(task.plan, tokens, task.space.seed)
             self.num_changes += 1
             return
-        self.trial = Trial(
-            layer=layer, task=task, decision=task.space.seed,
-            lost_before_seconds=self.lost.lost_seconds,
-        )  # fmt: skip
+        self.trial = Trial(layer=layer, task=task, decision=task.space.seed)
         layer.decisions.clear()
-        self._ask(self.trial, lambda tuner: (tuner.begin(task), False))
+        self._ask(self.trial, lambda tuner: tuner.begin(task))
 
-    def _ask(
-        self, trial: Trial, question: Callable[[Tuner], tuple[Decision | Settled, bool]]
-    ) -> None:
-        """Ask the first rank's tuner, and do on every rank what it answers.
+    def _ask(self, trial: Trial, question: Callable[[Tuner], Decision | Settled]) -> None:
+        """Ask the first rank's tuner, and do on every rank what it answers."""
 
-        Args:
-            question: returns the tuner's answer, and whether the budget ended the search.
-        """
-
-        def safely() -> tuple[Decision | Settled, bool, float, bool] | None:
+        def safely() -> Decision | Settled | None:
             try:
                 self._tuner = self._tuner or self._make_tuner()
-                answer, is_cut = question(self._tuner)
+                return question(self._tuner)
             except Exception as error:  # noqa: BLE001 - training goes on without the search
                 _LOGGER.warning("the search for better plans ends here: %s", error)
                 return None
-            return answer, is_cut, self.lost.lost_seconds, self.lost.is_spent
 
-        answered = decide_on_first(self._communicator, safely, "the next decision of the search")
+        answer = decide_on_first(self._communicator, safely, "the next decision of the search")
         self.num_changes += 1
-        if answered is None:
+        if answer is None:
             self.has_ended, self.wanted = True, None
             self._end(trial)
-            return
-        answer, is_cut, self.lost.lost_seconds, self.has_ended = answered
-        if isinstance(answer, Settled):
-            self._settle(trial, answer, is_cut=is_cut)
+        elif isinstance(answer, Settled):
+            self._settle(trial, answer)
         elif answer != trial.decision:
             trial.decision, trial.is_warming = answer, True
             trial.num_trials += 1
             trial.layer.decisions.clear()
 
-    def _settle(self, trial: Trial, settled: Settled, *, is_cut: bool) -> None:
+    def _settle(self, trial: Trial, settled: Settled) -> None:
         """Settle the trial's size; the first rank logs it."""
         layer, plan = trial.layer, trial.task.plan
         layer.settle(plan, trial.task.tokens_per_rank, settled.decision)
         if self._communicator.rank == 0:
-            words = outcome(
-                settled, trial.num_trials, self.lost.lost_seconds - trial.lost_before_seconds,
-                budget_seconds=self.lost.budget_seconds if is_cut else None,
-                violations=layer.ranges[plan.id].violations,
-            )  # fmt: skip
-            _LOGGER.info("%s", words)
+            violations = layer.ranges[plan.id].violations
+            _LOGGER.info("%s", outcome(settled, trial.num_trials, violations=violations))
         self._end(trial)
 
     def _end(self, trial: Trial) -> None:
