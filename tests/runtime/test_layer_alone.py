@@ -14,7 +14,7 @@ from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Decision
-from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
 from moetune.runtime.plans.book import PlanBook
 from tests.runtime.faults import make
 from tests.runtime.plans import small_plan
@@ -160,6 +160,22 @@ def test_plan_gives_the_degrees_of_its_tokens_and_ranges(tmp_path: Path) -> None
         assert layer.decision.forward_degree == 2
         layer(torch.randn(1000, 8))
         assert layer.decision.forward_degree == 4
+
+
+@pytest.mark.parametrize(("kind", "usual"), [
+    (MoELayer, "all_to_all"), (TensorExpertLayer, "all_gather"),
+])  # fmt: skip
+def test_dispatchers_that_do_not_run_are_refused_with_what_does(
+    kind: type[ExpertLayer], usual: str
+) -> None:
+    kind(8, 16, 4, dispatcher=usual)
+    for name, words in (
+        ("deepep", "DeepEP"), ("hybrid_ep", "HybridEP"), ("symmetric_memory", "torch"),
+        ("deep_ep", "unknown"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=words) as caught:
+            kind(8, 16, 4, dispatcher=name)
+        assert usual in caught.value.hint
 
 
 def test_layer_without_a_plan_runs_one_chunk_and_says_so_once(

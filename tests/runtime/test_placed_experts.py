@@ -162,6 +162,9 @@ def ranks_that_differ_raise_the_same() -> None:
     with pytest.raises(RankMismatchError) as caught:
         MoELayer(8, 16, 4, 2, placement=(0, 0, 1, 2) if rank else (3, 0, 1, 2))
     assert "no place for expert 3" in same_text(caught.value)
+    with pytest.raises(RankMismatchError) as caught:
+        MoELayer(8, 16, 4, 2, dispatcher="deepep" if rank else None)
+    assert "rank 1: the dispatcher 'deepep' does not run" in same_text(caught.value)
     for wrong, words in (((0, 1, 2), "3 places for 4"), ((0, 1, 2, 4), "no place for expert 3")):
         with pytest.raises(InputError, match=words):
             MoELayer(8, 16, 4, 2, placement=wrong)

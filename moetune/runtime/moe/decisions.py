@@ -18,6 +18,7 @@ from moetune.domain.layer import LayerKey
 from moetune.domain.placement import check_order
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.withdrawn import common_degree
+from moetune.runtime.moe.dispatcher import check_dispatcher
 from moetune.runtime.moe.expert_kernels import check_kernel, kernel_problem
 from moetune.runtime.plans.book import GivenPlan, PlanBook, plans_of, warn_on_first
 from moetune.runtime.plans.layer_plans import LayerPlans
@@ -32,7 +33,7 @@ class LayerDecisions:
     Args:
         key: of the layer; the step's dtype replaces its own.
         rank: this rank's index in the layer's group; the first one warns.
-        pipeline, memory_reuse, plan, placement, expert_kernel: as in `MoELayer`.
+        pipeline, memory_reuse, plan, placement, expert_kernel, dispatcher: as in `MoELayer`.
         can_place: whether the layer can have its experts in another than the natural order.
 
     Attributes:
@@ -59,19 +60,21 @@ class LayerDecisions:
         placement: Sequence[int] | None = None,
         can_place: bool = True,
         expert_kernel: ExpertKernel | None = None,
+        dispatcher: str | None = None,
     ) -> None:
-        check_kernel(expert_kernel)
         self._key, self._rank, self._kernel = key, rank, expert_kernel
         self._pinned = _pinned_decision(pipeline)
         self._strategy = forced_strategy(memory_reuse)
         self.placement: tuple[int, ...] = ()
         self._book = PlanBook()
         try:
+            check_kernel(expert_kernel)
+            check_dispatcher(dispatcher, key.expert_parallel)
             self._book = _book(plan, key)
             placed = _placement(placement, self._book, key)
             self.placement = () if placed == tuple(range(key.layer.num_experts)) else placed
             if self.placement and not can_place:
-                raise InputError(  # noqa: TRY301 - told to all ranks as the others
+                raise InputError(  # noqa: TRY301 - raised on all ranks as the others
                     "the plan places experts on other ranks, and this model's stay in their own "
                     "order",
                     "plan with --expert-placement natural",

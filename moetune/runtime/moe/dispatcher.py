@@ -11,11 +11,14 @@ P ranks, C chunks, L local experts of a rank.
 import itertools
 from collections.abc import Sequence
 from functools import cached_property, partial
+from types import MappingProxyType
 
 import torch
 
 from moetune.comm.agree import OPENING_VALUES, Opening, few_values
 from moetune.comm.group import Communicator
+from moetune.domain.errors import InputError
+from moetune.domain.layer import ExpertParallel
 from moetune.domain.placement import places_of
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.dispatch import Dispatch, RowCounts, TokenCounts, TokenPermutation
@@ -30,6 +33,24 @@ from moetune.runtime.moe.tensor import TensorBackward, TensorForward
 
 _MAX_CHUNKS = 32
 """Chunks that fit into an opening's exchange, whose size must not depend on the degree."""
+_OF_OTHERS = MappingProxyType({
+    "deepep": "DeepEP's kernels run in Megatron-Core, Megatron-Bridge and torchtitan",
+    "hybrid_ep": "HybridEP's kernels run in Megatron-Core, Megatron-Bridge and torchtitan",
+    "symmetric_memory": "exchanges by torch's symmetric memory never ran on a GPU",
+})  # fmt: skip
+"""Dispatchers that layers have not, and why."""
+
+
+def check_dispatcher(name: str | None, kind: ExpertParallel) -> None:
+    """Raise InputError where a layer of a kind cannot send its tokens by that dispatcher."""
+    usual = "all_gather" if kind == "tensor" else "all_to_all"
+    if name in {None, usual}:
+        return
+    instead = f"omit it: the layer sends its tokens by {usual}"
+    if name in _OF_OTHERS:
+        text = f"the dispatcher {name!r} does not run in a layer of moetune: {_OF_OTHERS[name]}"
+        raise InputError(text, f"{instead}, on NCCL and on gloo")
+    raise InputError(f"dispatcher {name!r} is unknown to layers of this kind", instead)
 
 
 class AllToAll:

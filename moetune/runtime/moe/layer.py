@@ -96,6 +96,7 @@ class ExpertLayer(PlannedLayer):
         dtype: torch.dtype | None = None,
         communicator: Communicator | None = None,
         expert_kernel: ExpertKernel | None = None,
+        dispatcher: str | None = None,
     ) -> None:
         if self.expert_parallel == "tensor":
             _check_without_exchange(
@@ -123,7 +124,7 @@ class ExpertLayer(PlannedLayer):
         )  # fmt: skip
         decisions = LayerDecisions(
             key, rank=communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,
-            plan=plan, placement=placement, expert_kernel=expert_kernel,
+            plan=plan, placement=placement, expert_kernel=expert_kernel, dispatcher=dispatcher,
         )  # fmt: skip
         # Experts behind an all-to-all get gradients from every rank's tokens: a wrapper must not
         # average them. Tensor-parallel experts have data-parallel replicas, as dense layers do.
@@ -230,6 +231,7 @@ class MoELayer(ExpertLayer):
         communicator: in place of the group's, for example one that models a slower wire.
         expert_kernel: "grouped_mm", "liger" or "loop" for the experts' products; None takes the
             plan's, and without a plan torch's `grouped_mm` where the GPU has it.
+        dispatcher: "all_to_all"; DeepEP's and other kernels are refused by name.
 
     Attributes:
         aux_loss: balance loss of the last forward pass, a scalar.
@@ -263,6 +265,7 @@ class TensorExpertLayer(ExpertLayer):
         pipeline: as in `MoELayer`: a chunk of the output, or of the gradient of x, is summed
             over the ranks while the next one is computed.
         memory_reuse: True, False or "none", which are the same here.
+        dispatcher: "all_gather".
 
     Attributes:
         aux_loss: balance loss of the last forward pass, equal on all ranks: add it to the loss on
