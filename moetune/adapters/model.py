@@ -124,14 +124,14 @@ def adapt_over(
     for layer, _ in layers:
         layer.agree_on_plans()
     for module, (layer, experts) in zip(modules, layers, strict=True):
-        experts.keep_own()
+        experts.keep_local()
         _install(module, layer)
     if checkpoint is not None:
         agree(
             communicator, lambda: load_checkpoint(model, checkpoint), lambda _: (), "the checkpoint"
         )
     for _, experts in layers:
-        experts.mark_own()
+        experts.mark_local()
     if communicator.num_ranks > 1:
         teach_libraries()
     return model

@@ -167,7 +167,7 @@ class Background:
     ) -> None:
         ballot = partial(vote, ranks.votes, name="the end of a background load")
         self._loads = tuple(
-            BackgroundLoad(operation, device, ballot if operation.ranks_meet else _own_wish)
+            BackgroundLoad(operation, device, ballot if operation.ranks_meet else _wish_alone)
             for operation in operations
         )
 
@@ -205,5 +205,5 @@ class Background:
         return max((end - start for span in spans for start, end in span), default=0.0)
 
 
-def _own_wish(stop: bool) -> Callable[[], bool]:  # noqa: FBT001 - the signature of a vote
+def _wish_alone(stop: bool) -> Callable[[], bool]:  # noqa: FBT001 - the signature of a vote
     return lambda: stop

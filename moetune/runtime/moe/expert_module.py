@@ -218,7 +218,7 @@ class BorrowedExperts(LocalExperts):
     """The local experts among another library's parameters, where they are: nothing is copied.
 
     Args:
-        module: its parameters have this rank's experts, before `keep_own` all ranks' ones, or are
+        module: its parameters have this rank's experts, before `keep_local` all ranks' ones, or are
             DTensors of them.
         form: None of experts with three matrices of their own, which are swiglu.
         are_wrapped: another library's data-parallel wrapper knows that they are no replicas.
@@ -240,7 +240,7 @@ class BorrowedExperts(LocalExperts):
         if placement.num_ranks > 1 and not are_wrapped:
             self._wrapper_check = WrapperCheck(placement)
 
-    def keep_own(self) -> None:
+    def keep_local(self) -> None:
         """Cut the module's parameters to this rank's experts, one after another.
 
         Parameters stay the objects that they are. Their entries in state dicts become DTensors of
@@ -257,7 +257,7 @@ class BorrowedExperts(LocalExperts):
         guard(self._module, self.placement)
         share_checkpoints(self._module, self.placement)
 
-    def mark_own(self) -> None:
+    def mark_local(self) -> None:
         """Tell data-parallel wrappers that only this rank has the parameters."""
         if isinstance(self._module, SpreadExperts):
             self._module.tag()
@@ -291,7 +291,7 @@ def local_experts(placement: ExpertPlacement, name: str, parameter: "DTensor") -
 def share_checkpoints(experts: nn.Module, placement: ExpertPlacement) -> None:
     """Make DTensors of all ranks' experts of a module's entries in state dicts: see `placement`."""
     experts.register_state_dict_post_hook(partial(_distribute, placement))
-    experts.register_load_state_dict_pre_hook(partial(_take_own_part, placement))
+    experts.register_load_state_dict_pre_hook(partial(_take_part, placement))
     watch_optimizers(experts, placement)
 
 
@@ -307,7 +307,7 @@ def _distribute(
             state[prefix + name] = placement.distribute(value)
 
 
-def _take_own_part(
+def _take_part(
     placement: ExpertPlacement,
     experts: nn.Module,
     state: dict[str, Any],
@@ -319,7 +319,7 @@ def _take_own_part(
     for name, parameter in experts.named_parameters(recurse=False):
         value = state.get(prefix + name)
         if isinstance(value, torch.Tensor) and not is_dtensor(parameter):
-            part = placement.own_part(value, prefix + name)
+            part = placement.part_of(value, prefix + name)
             # An assigned slice would keep the memory of all experts.
             is_assigned = metadata.get("assign_to_params_buffers", False)
             state[prefix + name] = part.clone() if is_assigned else part

@@ -89,7 +89,7 @@ class _OptimizerWatch:
             )
         self._hooked.add(optimizer)
         optimizer.register_state_dict_post_hook(self._distribute)
-        optimizer.register_load_state_dict_pre_hook(self._take_own_parts)
+        optimizer.register_load_state_dict_pre_hook(self._take_parts)
         for parameter in mine:
             states = optimizer.state.get(parameter, {})
             states.update(_converted(states, owners[id(parameter)], parameter, _loaded_part))
@@ -110,9 +110,9 @@ class _OptimizerWatch:
         ids = range(len(_parameters(optimizer)))
         return self._convert(optimizer, state, ids, _distributed)
 
-    def _take_own_parts(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    def _take_parts(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         ids = chain.from_iterable(group["params"] for group in state["param_groups"])
-        return self._convert(optimizer, state, ids, _own_part)
+        return self._convert(optimizer, state, ids, _local_part)
 
     def _convert(
         self, optimizer: Optimizer, state: dict[str, Any], ids: Iterable[object], convert: _Convert
@@ -169,11 +169,11 @@ def _distributed(
     return owner.distribute(value, "optimizer")
 
 
-def _own_part(
+def _local_part(
     owner: ExpertPlacement, _: nn.Parameter, key: str, value: torch.Tensor
 ) -> torch.Tensor:
     what = f"the optimizer's {key} of experts"
-    part = owner.own_part(value, what, "optimizer")
+    part = owner.part_of(value, what, "optimizer")
     # A slice would keep the memory of all experts: torch takes loaded states without a copy.
     return part if is_dtensor(value) else part.clone()
 
@@ -184,7 +184,7 @@ def _loaded_part(
     """Return this rank's part of a state that was there before the first step."""
     if not is_dtensor(value) and len(value) == len(parameter):
         return value
-    return _own_part(owner, parameter, key, value)
+    return _local_part(owner, parameter, key, value)
 
 
 def _agree_on_overflow(ranks_of: Callable[[Optimizer], Iterable[Communicator]]) -> None:

@@ -180,7 +180,7 @@ class ExpertPlacement:
             self.copies.add(kind, local)
         return DTensor.from_local(local, self._mesh(local), [Shard(0)], run_check=False)
 
-    def own_part(
+    def part_of(
         self, value: torch.Tensor, what: str, kind: StateKind = "parameters"
     ) -> torch.Tensor:
         """Return this rank's experts of a state dict's value.
@@ -200,30 +200,30 @@ class ExpertPlacement:
         """
         self.copies.forget(kind)
         if is_dtensor(value):
-            part = self._own_part_of(value, what)
+            part = self._part_of_dtensor(value, what)
             if not self.order:
                 return part
             if part.is_meta:
                 return part.new_empty((self.num_local, *part.shape[1:]))
             return _moved(part, self.order, self.process_group)
-        num_found = len(value) if value.dim() else 0
-        if num_found == self.num_experts:
+        num_given = len(value) if value.dim() else 0
+        if num_given == self.num_experts:
             return self.local_part(value)
-        if num_found == self.num_local:
+        if num_given == self.num_local:
             raise InputError(
-                f"{what} has {num_found} of {self.num_experts} experts, and does not tell of which "
+                f"{what} has {num_given} of {self.num_experts} experts, and does not tell of which "
                 f"of the {self.num_ranks} ranks",
                 "load the state dict that the layer gives, or one with all experts",
             )
         return value  # torch names both shapes in its error
 
-    def _own_part_of(self, value: "DTensor", what: str) -> torch.Tensor:
+    def _part_of_dtensor(self, value: "DTensor", what: str) -> torch.Tensor:
         from torch.distributed.tensor import Shard
 
         mesh = value.device_mesh
         # A mesh from a file still has the coordinate of the rank that wrote the file.
-        is_own = tuple(mesh.get_coordinate() or ()) == (self.rank,)
-        if is_own and mesh.size() == self.num_ranks and list(value.placements) == [Shard(0)]:
+        is_here = tuple(mesh.get_coordinate() or ()) == (self.rank,)
+        if is_here and mesh.size() == self.num_ranks and list(value.placements) == [Shard(0)]:
             local: torch.Tensor = value.to_local()
             return local
         raise InputError(

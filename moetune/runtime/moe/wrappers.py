@@ -132,8 +132,8 @@ class WrapperCheck:
         """
         self._check_ddp(parameter)
         is_managed = getattr(experts, "_is_fsdp_managed_module", False)
-        is_own = isinstance(parameter, nn.Parameter)
-        is_flat = not is_own or getattr(parameter, "_fsdp_flattened", False)
+        is_parameter = isinstance(parameter, nn.Parameter)
+        is_flat = not is_parameter or getattr(parameter, "_fsdp_flattened", False)
         if is_managed and not is_dtensor(parameter) and is_flat:
             raise InputError(
                 "FullyShardedDataParallel shards experts that differ between ranks as if they were "
