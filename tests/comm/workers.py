@@ -3,6 +3,7 @@
 import os
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from moetune.comm.agree import (
     largest,
     vote,
 )
-from moetune.comm.gloo import communicator_of, new_communicator
+from moetune.comm.gloo import communicator_of, group_of_this_rank, new_communicator
 from moetune.comm.group import Communicator
 from moetune.domain.errors import CollectiveError, InputError, RankMismatchError
 
@@ -158,18 +159,17 @@ def a_future_completes_with_its_transfer(group: Communicator) -> None:
     assert total.item() == group.num_ranks
 
 
-def neighbours_have_a_communicator(group: Communicator) -> None:
-    world = dist.get_rank()
-    members = [world ^ 1, world] if world % 2 else [world, world ^ 1]
-    pair = new_communicator(members, purpose="pairs")
-    assert (pair.members, pair.rank) == (tuple(members), world % 2)
-    value = torch.tensor([world])
-    pair.all_reduce(value, "a pair's sum").wait()
-    assert value.item() == sum(members)
-    assert pair.broadcast_object(world, "the first's rank") == members[0]
-    assert pair.all_gather_values(torch.tensor(world), "ranks").tolist() == members
-    assert isinstance(new_communicator([world], purpose="one rank"), OneRank)
+def new_groups_have_all_ranks_or_this(group: Communicator) -> None:
+    """The world is bound to a device, as NCCL's: a rank's own group is not cut out of it."""
     assert new_communicator(purpose="all", timeout_seconds=30).members == group.members
+    world: Any = dist.group.WORLD
+    device = world.bound_device_id = torch.device("cpu", 0)
+    if dist.get_rank() == 0:
+        alone: Any = group_of_this_rank("a rank")
+        assert dist.get_process_group_ranks(alone) == [0]
+        assert alone.bound_device_id is None
+    assert world.bound_device_id == device
+    world.bound_device_id = None
 
 
 def a_wrong_size_is_told_before_it_travels(group: Communicator) -> None:
@@ -263,7 +263,7 @@ ON_ANY_RANKS: tuple[Check, ...] = (
 )
 AMONG_SEVERAL: tuple[Check, ...] = (
     a_future_completes_with_its_transfer,
-    neighbours_have_a_communicator,
+    new_groups_have_all_ranks_or_this,
     a_wrong_size_is_told_before_it_travels,
     unequal_signatures_raise_on_all,
     problem_of_a_rank_raises_on_all,
