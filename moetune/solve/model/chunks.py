@@ -134,9 +134,9 @@ def _chunked_pass(
         speeds = prices.device.costs.overlap_speeds(
             exchange_bytes=num_bytes / degree, exchange_seconds=transfer
         )
-        makespans[degree] = makespan(
+        makespans[degree] = float(makespan(
             degree=degree, transfer_seconds=transfer,
             compute_seconds=max(experts, whole_experts / degree),
-            comm_speed=speeds.comm, comp_speed=speeds.comp,
-        )  # fmt: skip
+            comm_speed=float(speeds.comm), comp_speed=float(speeds.comp),
+        ))  # fmt: skip
     return ChunkedPass(seconds=makespans, kernels=kernels)
