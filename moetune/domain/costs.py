@@ -88,7 +88,7 @@ class Costs(Protocol):
 
     @property
     def speeds(self) -> SpeedTable:
-        """Speeds of operations of different classes beside each other."""
+        """Speeds of operations of different classes in overlap."""
         ...
 
     @property

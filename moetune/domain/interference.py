@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # it loads NumPy
 
 
 class _Speeds:
-    """Speeds of one class of operations beside the others, each above 0 and at most 1."""
+    """Speeds of a class of operations in overlap with others, each above 0 and at most 1."""
 
     __slots__: tuple[str, ...] = ()
 

@@ -70,7 +70,7 @@ class Predictor:
     """Times of one operation, with the trust in them.
 
     Args:
-        key: the operation, as doubts about it name it; None where doubts are not told.
+        key: the operation, as doubts about it name it; None where doubts do not name it.
         stretch: size of that for one of the operation's.
         factors: of what stands in, shape (curves, 1).
         stand_in: what stands in; "" for the operation itself.
@@ -282,17 +282,17 @@ class Operations(Tables):
         """
         basis, stand_in = source.basis, source.stand_in
         origin, table_factors = None, _UNIT_FACTOR
-        is_told = bool(stand_in) or not isinstance(basis, Line)
+        is_named = bool(stand_in) or not isinstance(basis, Line)
         if not isinstance(basis, Line) and basis.origin is not None:
             origin = basis.origin
             table_factors = self.curves.factors(f"{basis.family}: table", origin.spread)
             if not stand_in:
                 stand_in = origin.words
                 published = origin.label, self.index.profile.provenance
-                is_told = published != ("published", "published")
+                is_named = published != ("published", "published")
         named, times = key if source.stand_in else source.key, self.curves.times
         return Predictor(
-            key=named if is_told else None,
+            key=named if is_named else None,
             # Many numbers in flight share the points of the nearest one.
             times=self.remembered(basis.label, lambda: times(basis))
             if isinstance(basis, Points)

@@ -129,7 +129,7 @@ class _DrawnCurves(Curves):
     def speeds(self, index: ProfileIndex) -> SpeedTable:
         """Return the factors from raw times drawn again, of each draw."""
         nominal, times = super().speeds(index), index.pool.interference
-        if not times or not index.has_own_interference:
+        if not times or not index.has_measured_interference:
             return nominal
         drawn = self._noise.overlapped_medians(times)[:, self._chosen]
         return {**nominal, **measured_speeds(dict(zip(times, drawn, strict=True)))}
