@@ -15,7 +15,6 @@ from moetune.app.profile_request import ProfileRequest
 from moetune.app.recording import Progress
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CopyPoint, GemmPoint, InterferencePoint, Sample
-from moetune.fit.costs import costs_of
 
 if TYPE_CHECKING:
     from moetune.store import SqlStore
@@ -111,7 +110,7 @@ def profile_rows(profile: Profile) -> Iterator[Row]:
                 "seconds": sample.median_seconds,
             }  # fmt: skip
     if _has_interference(profile):
-        yield {"kind": "interference", **asdict(costs_of(profile).interference)}
+        yield {"kind": "interference", **asdict(profile.interference)}
     for sample in profile.samples:
         if sample.error:
             yield {"kind": "failure", "point": repr(sample.point), "error": sample.error}

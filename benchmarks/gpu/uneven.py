@@ -74,7 +74,7 @@ def _predicted(
     num_experts: int,
     seconds: Mapping[tuple[str, GemmForm], float],
 ) -> float:
-    share = unevenness(form, shares_of(law, num_experts), rows=rows)
+    share = unevenness(form, shares_of(law, num_experts), rows=rows).item()
     return (1 - share) * seconds["even", form] + share * seconds["half on one", form]
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 from moetune.app.profiles import is_path
 from moetune.domain.chips import peak_flops
 from moetune.domain.constraints import Constraints
-from moetune.domain.costs import Costs
+from moetune.domain.costs import Refit
 from moetune.domain.document import decode, encode, shown
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import LayerShape, layer_flops, rate
@@ -261,7 +261,7 @@ def _problem(inputs: PlanInputs, profile: Profile) -> LayerProblem:
     )
 
 
-def drawn_costs(profile: Profile, *, allow_modelled: bool) -> tuple[Costs, ...]:
+def drawn_costs(profile: Profile, *, allow_modelled: bool) -> tuple[Refit, ...]:
     """Return the refits behind a plan's confidence."""
     return resample_costs(
         profile, num=NUM_RESAMPLES, seed=RESAMPLING_SEED, allow_modelled=allow_modelled

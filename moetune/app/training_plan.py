@@ -10,7 +10,7 @@ from moetune.domain.chips import peak_flops
 from moetune.domain.document import digest, encode
 from moetune.domain.errors import InputError
 from moetune.domain.model import MODELS
-from moetune.domain.plan import MAKE_ONE
+from moetune.domain.plan import MAKE_PLAN
 from moetune.domain.profile import Profile
 from moetune.domain.records import Calibration, ObservedRun, decisions_of, factor_of
 from moetune.domain.routing import ExpertLoads
@@ -111,7 +111,7 @@ def planned_job(plan: TrainingDocument, *, given: str | None) -> tuple[FoundMode
     inputs, model = plan.inputs, find_planned_model(plan.inputs, given=given)
     if model.decoder is None:
         what = f"plan {plan.id[:6]}: {inputs.model} is a layer, not a model"
-        raise InputError(what, MAKE_ONE)
+        raise InputError(what, MAKE_PLAN)
     return model, TrainingJob(
         decoder=model.decoder, world_size=inputs.world_size, global_batch=inputs.global_batch,
         length=inputs.seq, dtype=inputs.dtype, optimizer=inputs.optimizer, tuning=inputs.tuning,

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from moetune.domain.document import decode, decode_schema, refuse_pointer
 from moetune.domain.errors import InputError
-from moetune.domain.plan import MAKE_ONE, READABLE_SCHEMAS, Plan
+from moetune.domain.plan import MAKE_PLAN, READABLE_SCHEMAS, Plan
 from moetune.domain.training_document import SCHEMA, TrainingDocument
 from moetune.domain.withdrawn import whole_model_refusal, withdrawn_of_moetune
 
@@ -48,7 +48,7 @@ def plan_from_json(text: str | bytes, where: str) -> AnyPlan:
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise InputError(f"{where} is not valid JSON: {error}", MAKE_ONE) from None
+        raise InputError(f"{where} is not valid JSON: {error}", MAKE_PLAN) from None
     except RecursionError:
         raise InputError(f"{where} is not a plan: it is nested too deeply") from None
     if isinstance(document, dict) and isinstance(document.get("plan"), dict):

@@ -136,9 +136,9 @@ class Decoder:
     Args:
         norms: parameters of the last norm and of what joins residual streams.
         is_tied: whether the head's matrix is the embedding's.
-        embedding_extra: parameters beside the token embedding, such as positions.
+        embedding_extra: parameters next to the token embedding, such as positions.
         tables: parameters of further tables, of which a token meets a few rows alone.
-        uncounted: towers beside the language model, such as "vision", which are not counted.
+        uncounted: towers next to the language model, such as "vision", which are not counted.
         path: absolute path of the configuration, "" for a model that is known by its name.
     """
 

@@ -5,7 +5,7 @@ Compute capabilities are NVIDIA's table (developer.nvidia.com/cuda-gpus); AMD's 
 of the ROCm documentation's list of accelerators (gfx942 is CDNA 3, gfx950 CDNA 4).
 
 Peak rates are of one device, without sparsity, and sum in float32; float32 is without TF32, as
-torch multiplies unless it is told otherwise. A GPU that is not here, or a number that its maker
+torch multiplies by default. A GPU that is not here, or a number that its maker
 gives for other boards only, has no peak. No other is put in its place.
 """
 

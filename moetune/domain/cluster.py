@@ -39,14 +39,14 @@ def process_bytes(text: str) -> int:
         text: "80GB" as it is sold, of which torch sees 79.11 GiB, or "79.11GiB" as torch sees it.
 
     Raises:
-        InputError: the text is no size, or none is left beside the context.
+        InputError: the text is no size, or none is left after the context.
     """
     size = parse_bytes(text)
     unit = text.strip().lower().lstrip("0123456789. ")
     seen = int(size / 10**9 * 2**30 * _SEEN) if unit in {"gb", "g"} else size
     if seen <= CONTEXT_BYTES:
         raise InputError(
-            f"a GPU of {text} has nothing left beside {format_bytes(CONTEXT_BYTES)} of context",
+            f"a GPU of {text} has nothing left after {format_bytes(CONTEXT_BYTES)} of context",
             "give its whole memory, such as 80GB",
         )
     return seen - CONTEXT_BYTES

@@ -2,17 +2,20 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from moetune.domain.cost_keys import CostKey
-from moetune.domain.interference import Interference, OverlapSpeeds
+from moetune.domain.interference import OverlapSpeeds, SpeedTable
 from moetune.domain.layer import LayerKey
 
-if TYPE_CHECKING:  # it loads NumPy, which a command's help does without
+if TYPE_CHECKING:  # they load NumPy, which a command's help does without
+    from moetune.domain.arrays import Floats, Sizes
     from moetune.domain.step_errors import StepErrors
 
 Trust = Literal["measured", "interpolated", "extrapolated", "modelled"]
 TRUSTS: tuple[Trust, ...] = get_args(Trust)
+Number = TypeVar("Number", float, "Floats")
+"""A number, or an array in its place, where one sentence holds for both."""
 _RANKS = {trust: rank for rank, trust in enumerate(TRUSTS)}
 CopyMode = Literal["pinned", "pageable", "inline"]
 """Ways to offload activations. A copy engine does it while everything else runs ("pinned"). Copies
@@ -34,7 +37,7 @@ class LinearCost:
     alpha_seconds: float
     beta_seconds: float
 
-    def seconds(self, size: float) -> float:
+    def seconds(self, size: Number) -> Number:
         """Return the time of one operation of that size."""
         return self.alpha_seconds + self.beta_seconds * size
 
@@ -57,35 +60,35 @@ class Doubt(NamedTuple):
     stand_in: str = ""
 
 
-class Estimate(NamedTuple):
-    """A predicted time; not a dataclass, because a plan makes thousands.
+class Estimate(NamedTuple, Generic[Number]):
+    """A predicted time, or times; not a dataclass, because a plan makes thousands.
 
     Args:
-        doubts: what of it a measured profile has not measured.
+        seconds: a number; or an array, of some sizes or of some refits.
+        trust: of several times "measured", which says nothing.
+        doubts: what of it a measured profile has not measured; none of several times.
     """
 
-    seconds: float
+    seconds: Number
     trust: Trust
     doubts: tuple[Doubt, ...] = ()
 
-    def scaled(self, factor: float) -> "Estimate":
-        """Return the estimate with so many times the seconds."""
-        if (factor == 1) is True:  # no array of factors, either
-            return self
-        return Estimate(seconds=self.seconds * factor, trust=self.trust, doubts=self.doubts)
+
+def scaled(estimate: Estimate[Number], factor: "float | Number") -> Estimate[Number]:
+    """Return the estimate with so many times the seconds."""
+    return Estimate(estimate.seconds * factor, estimate.trust, estimate.doubts)
 
 
 class Costs(Protocol):
-    """Times of a machine's operations.
+    """Times of a machine's operations: numbers for numbers, and arrays for arrays.
 
-    A size may be a fraction, as those of chunks are, or an array of sizes. An estimate then has an
-    array of seconds, and neither trust nor doubts. Costs of many refits (`costs_of_all`) have an
-    array of seconds for a single size.
+    A size may be a fraction, as those of chunks are. The times of a layer are arrays, without
+    dimensions for a single size; those of many refits together have a time of each there.
     """
 
     @property
-    def interference(self) -> Interference:
-        """Speeds of operations of different classes beside each other."""
+    def speeds(self) -> SpeedTable:
+        """Speeds of operations of different classes in overlap."""
         ...
 
     @property
@@ -93,7 +96,7 @@ class Costs(Protocol):
         """Way to offload activations; None where copies were not measured both ways."""
         ...
 
-    def seconds(self, key: CostKey, size: float) -> Estimate:
+    def seconds(self, key: CostKey, size: Number) -> Estimate[Number]:
         """Return the time at a size; ProfileError names the command that measures what lacks."""
         ...
 
@@ -105,7 +108,9 @@ class Costs(Protocol):
         """Return whether points predict the dtype's GEMMs; else it is an α–β line."""
         ...
 
-    def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
+    def overlap_speeds(
+        self, *, exchange_bytes: "Sizes", exchange_seconds: "Sizes"
+    ) -> OverlapSpeeds:
         """Return the speeds of computation and all-to-alls of a size and a time, in overlap."""
         ...
 
@@ -114,12 +119,14 @@ class Costs(Protocol):
         ...
 
 
-def seconds_if_known(costs: Costs, key: CostKey, size: float) -> Estimate | None:
+def seconds_if_known(costs: Costs, key: CostKey, size: Number) -> Estimate[Number] | None:
     """Return the time of a memory-bound operation or attention; None where it was not measured."""
     return costs.seconds(key, size) if costs.knows(key) else None
 
 
-def costs_of_all(refits: Sequence[Costs]) -> Costs:
-    """Return costs with arrays of seconds, of refits of one profile; else TypeError."""
-    together: Costs = cast("Any", refits[0]).together(refits)
-    return together
+class Refit(Costs, Protocol):
+    """Costs of a refit of a profile: of measurements drawn again within their errors."""
+
+    def together(self, refits: Sequence["Refit"]) -> Costs:
+        """Return costs with arrays of the refits' times; TypeError of several profiles."""
+        ...

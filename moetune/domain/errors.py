@@ -33,7 +33,7 @@ class MoetuneError(Exception):
     """Base of all errors: a problem and the next step.
 
     Args:
-        what: the problem, with the object's name and the value that was found.
+        what: the problem, with the object's name and its value.
         hint: the next step, often a command; empty when there is none.
         field: of the question that is wrong, such as "memory_limit"; empty where none is. Texts
             name fields as flags: see `domain.spelling`.

@@ -17,7 +17,7 @@ class Amounts:
         dense: FFNs that every token passes.
         router: gates of the routed experts.
         routed: experts that a router chooses, and their latent projections.
-        shared: experts that every token passes beside the routed ones.
+        shared: experts that every token passes as well as the routed ones.
         norms: around the parts, and residual mixing.
         embedding: token embeddings, and projections of them.
         head: the projection onto the vocabulary.
@@ -134,7 +134,7 @@ class RoutedExperts:
         shared: the shared experts as one FFN; None without.
         shared_gate: parameters of a gate on the shared experts' output.
         latent_biases: of the projections to the latent width and back, with their norms.
-        record: number of the layer's record, where layers are told apart by their routing.
+        record: number of the layer's record, where layers differ by their routing.
 
     Raises:
         InputError: a size below 1, more choices than experts, or groups that do not divide them.

@@ -176,8 +176,8 @@ TEXT_CLASSES: MappingProxyType[str, str] = MappingProxyType({
     "gemma4_text": "Gemma4ForCausalLM", "kimi_k2": "DeepseekV3ForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 })  # fmt: skip
-"""Families whose language model has a bridge of its own beside that with towers, and the class that
-it is registered for. Bridge's own recipe of Qwen3.5's text (`recipes/qwen/gb200/qwen35.py` of 0.6)
+"""Families whose language model has a bridge apart from that with towers, and the class that it is
+registered for. Bridge's own recipe of Qwen3.5's text (`recipes/qwen/gb200/qwen35.py` of 0.6)
 names it to `AutoBridge.from_hf_config`."""
 _WITH_TOWERS: MappingProxyType[str, str] = MappingProxyType({
     **dict.fromkeys(("qwen3_vl_moe_text", "qwen3_vl_text", "qwen2_5_vl_text"), "qwen_vl"),

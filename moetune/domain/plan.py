@@ -41,7 +41,7 @@ class Confidence:
 PLAN_SCHEMA = 2
 READABLE_SCHEMAS = (1, 2)
 """Plans of schema 1 have no terms: to explain one, its candidates are ranked again."""
-MAKE_ONE = (
+MAKE_PLAN = (
     "make one:  moetune plan --model qwen3-30b-a3b --profile h100-x8 --target megatron "
     "--global-batch 256 --seq 4096 --output plan.json"
 )
@@ -292,7 +292,7 @@ class Plan:
         """Raise InputError: a whole model's plan is wanted."""
         raise InputError(
             f"plan {self.id[:6]} is the plan of a layer, and a whole model's is wanted here",
-            f"moetune.open_planbook reads it as it is; for a layout, {MAKE_ONE}",
+            f"moetune.open_planbook reads it as it is; for a layout, {MAKE_PLAN}",
         )
 
     @property

@@ -189,7 +189,7 @@ class Profile:
     """One machine's costs and their provenance. Its hash is its digest's.
 
     Args:
-        steps: of layers, measured beside their operations.
+        steps: of layers, measured as well as their operations.
         rows: memory-bound operations of published profiles; measured ones have samples instead.
         tables: what others measured or a rule derives, where there are no samples.
         network: the rule for groups of ranks that neither has; None for no such groups.

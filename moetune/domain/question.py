@@ -327,7 +327,7 @@ MEMORY_FIELDS = (
     "world_size", "global_batch", "seq", "micro_batch", "tp", "cp", "pp", "ep", "zero",
     "recompute", "optimizer", "dtype", "target", "train", "freeze",
 )  # fmt: skip
-"""Fields of the question that `moetune memory` asks, beside the model and the device's memory."""
+"""Fields of the question that `moetune memory` asks, next to the model and the device's memory."""
 MEMORY_DEFAULTS = {"seq": "4k", "micro_batch": "1", "dtype": "bfloat16", "target": "megatron"}
 
 

@@ -301,7 +301,7 @@ def undisturbed(visits: Sequence[Sample]) -> tuple[Sample, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """A step of a layer as it was measured, beside the sum of its operations.
+    """A step of a layer as it was measured, and the sum of its operations.
 
     Args:
         chunks_seconds: of both phases, predicted from the profile's operations.

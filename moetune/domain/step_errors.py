@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from moetune.domain.arrays import Floats, as_number
+from moetune.domain.arrays import Floats, Sizes
 from moetune.domain.samples import StepRecord
 
 SHARED_OCTAVES = 3
@@ -38,15 +38,13 @@ class StepErrors:
         recorded = [record.residual for record in self.records]
         return replace(self, mean=self.mean + (residuals - recorded) @ self.gain.T)
 
-    def factor(self, degree: int) -> float:
-        """Return the expected ratio of measured to predicted time in so many chunks.
-
-        Of an array of them, or under several refits, an array.
-        """
-        return as_number(np.exp(at_degree(self.mean, degree)))
+    def factor(self, degree: Sizes) -> Floats:
+        """Return the expected ratio of measured to predicted time in so many chunks."""
+        factors: Floats = np.exp(at_degree(self.mean, degree))
+        return factors
 
 
-def at_degree(octaves: Floats, degree: int) -> Floats:
+def at_degree(octaves: Floats, degree: Sizes) -> Floats:
     """Return values at 1, 2, 4 … chunks, interpolated to a number of chunks or an array of them.
 
     Args:

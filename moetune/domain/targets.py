@@ -73,8 +73,8 @@ class Target:
         gathers_over_tp: whether all_gather is over tensor ranks' tokens, so that ep is tp.
         gather_family: of models whose experts all_gather is for; "" for all.
         largest: of sizes that it bounds: {"vpp": 1} has no interleaved stages.
-        zero_with_pp: highest ZeRO stage beside pipeline stages.
-        zero_with_tp: highest ZeRO stage beside tensor parallelism.
+        zero_with_pp: highest ZeRO stage with pipeline stages.
+        zero_with_tp: highest ZeRO stage with tensor parallelism.
         schedules: of pipelines; where there are none, pp is 1.
         predicts_apart: whether multi-token prediction may be on an earlier stage than the head.
         overlap_hidden: share of the shorter of computation and exchanges that overlap hides.
@@ -110,7 +110,7 @@ class Target:
             their exchanges (`tp_comm_overlap`, which exports leave off).
         places_experts: whether each layer's experts may be in another order than their own.
         runs_layer: whether experts run in moetune's layer, as `solve.layer` prices it.
-        gathers_context: whether keys and values are gathered before attention, not beside it.
+        gathers_context: whether keys and values are gathered before attention, not during it.
         core: the version of Megatron-Core in it, which its rules ask; None without.
         without_deepep: chips on which it refuses DeepEP.
         adapters: of experts that it has, its default first; without any it has no adapters.

@@ -307,7 +307,7 @@ class TrainingJob:
         dtype: of the GEMMs; in 8 bits attention's core, the router and the head are bfloat16.
         routing: to experts, of all layers or of each; a step waits for the fullest rank.
         optimizer: its name, which says the bytes that it keeps for each parameter.
-        leaves_room: whether memory has room for natural routing beside balanced one.
+        leaves_room: whether memory has room for natural routing as well as balanced.
         tuning: what of the model trains.
         packing: of documents into sequences; None where each has a single one.
     """

@@ -8,7 +8,7 @@ _ALL = "--train all"
 _FULLY_SHARDED = 3
 _OTHER_NAMES = frozenset({"dbrx", "gpt2"})
 """Families of transformers whose projections are not `q_proj`, `k_proj` and the like."""
-_OWN_EXPERTS = frozenset({"dbrx", "llama4_text", "longcat_flash"})
+_UNUSUAL_EXPERTS = frozenset({"dbrx", "llama4_text", "longcat_flash"})
 
 
 def _tuning(asked: Asked) -> Tuning:
@@ -90,7 +90,7 @@ TUNING = (
          target="transformers"),
     Rule("adapters on experts of the family {decoder.family}, which have matrices of their own",
          "targets=attention", "integrations/moe.py",
-         lambda asked: _on_experts(asked) and asked.decoder.family in _OWN_EXPERTS,
+         lambda asked: _on_experts(asked) and asked.decoder.family in _UNUSUAL_EXPERTS,
          target="transformers"),
     Rule("adapters on experts above a base in {job.tuning.base}",
          "targets=attention, or --train lora", "peft/tuners/lora/layer.py, ParamWrapper",

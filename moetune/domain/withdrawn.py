@@ -75,7 +75,7 @@ _ROWS = tuple(
         ("Profile", "corrections", "correction by observed steps", _CORRECTED),
         ("PlacementChoice ModelPlacement", "replicas", _REPLICAS, _AGAIN),
         ("dispatcher", "hierarchical", _HIERARCHICAL, _AGAIN),
-        ("expert_placement", "once", "placing experts once beside replicas", _AGAIN),
+        ("expert_placement", "once", "placing experts once, next to replicas", _AGAIN),
     )
     for place in places.split()
 )

@@ -141,11 +141,8 @@ def without_foreign(
     profile = _with_facts(profile, base, facts)
     site = site_of(profile)
     gemm_dtypes = {line.dtype for line in profile.gemm} if "gemm" in stated else set()
-    groups = (
-        {(line.op, line.group_size, line.num_nodes) for line in profile.collective}
-        if "collective" in stated
-        else set()
-    )
+    lines = profile.collective if "collective" in stated else ()
+    groups = {(line.op, line.group_size, line.num_nodes) for line in lines}
 
     def holds(table: Table) -> bool:
         if isinstance(table, GemmTable):
@@ -153,8 +150,8 @@ def without_foreign(
         if table.kind == "dispatcher" and not site.nvlink_peers:
             return False
         group = (table.group_size, table.num_nodes)
-        is_own = table.kind == "collective" and (table.op, *group) in groups
-        return not is_own and _holds(group, profile, base)
+        is_stated = table.kind == "collective" and (table.op, *group) in groups
+        return not is_stated and _holds(group, profile, base)
 
     if "tables" not in stated:
         profile = replace(profile, tables=tuple(filter(holds, profile.tables)))

@@ -5,19 +5,17 @@ from typing import get_args
 
 import numpy as np
 
-from moetune.domain.arrays import array_of, is_many
+from moetune.domain.arrays import Floats, Sizes
 from moetune.domain.cost_keys import CollectiveKey, CopyKey, CostKey
-from moetune.domain.costs import CopyMode, Costs, Estimate
+from moetune.domain.costs import CopyMode, Costs, Estimate, Number
 from moetune.domain.errors import ProfileError
-from moetune.domain.interference import Interference, OverlapSpeeds
+from moetune.domain.interference import OverlapSpeeds, SpeedTable
 from moetune.domain.layer import LayerKey
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Direction
 from moetune.domain.step_errors import StepErrors
 from moetune.fit.index import ProfileIndex, index_of
 from moetune.fit.operations import Curves, Operations, Predictor
-
-_FREE = Estimate(seconds=0.0, trust="measured")
 
 
 def costs_of(profile: Profile, *, allow_modelled: bool = False) -> Costs:
@@ -32,40 +30,40 @@ class ProfileCosts:
         self._index = index
         self._curves = curves
         self._operations = Operations(index=index, curves=curves, allow_modelled=allow_modelled)
-        self._estimates: dict[tuple[CostKey, float], Estimate] = {}
+        self._estimates: dict[tuple[CostKey, float], Estimate[float]] = {}
 
     @cached_property
-    def interference(self) -> Interference:
+    def speeds(self) -> SpeedTable:
         """Speed of each class while others run."""
-        return self._curves.interference(self._index)
+        return self._curves.speeds(self._index)
 
-    def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
+    def overlap_speeds(self, *, exchange_bytes: Sizes, exchange_seconds: Sizes) -> OverlapSpeeds:
         """Return the speeds during exchanges of that size, else those of the table."""
-        comp, comm = self._index.overlap_loss("comp"), self._index.overlap_loss("comm")
-        table = self.interference.overlap_speeds
-        return OverlapSpeeds(
-            comp=table.comp if comp is None else comp.speed(exchange_bytes, exchange_seconds),
-            comm=table.comm
-            if comm is None
-            else comm.stretched_speed(exchange_bytes, exchange_seconds),
-        )
+        comp, comm = self.speeds["comp", "comm"], self.speeds["comm", "comp"]
+        lost_by_comp, lost_by_comm = map(self._index.overlap_loss, ("comp", "comm"))
+        if lost_by_comp is not None:
+            comp = lost_by_comp.speed(exchange_bytes, exchange_seconds)
+        if lost_by_comm is not None:
+            comm = lost_by_comm.stretched_speed(exchange_bytes, exchange_seconds)
+        return OverlapSpeeds(comp, comm)
 
-    def seconds(self, key: CostKey, size: float) -> Estimate:
+    def seconds(self, key: CostKey, size: Number) -> Estimate[Number]:
         """Return the time at a size or an array of them; ProfileError where nothing stands in."""
         if isinstance(key, CollectiveKey) and key.group_size == 1:
-            return _FREE
-        if is_many(size):
-            sizes = np.asarray(size, float)
-            [times] = self._predictor(key).seconds_at(sizes.ravel())
-            return Estimate(seconds=array_of(times.reshape(sizes.shape)), trust="measured")
+            return Estimate(seconds=0.0 * size, trust="measured")
+        if isinstance(size, np.ndarray):
+            return self._times(key, size)
         estimate = self._estimates.get((key, size))
         if estimate is None:
-            estimate = self._estimate(self._predictor(key), size)
-            self._estimates[key, size] = estimate
+            estimate = self._estimates[key, size] = self._predictor(key).estimate(size)
         return estimate
 
-    def _estimate(self, predictor: Predictor, size: float) -> Estimate:
-        return predictor.estimate(size)
+    def _times(self, key: CostKey, sizes: Floats) -> Estimate[Floats]:
+        if not sizes.ndim:
+            single = self.seconds(key, sizes.item())
+            return Estimate(np.asarray(single.seconds), single.trust, single.doubts)
+        [times] = self._predictor(key).seconds_at(sizes.ravel())
+        return Estimate(seconds=times.reshape(sizes.shape), trust="measured")
 
     def _predictor(self, key: CostKey) -> Predictor:
         predictor = self._operations.predictor(key)

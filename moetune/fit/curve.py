@@ -147,11 +147,10 @@ class Curve:
             seconds = np.where(below, self._below(asked), seconds)
         return seconds
 
-    def predict(self, size: float) -> Estimate:
+    def predict(self, size: float) -> Estimate[float]:
         """Return the time of a single curve at one size."""
-        return Estimate(
-            seconds=float(self.seconds_at(np.array([size]))[0, 0]), trust=self.trust(size)
-        )
+        seconds = self.seconds_at(np.array([size])).item()
+        return Estimate(seconds=seconds, trust=self.trust(size))
 
     def trust(self, size: float) -> Trust:
         """Return the trust in the time at a size."""

@@ -169,7 +169,7 @@ FADE = 0.5
 
 
 MOST_LEFT_OUT = 32
-"""Shapes of which errors are found by leaving them out; tables have hundreds."""
+"""Shapes whose errors are taken by leaving them out; tables have hundreds."""
 _Value = TypeVar("_Value")
 
 

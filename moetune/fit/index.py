@@ -97,10 +97,10 @@ class ProfileIndex(Tables):
     @once(lambda victim: victim)
     def overlap_loss(self, victim: ResourceClass) -> OverlapLoss | None:
         """Return what a class loses to the other one; None where not measured or set by hand."""
-        return overlap_loss(self.pool, victim) if self.has_own_interference else None
+        return overlap_loss(self.pool, victim) if self.has_measured_interference else None
 
     @cached_property
-    def has_own_interference(self) -> bool:
+    def has_measured_interference(self) -> bool:
         """Whether the profile's factors are those of its samples, not set by hand."""
         return interference_of(self.pool.interference) == self.profile.interference
 

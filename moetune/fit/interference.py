@@ -9,13 +9,13 @@ exchange and a tenth of a large one. With one factor plans cut too fine.
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from moetune.domain.arrays import Floats, as_number, shorter
+from moetune.domain.arrays import Floats, Sizes
 from moetune.domain.cost_keys import CollectiveKey
-from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed, SpeedTable
 from moetune.domain.samples import ResourceClass
 from moetune.fit.curve import curve_through
 from moetune.fit.pool import InterferenceKey, Pool
@@ -35,22 +35,35 @@ def interference_of(times: Mapping[InterferenceKey, tuple[float, ...]]) -> Inter
 
     Source: MPipeMoE §II-C, Fig. 3.
     """
-    return table_of({key: statistics.median(some) for key, some in times.items() if some})
+    medians = {key: np.asarray(statistics.median(some)) for key, some in times.items() if some}
+    speeds = measured_speeds(medians)
+
+    def of(victim: ResourceClass) -> dict[str, float]:
+        return {key: speed.item() for (name, key), speed in speeds.items() if name == victim}
+
+    return Interference(
+        comp=CompSpeed(**of("comp")), comm=CommSpeed(**of("comm")), mem=MemSpeed(**of("mem"))
+    )
 
 
-def table_of(medians: Mapping[InterferenceKey, float]) -> Interference:
-    """Return `interference_of` times with these medians; of arrays of medians arrays of speeds."""
-    speeds: dict[str, dict[str, float]] = {"comp": {}, "comm": {}, "mem": {}}
+def measured_speeds(medians: Mapping[InterferenceKey, Floats]) -> SpeedTable:
+    """Return the speeds of `interference_of` that times with these medians show."""
+    speeds: dict[tuple[str, str], Floats] = {}
     for (victim, rivals), disturbed in medians.items():
         alone = medians.get((victim, _NONE))
         if alone is not None and rivals:
             key = "all" if len(rivals) > 1 else next(iter(rivals))
-            speeds[victim][key] = shorter(1.0, alone / disturbed)
-    return Interference(
-        comp=CompSpeed(**speeds["comp"]),
-        comm=CommSpeed(**speeds["comm"]),
-        mem=MemSpeed(**speeds["mem"]),
-    )
+            speeds[victim, key] = np.minimum(1.0, alone / disturbed)
+    return speeds
+
+
+def speeds_of(table: Interference) -> SpeedTable:
+    """Return the speeds of a table as arrays without dimensions."""
+    return {
+        (victim, rivals): np.asarray(speed)
+        for victim, speeds in asdict(table).items()
+        for rivals, speed in speeds.items()
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,21 +78,21 @@ class OverlapLoss:
     sizes: tuple[float, ...]
     seconds: tuple[float, ...]
 
-    def speed(self, num_bytes: float, exchange_seconds: float) -> float:
+    def speed(self, num_bytes: Sizes, exchange_seconds: Sizes) -> Floats:
         """Return the speed of computation during such exchanges: 1 − loss / time."""
         seconds = np.asarray(exchange_seconds, float)
         with np.errstate(divide="ignore", invalid="ignore"):
             speeds = np.clip(1 - self._loss_seconds(num_bytes) / seconds, _LEAST_SPEED, 1.0)
-        return as_number(np.where(seconds, speeds, 1.0))
+        return np.where(seconds, speeds, 1.0)
 
-    def stretched_speed(self, num_bytes: float, exchange_seconds: float) -> float:
-        """Return the speed of exchanges of that time: time / (time + loss); of arrays, an array."""
+    def stretched_speed(self, num_bytes: Sizes, exchange_seconds: Sizes) -> Floats:
+        """Return the speed of exchanges of that time: time / (time + loss)."""
         seconds = np.asarray(exchange_seconds, float)
         with np.errstate(divide="ignore", invalid="ignore"):
             speeds = np.maximum(seconds / (seconds + self._loss_seconds(num_bytes)), _LEAST_SPEED)
-        return as_number(np.where(seconds, speeds, 1.0))
+        return np.where(seconds, speeds, 1.0)
 
-    def _loss_seconds(self, num_bytes: float) -> Floats:
+    def _loss_seconds(self, num_bytes: Sizes) -> Floats:
         """Return the loss: constant below the sizes, linear between them and on above."""
         asked, sizes, seconds = np.asarray(num_bytes), np.array(self.sizes), np.array(self.seconds)
         if len(sizes) == 1:

@@ -18,7 +18,7 @@ from moetune.domain.cost_keys import (
     unit_of,
 )
 from moetune.domain.costs import Doubt, Estimate, Trust, least_trust
-from moetune.domain.interference import Interference
+from moetune.domain.interference import SpeedTable
 from moetune.domain.layer import ACTIVATIONS
 from moetune.domain.once import Tables, once
 from moetune.domain.samples import GemmForm, even_form
@@ -31,6 +31,7 @@ from moetune.fit.extrapolation import (
     spread_of_shape,
 )
 from moetune.fit.index import Basis, Blend, Points, ProfileIndex, Source
+from moetune.fit.interference import speeds_of
 from moetune.fit.missing import missing_collective, missing_copy, missing_gemm
 from moetune.fit.pool import Origin
 
@@ -40,9 +41,9 @@ _UNIT_FACTOR = np.ones((1, 1))
 class Curves:
     """Source of curves: everything as it was measured or published."""
 
-    def interference(self, index: ProfileIndex) -> Interference:
+    def speeds(self, index: ProfileIndex) -> SpeedTable:
         """Return the profile's factors."""
-        return index.profile.interference
+        return speeds_of(index.profile.interference)
 
     def times(self, basis: Basis) -> Curve | Line:
         """Return the curve through points, the curve of a blend, or the line."""
@@ -69,7 +70,7 @@ class Predictor:
     """Times of one operation, with the trust in them.
 
     Args:
-        key: the operation, as doubts about it name it; None where doubts are not told.
+        key: the operation, as doubts about it name it; None where doubts do not name it.
         stretch: size of that for one of the operation's.
         factors: of what stands in, shape (curves, 1).
         stand_in: what stands in; "" for the operation itself.
@@ -101,10 +102,10 @@ class Predictor:
             return "modelled"
         return least_trust((self.times.trust(self.stretch * size), self.cap))
 
-    def estimate(self, size: float) -> Estimate:
+    def estimate(self, size: float) -> Estimate[float]:
         """Return the time of a single curve at one size."""
         trust = self.trust(size)
-        seconds = float(self.seconds_at(np.array([size]))[0, 0])
+        seconds = self.seconds_at(np.array([size])).item()
         if self.key is None or trust in {"measured", "interpolated"}:
             return Estimate(seconds=seconds, trust=trust)
         return Estimate(seconds=seconds, trust=trust, doubts=(self._doubt(self.key, size),))
@@ -281,17 +282,17 @@ class Operations(Tables):
         """
         basis, stand_in = source.basis, source.stand_in
         origin, table_factors = None, _UNIT_FACTOR
-        is_told = bool(stand_in) or not isinstance(basis, Line)
+        is_named = bool(stand_in) or not isinstance(basis, Line)
         if not isinstance(basis, Line) and basis.origin is not None:
             origin = basis.origin
             table_factors = self.curves.factors(f"{basis.family}: table", origin.spread)
             if not stand_in:
                 stand_in = origin.words
                 published = origin.label, self.index.profile.provenance
-                is_told = published != ("published", "published")
+                is_named = published != ("published", "published")
         named, times = key if source.stand_in else source.key, self.curves.times
         return Predictor(
-            key=named if is_told else None,
+            key=named if is_named else None,
             # Many numbers in flight share the points of the nearest one.
             times=self.remembered(basis.label, lambda: times(basis))
             if isinstance(basis, Points)

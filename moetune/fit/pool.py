@@ -1,4 +1,4 @@
-"""Points by operation: raw samples pooled, and tables beside them. The first step of a fit.
+"""Points by operation: raw samples pooled, and tables next to them. The first step of a fit.
 
 Samples count where they cover, tables for the rest. An operation that only a table knows has the
 table's points. One that both know has the samples' points, and the table's below the smallest and

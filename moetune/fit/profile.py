@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,8 +16,9 @@ from moetune.domain.samples import Quality, Sample, even_form
 from moetune.fit.curve import interpolation_errors
 from moetune.fit.gemm import Surface
 from moetune.fit.interference import interference_of
-from moetune.fit.pool import Pool, Series, pool, resampled_medians
+from moetune.fit.pool import Key, Pool, Series, pool, resampled_medians
 
+_Line = TypeVar("_Line", CollectiveLine, CopyLine)
 # Largest median and 95th percentile of the relative error that each label allows.
 _GOOD = (0.05, 0.15)
 _USABLE = (0.10, 0.30)
@@ -90,18 +91,17 @@ def fit_profile(
         provenance="measured",
         machine=machine,
         gemm=_gemm_lines(pooled, seed),
-        collective=tuple(
-            CollectiveLine(**key._asdict(), **_line(series, seed))
-            for key, series in pooled.of(CollectiveKey).items()
-        ),
-        copy=tuple(
-            CopyLine(**key._asdict(), **_line(series, seed))
-            for key, series in pooled.of(CopyKey).items()
-        ),
+        collective=_lines(CollectiveKey, CollectiveLine, pooled, seed),
+        copy=_lines(CopyKey, CopyLine, pooled, seed),
         interference=interference_of(pooled.interference),
         fingerprint=fingerprint,
         samples=measured,
     )
+
+
+def _lines(kind: type[Key], line: type[_Line], pooled: Pool, seed: int) -> tuple[_Line, ...]:
+    series = pooled.of(kind).items()
+    return tuple(line(**key._asdict(), **_line(points, seed)) for key, points in series)
 
 
 def _gemm_lines(pooled: Pool, seed: int) -> tuple[GemmLine, ...]:

@@ -5,12 +5,12 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import TypeVar, get_args
 
-from moetune.domain.arrays import shorter
+from moetune.domain.arrays import Floats, Sizes
 from moetune.domain.cluster import FASTER
 from moetune.domain.cost_keys import AttentionKey, CollectiveKey, CopyKey, CostKey, GemmKey, RowsKey
-from moetune.domain.costs import CopyMode, Costs, Estimate
+from moetune.domain.costs import CopyMode, Costs, Estimate, Number, scaled
 from moetune.domain.errors import InputError
-from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed, OverlapSpeeds
+from moetune.domain.interference import OverlapSpeeds, SpeedTable
 from moetune.domain.layer import LayerKey
 from moetune.domain.profile import (
     CollectiveLine,
@@ -191,46 +191,40 @@ class SlowedCosts:
         return self._costs.step_errors(key, tokens=tokens)
 
     @property
-    def interference(self) -> Interference:
-        """The table; what an operation takes longer beside others is multiplied."""
-        table = self._costs.interference
+    def speeds(self) -> SpeedTable:
+        """The table; what an operation takes longer in overlap is multiplied."""
+        table = self._costs.speeds
         if self._part != INTERFERENCE:
             return table
-        comp, comm, mem = table.comp, table.comm, table.mem
-        speed = self._speed
-        return Interference(
-            comp=CompSpeed(comm=speed(comp.comm), mem=speed(comp.mem), all=speed(comp.all)),
-            comm=CommSpeed(comp=speed(comm.comp), mem=speed(comm.mem), all=speed(comm.all)),
-            mem=MemSpeed(comp=speed(mem.comp), comm=speed(mem.comm), all=speed(mem.all)),
-        )
+        return {pair: self._speed(speed) for pair, speed in table.items()}
 
-    def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
+    def overlap_speeds(self, *, exchange_bytes: Sizes, exchange_seconds: Sizes) -> OverlapSpeeds:
         """Return the speeds of an exchange that takes as long."""
         speeds = self._costs.overlap_speeds(
             exchange_bytes=exchange_bytes, exchange_seconds=exchange_seconds
         )
         if self._part != INTERFERENCE:
             return speeds
-        return OverlapSpeeds(comp=self._speed(speeds.comp), comm=self._speed(speeds.comm))
+        return OverlapSpeeds(*map(self._speed, speeds))
 
     def is_measured(self, dtype: str) -> bool:
         """Return whether points predict the dtype's GEMMs."""
         return self._costs.is_measured(dtype)
 
-    def seconds(self, key: CostKey, size: float) -> Estimate:
+    def seconds(self, key: CostKey, size: Number) -> Estimate[Number]:
         """Return the slower time: all of it, or of GEMMs and collectives start-up or rate alone."""
         estimate, (start, rate) = self._costs.seconds(key, size), _parts(key)
         if self._part not in {start, rate}:
             return estimate
         if start == rate:
-            return estimate.scaled(self._factor)
+            return scaled(estimate, self._factor)
         none = isinstance(key, GemmKey) and self._costs.is_measured(key.dtype)
-        first = 0.0 if none else shorter(self._costs.seconds(key, 0.0).seconds, estimate.seconds)
+        first = 0.0 if none else self._costs.seconds(key, 0.0 * size).seconds
         changed = first if self._part == start else estimate.seconds - first
         return estimate._replace(seconds=estimate.seconds + (self._factor - 1) * changed)
 
-    def _speed(self, speed: float) -> float:
-        """Return a speed beside others, of which what takes longer is multiplied."""
+    def _speed(self, speed: Floats) -> Floats:
+        """Return a speed in overlap, of which what takes longer is multiplied."""
         return 1 / (1 + self._factor * (1 / speed - 1))
 
 

@@ -1,4 +1,4 @@
-"""Error of predicted steps of layers, from whole steps that were measured beside their operations.
+"""Error of predicted steps of layers, from whole steps measured as well as their operations.
 
 The logarithm of measured over predicted is taken as a Gaussian process. Its prior is the record of
 the network lab (`RECORDED_SPREAD`), wide and without a bias; steps measured on the machine
@@ -93,10 +93,10 @@ class MachineErrors(Tables):
         ]
         residuals = np.array([record.residual for record in near])
         usual = statistics.median(residuals.tolist()) if len(near) >= _FEWEST_ALIKE else 0.0
-        own_noise = _noise(residuals - usual)
+        measured_noise = _noise(residuals - usual)
         gain, exact = (
             np.linalg.solve(among + np.diag(noise**2), across.T).T
-            for noise in (own_noise, np.full(len(near), EXACT))
+            for noise in (measured_noise, np.full(len(near), EXACT))
         )
         return StepErrors(
             mean=gain @ residuals,
@@ -112,7 +112,7 @@ def _noise(residuals: Floats) -> Floats:
     No step in the record is off by more than `WILD`; one that is was disturbed, most likely.
 
     Args:
-        residuals: beside the usual one of the machine, which other load may slow down for good.
+        residuals: less the usual residual of the machine, which other load may slow down for good.
     """
     deviations: Floats = np.hypot(NOISE, np.maximum(np.abs(residuals) - WILD, 0.0))
     return deviations

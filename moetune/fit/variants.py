@@ -7,17 +7,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from moetune.domain.arrays import Floats, array_of
-from moetune.domain.costs import Costs, Estimate
-from moetune.domain.interference import Interference
+from moetune.domain.arrays import Floats
+from moetune.domain.cost_keys import CostKey
+from moetune.domain.costs import Costs, Estimate, Refit
+from moetune.domain.interference import SpeedTable
 from moetune.domain.once import Tables, once
 from moetune.domain.profile import Profile
 from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through
 from moetune.fit.extrapolation import MEDIAN_OF_ABSOLUTE_NORMAL
 from moetune.fit.index import Basis, Blend, Points, ProfileIndex, index_of
-from moetune.fit.interference import table_of
-from moetune.fit.operations import Curves, Predictor
+from moetune.fit.interference import measured_speeds
+from moetune.fit.operations import Curves
 from moetune.fit.pool import InterferenceKey, resampled_medians
 
 # The largest standard deviation of a common factor's logarithm: two in three draws within a
@@ -30,7 +31,7 @@ NUM_RESAMPLES, RESAMPLING_SEED = 100, 0
 
 def resample_costs(
     profile: Profile, *, num: int, seed: int, allow_modelled: bool
-) -> tuple[Costs, ...]:
+) -> tuple[Refit, ...]:
     """Return `num` costs drawn within the noise of the samples and the errors of the fits.
 
     In each draw every measured point has the median of raw times drawn again with replacement,
@@ -72,8 +73,8 @@ class _Noise(Tables):
         return self._rng(label).normal(size=(self.num, 2)).T
 
     @once(lambda times: "interference")  # noqa: ARG005 - of one profile
-    def times_beside(self, times: Mapping[InterferenceKey, tuple[float, ...]]) -> Floats:
-        """Return medians of operations that others run beside, shape (operations, draws)."""
+    def overlapped_medians(self, times: Mapping[InterferenceKey, tuple[float, ...]]) -> Floats:
+        """Return medians of operations alone and in overlap, shape (operations, draws)."""
         return resampled_medians(
             times=list(times.values()), num=self.num, rng=self._rng("interference")
         ).T
@@ -84,7 +85,7 @@ class _Noise(Tables):
 
 
 class DrawnCosts(ProfileCosts):
-    """Costs of one draw, or of some as one: with an array of seconds in each estimate."""
+    """Costs of a draw; or of several, which have a time of each, and none in a single number."""
 
     def __init__(
         self, *, index: ProfileIndex, noise: _Noise, allow_modelled: bool, chosen: tuple[int, ...]
@@ -93,8 +94,8 @@ class DrawnCosts(ProfileCosts):
         super().__init__(index=index, curves=curves, allow_modelled=allow_modelled)
         self.noise, self.chosen, self._allow_modelled = noise, chosen, allow_modelled
 
-    def together(self, refits: Sequence[Costs]) -> Costs:
-        """Return the costs of some draws as one, as `costs_of_all` does."""
+    def together(self, refits: Sequence[Refit]) -> Costs:
+        """Return the costs of some draws as one; TypeError for those of another profile."""
         drawn = [
             costs for costs in refits if isinstance(costs, DrawnCosts) and costs.noise is self.noise
         ]
@@ -109,12 +110,14 @@ class DrawnCosts(ProfileCosts):
             ),
         )  # fmt: skip
 
-    def _estimate(self, predictor: Predictor, size: float) -> Estimate:
-        seconds = predictor.seconds_at(np.array([size]))[:, 0]
+    def _times(self, key: CostKey, sizes: Floats) -> Estimate[Floats]:
         if len(self.chosen) == 1:
-            return Estimate(seconds=float(seconds[0]), trust=predictor.trust(size))
-        of_draws = np.broadcast_to(seconds, len(self.chosen))
-        return Estimate(seconds=array_of(of_draws), trust="measured")
+            return super()._times(key, sizes)
+        return self._operations.remembered((key, sizes.item()), lambda: self._drawn(key, sizes))
+
+    def _drawn(self, key: CostKey, size: Floats) -> Estimate[Floats]:
+        seconds = self._predictor(key).seconds_at(size)[:, 0]
+        return Estimate(np.broadcast_to(seconds, len(self.chosen)), trust="measured")
 
 
 class _DrawnCurves(Curves):
@@ -123,14 +126,13 @@ class _DrawnCurves(Curves):
     def __init__(self, noise: _Noise, chosen: tuple[int, ...]) -> None:
         self._noise, self._chosen = noise, list(chosen)
 
-    def interference(self, index: ProfileIndex) -> Interference:
-        """Return the factors from raw times drawn again: of several draws, arrays of speeds."""
-        times = index.pool.interference
-        if not times or not index.has_own_interference:
-            return index.profile.interference
-        drawn = self._noise.times_beside(times)[:, self._chosen]
-        medians = drawn[:, 0].tolist() if len(self._chosen) == 1 else map(array_of, drawn)
-        return table_of(dict(zip(times, medians, strict=True)))
+    def speeds(self, index: ProfileIndex) -> SpeedTable:
+        """Return the factors from raw times drawn again, of each draw."""
+        nominal, times = super().speeds(index), index.pool.interference
+        if not times or not index.has_measured_interference:
+            return nominal
+        drawn = self._noise.overlapped_medians(times)[:, self._chosen]
+        return {**nominal, **measured_speeds(dict(zip(times, drawn, strict=True)))}
 
     def times(self, basis: Basis) -> Curve | Line:
         """Return the curves, or lines, of the draws."""

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from moetune.domain.constraints import Strategy
-from moetune.domain.interference import Interference
+from moetune.domain.interference import SpeedTable
 from moetune.domain.placement import PlacementChoice
 from moetune.domain.plan import Plan
 from moetune.domain.units import format_bytes, format_chunks, format_seconds, format_share
@@ -84,12 +84,12 @@ def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
         step=step,
         sequential=ranking.sequential,
         runner_up=runner_up,
-        interference=ranking.chooser.costs.costs.interference,
+        speeds=ranking.chooser.costs.costs.speeds,
     )
 
 
 def explain_choice(
-    *, step: StepTime, sequential: StepTime, runner_up: StepTime | None, interference: Interference
+    *, step: StepTime, sequential: StepTime, runner_up: StepTime | None, speeds: SpeedTable
 ) -> str:
     """Return why the degree of `step` is best."""
     if step.degree > 1:
@@ -99,11 +99,11 @@ def explain_choice(
         )
     if runner_up is None:
         return "One chunk is the only choice that the bounds leave."
-    speeds = ""
-    if not interference.is_none:
-        comm = format_share(interference.comm.comp, digits=0)
-        comp = format_share(interference.comp.comm, digits=0)
-        speeds = (
+    slower = ""
+    if any(speed.item() != 1 for speed in speeds.values()):
+        comm = format_share(speeds["comm", "comp"].item(), digits=0)
+        comp = format_share(speeds["comp", "comm"].item(), digits=0)
+        slower = (
             f" While they overlap, transfers run at {comm} of their speed and experts at {comp}."
         )
     if runner_up.seconds < step.seconds:
@@ -111,12 +111,12 @@ def explain_choice(
         return (
             f"Overlapping is not worth it here: {_chunks(runner_up)} promise "
             f"{format_seconds(runner_up.seconds)} instead of {format_seconds(step.seconds)}, and "
-            f"{format_share(saved)} of a step is less than such predictions miss.{speeds}"
+            f"{format_share(saved)} of a step is less than such predictions miss.{slower}"
         )
     return (
         f"Overlapping cannot pay here: {_chunks(runner_up)} would take "
         f"{format_seconds(runner_up.seconds)} instead of {format_seconds(step.seconds)} "
-        f"({explain_loss(rival=runner_up, best=step)}).{speeds}"
+        f"({explain_loss(rival=runner_up, best=step)}).{slower}"
     )
 
 

@@ -66,7 +66,7 @@ def layer_spans(
     spans, start = [], 0.0
     degrees = pipeline.forward_degree, pipeline.backward_degree
     for phase, degree, timeline in zip(PHASES, degrees, (forward, backward), strict=True):
-        rows = layer.rows(tokens) / degree
+        rows = layer.rows(tokens).item() / degree
         for span in timeline.spans:
             operation, chunk = operation_and_chunk(span.name)
             ends = start + span.start_seconds, start + span.end_seconds
@@ -160,7 +160,7 @@ def _timeline(plan: Plan, layer: LayerCosts, phase: Phase, degree: int) -> Timel
     else:
         time = phase_time(costs=layer, phase=phase, tokens=tokens, degree=degree, order=order)
         tasks = phase_tasks(time, order)
-    return simulate(tasks, interference=layer.interference(rows=rows, degree=degree))
+    return simulate(tasks, speeds=layer.speeds(rows=rows, degree=degree))
 
 
 def overlap_share(spans: Sequence[Span]) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moetune.domain.units import format_bytes
-from moetune.solve.model.uncertainty import OWN_SPREAD, P05_RATIO, P95_RATIO, public_ratios
+from moetune.solve.model.uncertainty import LAYOUT_SPREAD, P05_RATIO, P95_RATIO, public_ratios
 from tests.cli.running import OLMOE, Cli
 
 QWEN = ("plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--global-batch", "1024",
@@ -176,7 +176,7 @@ def test_how_sure_a_layout_is_comes_from_the_record_of_public_runs(cli: Cli) -> 
     }.items():  # fmt: skip
         [line] = [line for line in page.splitlines() if line.startswith(f"- {words}, measured")]
         assert f"{low:.2f} to {high:.2f} (5 % and 95 %)" in line
-        assert words == "torchtitan" or f"±{OWN_SPREAD:.2f}" in line
+        assert words == "torchtitan" or f"±{LAYOUT_SPREAD:.2f}" in line
 
 
 def test_launches_that_hold_the_devices_up_are_named_with_what_helps(cli: Cli) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from moetune.solve.model.uncertainty import OWN_SPREAD
+from moetune.solve.model.uncertainty import LAYOUT_SPREAD
 from tests.cli.running import OLMOE, XL, Cli, Planned
 
 TRAINING = (*OLMOE, "--world-size", "16")
@@ -58,7 +58,7 @@ def test_another_choice_is_the_plan_with_that_pin(
     if flags == MEGATRON:
         # Two errors of 5 % each, independent: their difference has √2 times that.
         ratio = math.log(step_of(plan) / step_of(pinned))
-        chance = NormalDist().cdf(ratio / (OWN_SPREAD * math.sqrt(2)))
+        chance = NormalDist().cdf(ratio / (LAYOUT_SPREAD * math.sqrt(2)))
         assert found["probability_faster"] == pytest.approx(chance, abs=2e-3)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.domain.cost_keys import AttentionKey, CollectiveKey, CopyKey, GemmKey, RowsKey
-from moetune.domain.costs import Costs, Estimate, costs_of_all, seconds_if_known
+from moetune.domain.costs import Costs, Estimate, Number, seconds_if_known
 from moetune.domain.profile import Profile
 from moetune.domain.samples import GemmForm
 from moetune.fit.variants import resample_costs
@@ -22,11 +22,11 @@ FORMS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")
 SIZES = [0.5, 1.0, 16.0, 37.5, 256.0, 1000.0, 4096.0, 2.0**15, 2.0**21, 1e9]
 
 
-def predicted(costs: Costs, profile: Profile, size: float) -> list[Estimate | None]:
+def predicted(costs: Costs, profile: Profile, size: Number) -> list[Estimate[Number] | None]:
     """Return some of every kind of operation, as measured and as stood in for."""
     dtype = "bfloat16" if profile.tables or profile is PROFILES["tables"] else "float32"
     group = {id(PROFILES["tables"]): 4, id(PROFILES["rules"]): 64}.get(id(profile), 8)
-    found: list[Estimate | None] = [
+    found: list[Estimate[Number] | None] = [
         costs.seconds(GemmKey(dtype, form, 2, d_in, 2048), size)
         for form in FORMS
         for d_in in (512, 8, 700)
@@ -50,10 +50,10 @@ def test_draws_as_one_have_the_times_of_each(name: str) -> None:
     profile = PROFILES[name]
     every = resample_costs(profile, num=NUM, seed=0, allow_modelled=True)
     for refits in (every, every[2:5], every[::-3]):
-        costs = costs_of_all(refits)
+        costs = refits[0].together(refits)
         for size in SIZES:
             each = [predicted(one, profile, size) for one in refits]
-            for at, found in enumerate(predicted(costs, profile, size)):
+            for at, found in enumerate(predicted(costs, profile, np.array([size]))):
                 alone = [one[at] for one in each]
                 if found is None:
                     assert alone == [None] * len(refits)
@@ -70,4 +70,4 @@ def test_draws_of_several_profiles_are_not_one() -> None:
         for seed in (0, 1)
     )
     with pytest.raises(TypeError, match="different profiles"):
-        costs_of_all([one[0], other[1]])
+        one[0].together([one[0], other[1]])

@@ -48,7 +48,7 @@ def costs_by(points: tuple[Point, ...]) -> Costs:
     return costs_of(Profile(name="lab", provenance="measured", machine=MACHINE, samples=samples))
 
 
-def estimates(costs: Costs, width: int, rows: int) -> Iterator[tuple[str, Estimate | None]]:
+def estimates(costs: Costs, width: int, rows: int) -> Iterator[tuple[str, Estimate[float] | None]]:
     """Ask for everything of one micro-batch on one of `width` tensor-parallel ranks."""
     shapes = {"qkv": (256, 768 // width), "out": (256, 256 // width), "up": (256, 1024 // width),
               "down": (1024 // width, 256), "head": (256, WORDS[width])}  # fmt: skip

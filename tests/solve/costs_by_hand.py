@@ -6,18 +6,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from moetune.domain.arrays import array_of
+from moetune.domain.arrays import Sizes
 from moetune.domain.constraints import Bounds
 from moetune.domain.cost_keys import AttentionKey, CollectiveKey, CopyKey, CostKey, GemmKey, RowsKey
-from moetune.domain.costs import CopyMode, Costs, Doubt, Estimate, LinearCost, Trust
+from moetune.domain.costs import CopyMode, Costs, Doubt, Estimate, LinearCost, Number, Refit, Trust
 from moetune.domain.errors import ProfileError
-from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed, OverlapSpeeds
+from moetune.domain.interference import Interference, OverlapSpeeds, SpeedTable
 from moetune.domain.layer import LayerKey, LayerShape, Workload
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors
+from moetune.fit.interference import speeds_of
 from moetune.report.doubts import PROFILE
 from moetune.report.reasons import in_words
 from moetune.solve.layer.choose import DegreeChooser
@@ -67,10 +68,14 @@ class LinearCosts:
     doubts: tuple[Doubt, ...] = ()
     errors: StepErrors = NO_STEP_ERRORS
 
-    def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
+    @property
+    def speeds(self) -> SpeedTable:
+        return speeds_of(self.interference)
+
+    def overlap_speeds(self, *, exchange_bytes: Sizes, exchange_seconds: Sizes) -> OverlapSpeeds:
         assert np.all(np.asarray(exchange_bytes) >= 0)
         assert np.all(np.asarray(exchange_seconds) >= 0)
-        return OverlapSpeeds(comp=self.interference.comp.comm, comm=self.interference.comm.comp)
+        return OverlapSpeeds(self.speeds["comp", "comm"], self.speeds["comm", "comp"])
 
     def step_errors(self, key: LayerKey, *, tokens: int) -> StepErrors:  # noqa: ARG002 - of all
         """Return the same for every layer."""
@@ -92,10 +97,10 @@ class LinearCosts:
             case _:
                 return True
 
-    def seconds(self, key: CostKey, size: float) -> Estimate:
+    def seconds(self, key: CostKey, size: Number) -> Estimate[Number]:
         trust: Trust = "measured"
         doubts: tuple[Doubt, ...] = ()
-        seconds = 0.0
+        seconds = 0.0 * size
         match key:
             case GemmKey():
                 seconds = self.gemm_cost.seconds(math.prod(key.shape) * size)
@@ -109,14 +114,15 @@ class LinearCosts:
                     raise ProfileError(f"no {key.op} measured for {key.group_size} ranks")
                 factor = self.alone_factor if key.in_flight == 1 else 1.0
                 seconds = factor * self._line(key.op).seconds(size**self.power)
-                trust, doubts = self.trust, self.doubts
+                if not np.ndim(size):
+                    trust, doubts = self.trust, self.doubts
             case CopyKey():
                 assert self.copy_cost is not None, f"not measured: {key.direction}"
                 assert key.pinned == (self.copy_mode != "pageable")
                 seconds = self.copy_cost.seconds(size)
         return Estimate(seconds=seconds, trust=trust, doubts=doubts)
 
-    def together(self, refits: Sequence[Costs]) -> Costs:
+    def together(self, refits: Sequence[Refit]) -> Costs:
         """Return arrays of what each of the refits says."""
         return _Together(refits)
 
@@ -129,25 +135,17 @@ class _Together:
         self.copy_mode = refits[0].copy_mode
 
     @property
-    def interference(self) -> Interference:
-        tables = [one.interference for one in self._refits]
+    def speeds(self) -> SpeedTable:
+        tables = [one.speeds for one in self._refits]
+        return {pair: np.array([table[pair] for table in tables]) for pair in tables[0]}
 
-        def of(victim: str, others: str) -> float:
-            return array_of([getattr(getattr(one, victim), others) for one in tables])
-
-        return Interference(
-            comp=CompSpeed(comm=of("comp", "comm"), mem=of("comp", "mem"), all=of("comp", "all")),
-            comm=CommSpeed(comp=of("comm", "comp"), mem=of("comm", "mem"), all=of("comm", "all")),
-            mem=MemSpeed(comp=of("mem", "comp"), comm=of("mem", "comm"), all=of("mem", "all")),
-        )
-
-    def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
+    def overlap_speeds(self, *, exchange_bytes: Sizes, exchange_seconds: Sizes) -> OverlapSpeeds:
         seconds = np.broadcast_to(exchange_seconds, len(self._refits)).tolist()
         found = [
             one.overlap_speeds(exchange_bytes=exchange_bytes, exchange_seconds=its)
             for one, its in zip(self._refits, seconds, strict=True)
         ]
-        return OverlapSpeeds(*(array_of(each) for each in zip(*found, strict=True)))
+        return OverlapSpeeds(*map(np.array, zip(*found, strict=True)))
 
     def is_measured(self, dtype: str) -> bool:
         return self._refits[0].is_measured(dtype)
@@ -155,9 +153,10 @@ class _Together:
     def knows(self, key: CostKey) -> bool:
         return self._refits[0].knows(key)
 
-    def seconds(self, key: CostKey, size: float) -> Estimate:
+    def seconds(self, key: CostKey, size: Number) -> Estimate[Number]:
+        assert isinstance(size, np.ndarray), "several refits have no single time"
         found = [one.seconds(key, size).seconds for one in self._refits]
-        return Estimate(seconds=array_of(found), trust="measured")
+        return Estimate(seconds=np.array(found), trust="measured")
 
     def step_errors(self, key: LayerKey, *, tokens: int) -> StepErrors:
         return self._refits[0].step_errors(key, tokens=tokens)
@@ -191,7 +190,7 @@ def solution(
     costs: Costs | None = None,
     bounds: Bounds | None = None,
     *,
-    resamples: Sequence[Costs] = (),
+    resamples: Sequence[Refit] = (),
     device_memory_bytes: int = 2**40,
     provenance: Provenance = "measured",
 ) -> Plan:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.constraints import Bounds
-from moetune.domain.costs import Costs, Doubt
+from moetune.domain.costs import Costs, Doubt, Refit
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.plan import Plan
 from moetune.report.doubts import doubt_warnings
@@ -19,7 +19,7 @@ LOSING = (1.0, 30.0, 60.0)
 DOUBTED = LinearCosts(has_points=True, trust="extrapolated", doubts=(FAR,))
 
 
-def with_start_up(*factors: float) -> tuple[Costs, ...]:
+def with_start_up(*factors: float) -> tuple[Refit, ...]:
     """Refits in which an exchange starts so much slower: more chunks lose."""
     return tuple(
         replace(
@@ -30,7 +30,7 @@ def with_start_up(*factors: float) -> tuple[Costs, ...]:
     )
 
 
-def solve(costs: Costs, resamples: Sequence[Costs], bounds: Bounds | None = None) -> Plan:
+def solve(costs: Costs, resamples: Sequence[Refit], bounds: Bounds | None = None) -> Plan:
     return solution(costs=costs, resamples=resamples, bounds=bounds)
 
 
@@ -38,7 +38,7 @@ def degree_of(plan: Plan) -> int:
     return plan.decide(plan.tokens_per_rank).degree
 
 
-def expected_losses(resamples: Sequence[Costs], degree: int) -> tuple[float, float]:
+def expected_losses(resamples: Sequence[Refit], degree: int) -> tuple[float, float]:
     """Expected relative loss of several chunks against one, and of one against several."""
     workload = plan_inputs().workload(solve(DOUBTED, ()).layout)
 

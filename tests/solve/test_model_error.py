@@ -26,9 +26,10 @@ def errors_of(spread: float) -> StepErrors:
 
 
 def judge(*, own: float = 0.0, num: int = NUM, bounds: Bounds | None = None) -> Confidence:
-    costs = layer_costs(workload=WORKLOAD, costs=LinearCosts(errors=errors_of(own)))
+    nominal = LinearCosts(errors=errors_of(own))
+    costs = layer_costs(workload=WORKLOAD, costs=nominal)
     rival = step_time(costs=costs, tokens=TOKENS, degree=4, strategy="S4")
-    return judge_choice(ranked(costs, bounds), (costs.costs,) * num, [rival])
+    return judge_choice(ranked(costs, bounds), (nominal,) * num, [rival])
 
 
 def test_errors_make_near_choices_uncertain_and_the_range_wide() -> None:
@@ -54,7 +55,7 @@ def test_factors_of_many_chunks_are_those_of_each() -> None:
     costs = layer_costs(workload=WORKLOAD, costs=BySize())
     degrees, tokens = np.array([1, 2, 3, 4, 4]), np.array([1.0, 1.0, 0.5, 2.0, 0.25]) * TOKENS
     rows = tokens * costs.rows(1.0) / degrees
-    found = costs.step_factor(rows=rows, degree=degrees)  # type: ignore[arg-type]
+    found = costs.step_factor(rows=rows, degree=degrees)
     three = 0.1 + 0.2 * (math.log2(3) - 1)  # between those of two chunks and of four
     assert found == pytest.approx(np.exp([0.0, 0.1, 0.5 * three, 2 * 0.3, 0.25 * 0.3]))
     each = [
@@ -65,9 +66,10 @@ def test_factors_of_many_chunks_are_those_of_each() -> None:
 
 
 def test_the_only_choice_is_sure_whatever_the_error() -> None:
-    costs = layer_costs(workload=WORKLOAD, costs=LinearCosts(errors=errors_of(0.2)))
+    nominal = LinearCosts(errors=errors_of(0.2))
+    costs = layer_costs(workload=WORKLOAD, costs=nominal)
     bounds = Bounds(forward_degree=4)
-    single = judge_choice(ranked(costs, bounds), (costs.costs,) * NUM, rivals=())
+    single = judge_choice(ranked(costs, bounds), (nominal,) * NUM, rivals=())
     assert single.probability_best == 1.0
     assert single.p05_step_seconds < single.p95_step_seconds
 

@@ -61,7 +61,7 @@ def _solve(chooser: DegreeChooser, tokens: int = TOKENS) -> tuple[Range, ...]:
 def _loss(chooser: DegreeChooser, ranges: tuple[Range, ...], tokens: int) -> float:
     """Return by how much the range's step is slower than the best of all, tried one by one."""
     row = next(row for row in ranges if row[0] <= tokens <= row[1])
-    around = chooser.costs.overhead(tokens=tokens).seconds
+    around = chooser.costs.overhead(tokens=tokens).seconds.item()
     times = [
         sum(
             phase_time(

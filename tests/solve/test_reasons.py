@@ -7,6 +7,7 @@ import pytest
 from moetune.domain.constraints import Strategy
 from moetune.domain.costs import Estimate
 from moetune.domain.interference import Interference
+from moetune.fit.interference import speeds_of
 from moetune.report.reasons import explain_choice, explain_loss
 from moetune.solve.layer.times import PhaseTime, StepTime
 
@@ -39,7 +40,7 @@ def test_chunks_are_chosen_for_what_they_hide_and_what_smaller_ones_save(
         step=step(degree=2, seconds=seconds, chunk_seconds=chunk_seconds),
         sequential=IN_ONE,
         runner_up=None,
-        interference=Interference(),
+        speeds=speeds_of(Interference()),
     )
     first, _, rest = why.partition(". ")
     assert re.findall(r"[\d.]+ m?s", first) == ["6.00 s", *times]

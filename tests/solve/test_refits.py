@@ -1,13 +1,14 @@
 """Refits of a layer's costs: what was measured as a whole holds under each of them."""
 
+import numpy as np
 import pytest
 
 from moetune.domain.costs import LinearCost
 from moetune.domain.samples import StepRecord
 from moetune.fit.step_errors import MachineErrors
 from moetune.solve.layer.costs import layer_costs
-from moetune.solve.layer.times import step_time
-from moetune.solve.layer.uncertainty import Refits, of_each, refits_of
+from moetune.solve.layer.times import step_seconds, step_time
+from moetune.solve.layer.uncertainty import Refits, refits_of
 from tests.solve.costs_by_hand import GEMM, LinearCosts
 from tests.solve.test_uncertainty import WORKLOAD
 
@@ -35,8 +36,9 @@ def test_a_predicted_step_is_the_measured_one() -> None:
 
 
 def taken(refits: Refits, degree: int = 16) -> list[float]:
-    step = step_time(costs=refits.stack, tokens=TOKENS, degree=degree)
-    return of_each(step.seconds, refits.num)
+    phases, overhead = step_seconds(costs=refits.stack, tokens=TOKENS, degree=degree)
+    seconds: list[float] = np.broadcast_to(phases + overhead, refits.num).tolist()
+    return seconds
 
 
 def refits(factor: float, *gemms: LinearCost) -> Refits:

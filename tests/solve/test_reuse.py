@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,9 +12,11 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.costs import CopyMode, Estimate, LinearCost
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.layer import LayerShape, Phase, Workload
+from moetune.fit.interference import speeds_of
 from moetune.solve.layer.costs import LayerCosts, layer_costs
+from moetune.solve.layer.operations import Price
 from moetune.solve.layer.plan import paper_seconds
-from moetune.solve.layer.reuse import ReusedChunk, reuse_tasks
+from moetune.solve.layer.reuse import ChunkPattern, ReusedChunk, reuse_tasks
 from moetune.solve.layer.timeline import simulate
 from moetune.solve.layer.times import phase_time
 from tests.solve.costs_by_hand import LinearCosts
@@ -37,6 +40,10 @@ ODD = Interference(
     mem=MemSpeed(comp=0.6, comm=0.1, all=0.95),
 )
 """More is done while all three run than while two do, as a noisy table may say."""
+
+
+def price(seconds: float) -> Price:
+    return Estimate(seconds=np.array(seconds), trust="measured")
 
 
 def costs_of(
@@ -75,25 +82,23 @@ def test_undisturbed_tasks_last_as_long_as_a_naive_machine(
     middle: float | None,
     again: bool,  # noqa: FBT001 - hypothesis gives it by name
 ) -> None:
-    def estimate(seconds: float | None) -> Estimate | None:
-        return None if seconds is None else Estimate(seconds=seconds, trust="measured")
-
-    chunk = ReusedChunk(
-        transfer=Estimate(seconds=transfer, trust="measured"),
-        before=Estimate(seconds=before, trust="measured"),
-        after=Estimate(seconds=after, trust="measured"),
-        copy_input=estimate(inputs),
-        copy_middle=estimate(middle),
+    pattern = ChunkPattern(
+        copies_input=inputs is not None,
+        copies_middle=middle is not None,
         sends_again=again and phase == "backward",
         copies_overlap=True,
         sorts_rows=False,
     )
+    chunk = ReusedChunk(
+        pattern=pattern, transfer=price(transfer), before=price(before), after=price(after),
+        copy_input=price(inputs or 0.0), copy_middle=price(middle or 0.0),
+    )  # fmt: skip
     tasks = reuse_tasks(chunk=chunk, phase=phase, degree=degree)
     expected = naive(
         phase, degree, transfer=transfer, before=before, after=after, inputs=inputs,
         middle=middle, again=again,
     )  # fmt: skip
-    found = simulate(tasks, interference=Interference()).makespan_seconds
+    found = simulate(tasks, speeds=speeds_of(Interference())).makespan_seconds
     assert found == pytest.approx(expected, rel=1e-9)
 
 

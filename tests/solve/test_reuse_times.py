@@ -7,12 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetune.domain.arrays import array_of
 from moetune.domain.costs import Estimate
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.layer import PHASES, Phase
-from moetune.solve.layer.reuse import ReusedChunk, reuse_tasks, reused_seconds
+from moetune.fit.interference import speeds_of
+from moetune.solve.layer.operations import Price
+from moetune.solve.layer.reuse import ChunkPattern, ReusedChunk, reuse_tasks, reused_seconds
 from moetune.solve.layer.timeline import simulate
+
+
+def price(seconds: float | list[float]) -> Price:
+    return Estimate(seconds=np.array(seconds), trust="measured")
+
 
 speeds = st.sampled_from([1.0, 0.93, 0.71, 0.4])
 tables = st.builds(
@@ -23,32 +29,27 @@ tables = st.builds(
     ),
     *[st.tuples(speeds, speeds, speeds)] * 3,
 )
-estimates = st.one_of(st.sampled_from([0.0, 1.0, 2.0]), st.floats(1e-6, 3.0)).map(
-    lambda seconds: Estimate(seconds=seconds, trust="measured")
-)
+estimates = st.one_of(st.sampled_from([0.0, 1.0, 2.0]), st.floats(1e-6, 3.0)).map(price)
 chunks = st.builds(
-    ReusedChunk, transfer=estimates, before=estimates, after=estimates,
-    copy_input=st.none() | estimates, copy_middle=st.none() | estimates,
-    sends_again=st.booleans(), copies_overlap=st.booleans(), sorts_rows=st.booleans(),
+    ReusedChunk, pattern=st.builds(ChunkPattern, *[st.booleans()] * 5), transfer=estimates,
+    before=estimates, after=estimates, copy_input=estimates, copy_middle=estimates,
 )  # fmt: skip
 degrees = st.lists(
     st.sampled_from([1, 2, 3, 7, 10, 11, 12, 13, 25, 40, 64]), min_size=1, max_size=11, unique=True
 )
-CHUNK = ReusedChunk(
-    transfer=Estimate(seconds=1.0, trust="measured"),
-    before=Estimate(seconds=0.7, trust="measured"),
-    after=Estimate(seconds=0.4, trust="measured"),
-    copy_input=None, copy_middle=None, sends_again=False, copies_overlap=True, sorts_rows=False,
+PATTERN = ChunkPattern(
+    copies_input=False, copies_middle=False, sends_again=False, copies_overlap=True,
+    sorts_rows=False,
 )  # fmt: skip
+CHUNK = ReusedChunk(pattern=PATTERN, transfer=price(1.0), before=price(0.7), after=price(0.4))
 
 
 def assert_ends(chunk: ReusedChunk, phase: Phase, table: Interference, degrees: list[int]) -> None:
-    at_once = reused_seconds(
-        chunk=chunk, phase=phase, degrees=np.array(degrees), interference=table
-    )
+    speeds = speeds_of(table)
+    at_once = reused_seconds(chunk=chunk, phase=phase, degrees=np.array(degrees), speeds=speeds)
     each = [
         simulate(
-            reuse_tasks(chunk=chunk, phase=phase, degree=degree), interference=table
+            reuse_tasks(chunk=chunk, phase=phase, degree=degree), speeds=speeds
         ).makespan_seconds
         for degree in degrees
     ]
@@ -64,34 +65,31 @@ def test_phases_take_as_long_as_all_their_chunks(
 
 
 def test_a_phase_of_many_refits_takes_as_long_as_under_each() -> None:
-    transfer = CHUNK.transfer._replace(seconds=array_of([0.2, 1.0, 1.3]))
-    table = Interference(comp=CompSpeed(comm=array_of([0.5, 0.9, 1.0])))
+    seconds_of_refits, speed_of_refits = [0.2, 1.0, 1.3], [0.5, 0.9, 1.0]
+    table = {**speeds_of(Interference()), ("comp", "comm"): np.array(speed_of_refits)}
     at_once = reused_seconds(
-        chunk=replace(CHUNK, transfer=transfer), phase="forward", degrees=np.full(3, 12),
-        interference=table,
+        chunk=replace(CHUNK, transfer=price(seconds_of_refits)), phase="forward",
+        degrees=np.full(3, 12), speeds=table,
     )  # fmt: skip
-    for seconds, speed, makespan in zip((0.2, 1.0, 1.3), (0.5, 0.9, 1.0), at_once, strict=True):
-        chunk = replace(CHUNK, transfer=CHUNK.transfer._replace(seconds=seconds))
+    for seconds, speed, makespan in zip(seconds_of_refits, speed_of_refits, at_once, strict=True):
+        chunk = replace(CHUNK, transfer=price(seconds))
         tasks = reuse_tasks(chunk=chunk, phase="forward", degree=12)
-        slowed = Interference(comp=CompSpeed(comm=speed))
-        assert makespan == pytest.approx(simulate(tasks, interference=slowed).makespan_seconds)
+        slowed = speeds_of(Interference(comp=CompSpeed(comm=speed)))
+        assert makespan == pytest.approx(simulate(tasks, speeds=slowed).makespan_seconds)
 
 
 @pytest.mark.parametrize(
     ("phase", "seconds"),
-    [("backward", (2.75, 0.5, 1.75, 2.25, 2.75)), ("forward", (1.75, 0.75, 0.75, None, 2.5))],
+    [("backward", (2.75, 0.5, 1.75, 2.25, 2.75)), ("forward", (1.75, 0.75, 0.75, 0.0, 2.5))],
 )
 def test_streams_that_take_turns_over_several_chunks_run_to_the_end(
-    phase: Phase, seconds: tuple[float | None, ...]
+    phase: Phase, seconds: tuple[float, ...]
 ) -> None:
     """Nothing is as it was one chunk before, where two chunks take turns."""
-    parts = [None if one is None else Estimate(seconds=one, trust="measured") for one in seconds]
-    transfer, before, after, copy_input, copy_middle = parts
-    assert transfer
-    assert before
-    assert after
-    chunk = replace(
-        CHUNK, transfer=transfer, before=before, after=after, copy_input=copy_input,
+    transfer, before, after, copy_input, copy_middle = map(price, seconds)
+    chunk = ReusedChunk(
+        pattern=PATTERN._replace(copies_input=seconds[3] > 0, copies_middle=True),
+        transfer=transfer, before=before, after=after, copy_input=copy_input,
         copy_middle=copy_middle,
     )  # fmt: skip
     assert_ends(chunk, phase, Interference(), [5, 12, 40, 64])
@@ -99,8 +97,8 @@ def test_streams_that_take_turns_over_several_chunks_run_to_the_end(
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
 def test_durations_that_are_none_are_refused(seconds: float) -> None:
-    absurd = replace(CHUNK, after=Estimate(seconds=seconds, trust="measured"))
+    absurd = replace(CHUNK, after=price(seconds))
     with pytest.raises(ArithmeticError, match="negative"):
         reused_seconds(
-            chunk=absurd, phase="forward", degrees=np.array([2]), interference=Interference()
+            chunk=absurd, phase="forward", degrees=np.array([2]), speeds=speeds_of(Interference())
         )

@@ -11,7 +11,7 @@ import pytest
 from moetune.domain.any_plan import plan_from_json
 from moetune.domain.constraints import Bounds
 from moetune.domain.cost_keys import CostKey, GemmKey
-from moetune.domain.costs import Estimate, LinearCost
+from moetune.domain.costs import Estimate, LinearCost, Number
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
@@ -44,7 +44,7 @@ class _FarGate(LinearCosts):
 
     __slots__ = ()
 
-    def seconds(self, key: CostKey, size: float) -> Estimate:
+    def seconds(self, key: CostKey, size: Number) -> Estimate[Number]:
         found = super().seconds(key, size)
         is_gate = isinstance(key, GemmKey) and key.d_out == 16
         return found._replace(trust="extrapolated") if is_gate else found

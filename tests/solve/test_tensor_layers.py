@@ -18,6 +18,7 @@ from moetune.domain.layout import Layout
 from moetune.domain.plan import Plan
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.units import format_bytes, format_seconds
+from moetune.fit.interference import speeds_of
 from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.degree import tensor_parallel_makespan
 from moetune.solve.layer.memory import layer_memory
@@ -103,9 +104,10 @@ def test_tensor_parallel_makespan_equals_both_simulations(
         degree=degree, transfer_seconds=t_s, compute_seconds=t_e, comm_speed=comm_speed,
         comp_speed=comp_speed,
     )  # fmt: skip
-    beside = Interference(comm=CommSpeed(comp=comm_speed), comp=CompSpeed(comm=comp_speed))
+    table = Interference(comm=CommSpeed(comp=comm_speed), comp=CompSpeed(comm=comp_speed))
     tasks = tensor_parallel_tasks(compute_seconds=[t_e] * degree, reduce_seconds=[t_s] * degree)
-    assert math.isclose(found, simulate(tasks, interference=beside).makespan_seconds, rel_tol=1e-9)
+    simulated = simulate(tasks, speeds=speeds_of(table)).makespan_seconds
+    assert math.isclose(found, simulated, rel_tol=1e-9)
     events = event_by_event(  # nothing is dispatched: all rows are there at once
         dispatch=[0.0] * degree, compute=[t_e] * degree, combine=[t_s] * degree,
         link_order=[(step, chunk) for step in "DC" for chunk in range(degree)],

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.domain.constraints import Order
-from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed, SpeedTable
+from moetune.fit.interference import speeds_of
 from moetune.solve.layer.degree import makespan
 from moetune.solve.layer.timeline import Task, pipeline_tasks, simulate
 from tests.solve.costs_by_hand import event_by_event, link_order
@@ -15,11 +16,12 @@ from tests.solve.costs_by_hand import event_by_event, link_order
 seconds = st.floats(min_value=1e-6, max_value=10.0)
 speeds = st.floats(min_value=0.05, max_value=1.0)
 orders = st.sampled_from(["dispatch_first", "interleaved"])
-NONE = Interference()
+NONE = speeds_of(Interference())
 
 
-def _slowed(comm_speed: float, comp_speed: float) -> Interference:
-    return Interference(comm=CommSpeed(comp=comm_speed), comp=CompSpeed(comm=comp_speed))
+def _slowed(comm_speed: float, comp_speed: float) -> SpeedTable:
+    table = Interference(comm=CommSpeed(comp=comm_speed), comp=CompSpeed(comm=comp_speed))
+    return speeds_of(table)
 
 
 def _uniform(degree: int, t_d: float, t_e: float, order: Order) -> list[Task]:
@@ -42,7 +44,7 @@ def test_timeline_of_unequal_chunks_equals_an_event_by_event_simulation(
     tasks = pipeline_tasks(
         dispatch_seconds=dispatch, compute_seconds=compute, combine_seconds=combine, order=order
     )
-    found = simulate(tasks, interference=_slowed(comm_speed, comp_speed))
+    found = simulate(tasks, speeds=_slowed(comm_speed, comp_speed))
     expected = event_by_event(
         dispatch=dispatch,
         compute=compute,
@@ -68,14 +70,14 @@ def test_three_classes_slow_each_other_down_by_the_set_that_runs() -> None:
     # All three run until the copy ends at 0.5 / 0.5 = 1 s: then 0.75 of the GEMM and 0.4 of the
     # transfer are left. At 0.5 and 0.8 the transfer ends 0.5 s later, and of the GEMM 0.5 is
     # left, which takes 0.5 s alone.
-    found = simulate(tasks, interference=interference)
+    found = simulate(tasks, speeds=speeds_of(interference))
     ends = {span.name: span.end_seconds for span in found.spans}
     assert ends == pytest.approx({"copy": 1.0, "a2a": 1.5, "gemm": 2.0})
     assert found.makespan_seconds == pytest.approx(2.0)
 
 
 def test_interleaved_link_serves_in_the_order_of_the_paper() -> None:
-    timeline = simulate(_uniform(4, 1.0, 1.0, "interleaved"), interference=NONE)
+    timeline = simulate(_uniform(4, 1.0, 1.0, "interleaved"), speeds=NONE)
     link = [span for span in timeline.spans if span.stream == "link"]
     names = [span.name for span in sorted(link, key=lambda span: span.start_seconds)]
     served = "dispatch 0,dispatch 1,combine 0,dispatch 2,combine 1,dispatch 3,combine 2,combine 3"
@@ -89,7 +91,7 @@ def test_a_stream_whose_order_contradicts_a_dependency_is_refused() -> None:
         Task("experts", "comp", "compute", 1.0, ("second",)),
     ]
     with pytest.raises(AssertionError, match="wait for each other"):
-        simulate(tasks, interference=NONE)
+        simulate(tasks, speeds=NONE)
 
 
 @settings(deadline=None)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moetune.domain.constraints import STRATEGIES, Bounds, Strategy
-from moetune.domain.costs import Costs, LinearCost
+from moetune.domain.costs import Costs, LinearCost, Refit
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import PHASES, LayerShape, Workload
 from moetune.domain.plan import Confidence, Decision
@@ -45,7 +45,7 @@ def ranked(costs: LayerCosts, bounds: Bounds | None = None, strategy: Strategy =
     return found
 
 
-def _judge(*resamples: Costs, bounds: Bounds | None = None) -> Confidence:
+def _judge(*resamples: Refit, bounds: Bounds | None = None) -> Confidence:
     costs = layer_costs(workload=WORKLOAD, costs=NOMINAL)
     return judge_choice(ranked(costs, bounds), resamples, rivals=())
 

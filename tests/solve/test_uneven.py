@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.gpu.uneven import shares_of
 from moetune.domain.cost_keys import CostKey, GemmKey
-from moetune.domain.costs import Estimate
+from moetune.domain.costs import Estimate, Number, scaled
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.samples import GemmForm, GemmPoint, even_form, hottest_share, uneven_form
 from moetune.solve.layer.costs import layer_costs
@@ -77,9 +77,9 @@ def test_forward_by_tiles_and_gradients_of_weights_by_the_most_loaded(
 class UnevenCosts(LinearCosts):
     """Uneven forms take half as long again."""
 
-    def seconds(self, key: CostKey, size: float) -> Estimate:
+    def seconds(self, key: CostKey, size: Number) -> Estimate[Number]:
         is_uneven = isinstance(key, GemmKey) and key.product != even_form(key.product)
-        return super().seconds(key, size).scaled(1.5 if is_uneven else 1.0)
+        return scaled(super().seconds(key, size), 1.5 if is_uneven else 1.0)
 
 
 @pytest.mark.parametrize("routing", ["", "natural", "8 4 2 1 1 1 1 1 / 1"])

@@ -97,7 +97,7 @@ def _measured_steps(
         return
     load = subject.plan.workload
     errors = costs_of(subject.profile).step_errors(load.key, tokens=load.tokens_per_rank)
-    ahead, back = (errors.factor(terms.degree) for terms in (forward, backward))
+    ahead, back = (errors.factor(terms.degree).item() for terms in (forward, backward))
     yield (
         f"Times {ahead:.3f} forward and {back:.3f} backward, as steps that were measured with the "
         "profile took against the sum of their operations."

@@ -21,10 +21,11 @@ from moetune.domain.profile import FitError, GemmLine, Profile
 from moetune.domain.records import prediction_error
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.domain.reference import Table as DataTable
-from moetune.domain.samples import LAUNCHES, ResourceClass, StepRecord
+from moetune.domain.samples import LAUNCHES, StepRecord
 from moetune.domain.site import site_of
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.index import ProfileIndex, index_of
+from moetune.fit.interference import speeds_of
 from moetune.fit.missing import group_name, launcher
 from moetune.fit.quality import quality_of
 from moetune.report.plan_figures import CLASSES
@@ -239,21 +240,20 @@ def _table_name(table: DataTable) -> str:
 
 
 def _interference(profile: Profile) -> Section:
-    """Return the speeds of operations beside others, and losses by size."""
-    losses, speeds = tuple(_losses(profile)), profile.interference
-    if speeds.is_none:
+    """Return the speeds of operations in overlap with others, and losses by size."""
+    losses, speeds = tuple(_losses(profile)), speeds_of(profile.interference)
+    if profile.interference.is_none:
         nothing = "No interference is known: overlapped operations run at full speed."
         return Section(name="interference", paragraphs=losses or (nothing,))
 
-    def speed_of(victim: ResourceClass, *running: ResourceClass) -> Cell:
-        if running == (victim,):
+    def speed_of(victim: str, rivals: str) -> Cell:
+        if victim == rivals:
             return Cell(text="–", unit="1")
-        speed = speeds.speed(victim, frozenset(running))
+        speed = speeds[victim, rivals].item()
         return Cell(text=f"{speed:.2f}", value=speed, unit="1")
 
     rows = (
-        (Cell.words(name), *(speed_of(victim, rival) for rival in CLASSES),
-         speed_of(victim, *CLASSES))
+        (Cell.words(name), *(speed_of(victim, rivals) for rivals in (*CLASSES, "all")))
         for victim, name in CLASSES.items()
     )  # fmt: skip
     header = "speed of", *(f"with {name}" for name in CLASSES.values()), "with both others"

@@ -13,7 +13,7 @@ from moetune.domain.plan import Memory
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.memory import MemoryBudget
-from moetune.solve.layer.times import StepTime, phase_seconds, phase_time, step_time
+from moetune.solve.layer.times import StepTime, price_phase, step_time
 
 NOISE = 0.01
 """Measured costs cannot tell times apart that differ by less: fewer chunks are then safer."""
@@ -111,10 +111,13 @@ class DegreeChooser:
 
         def seconds() -> list[Seconds]:
             lengths = list(map(len, ranges))
-            times = phase_seconds(
-                costs=self.costs, phase=phase, order=order, strategy=self.strategy,
-                tokens=np.repeat(sizes, lengths), degrees=np.concatenate(ranges),
-            )  # fmt: skip
+            with np.errstate(over="ignore", invalid="ignore"):
+                times = price_phase(
+                    costs=self.costs, phase=phase, order=order, strategy=self.strategy,
+                    tokens=np.repeat(sizes, lengths), degree=np.concatenate(ranges),
+                ).seconds  # fmt: skip
+            if not np.isfinite(times).all():
+                raise ArithmeticError("the times of a phase are no finite numbers")
             parts = np.split(times, np.cumsum(lengths)[:-1])
             return [
                 dict(zip(degrees, part.tolist(), strict=True))
@@ -189,17 +192,15 @@ class DegreeTable:
 
     def step(self, degree: int) -> StepTime:
         """Return the step at a degree."""
-        chooser = self.chooser
-        forward, backward = (
-            phase_time(
-                costs=chooser.costs, phase=phase, tokens=self.tokens, degree=degree,
-                order=chooser.bounds.chosen_order, strategy=chooser.strategy,
-                seconds=seconds[degree],
-            )
-            for phase, seconds in zip(PHASES, (self.forward, self.backward), strict=True)
+        costs, strategy = self.chooser.costs, self.chooser.strategy
+        order = self.chooser.bounds.chosen_order
+        return costs.remembered(
+            ("step", self.tokens, degree, order, strategy),
+            lambda: step_time(
+                costs=costs, tokens=self.tokens, degree=degree, order=order, strategy=strategy,
+                seconds=(self.forward[degree], self.backward[degree]),
+            ),
         )  # fmt: skip
-        overhead = chooser.costs.overhead(tokens=self.tokens)
-        return StepTime(forward=forward, backward=backward, overhead=overhead)
 
     def _seconds(self) -> Seconds:
         """Return the seconds of both phases together."""
@@ -207,7 +208,7 @@ class DegreeTable:
 
     @property
     def _overhead_seconds(self) -> float:
-        return self.chooser.costs.overhead(tokens=self.tokens).seconds
+        return self.chooser.costs.overhead(tokens=self.tokens).seconds.item()
 
 
 def _middle(span: tuple[int, int]) -> int:

@@ -10,14 +10,14 @@ several of a token's experts on a rank a single row travels, `Workload.sent_shar
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
-from moetune.domain.arrays import array_of, floats_of, is_many
-from moetune.domain.costs import Costs, Estimate
-from moetune.domain.interference import Interference, OverlapSpeeds
+from moetune.domain.arrays import Floats, Sizes
+from moetune.domain.costs import Costs
+from moetune.domain.interference import OverlapSpeeds, SpeedTable
 from moetune.domain.layer import PHASES, Phase, Workload
 from moetune.domain.once import once
 from moetune.domain.samples import ALONE_CHUNKS
@@ -29,22 +29,24 @@ from moetune.solve.layer.operations import (
     PHASE_GEMMS,
     ROW_MOVES,
     LayerOperations,
+    Price,
     at_least,
     total,
 )
 
 
-def key_of(number: float) -> float | bytes:
-    """Return the key of a number, or of the array in its place, in a table."""
-    return floats_of(number).tobytes() if is_many(number) else number
+def key_of(numbers: Sizes) -> Hashable:
+    """Return the key of numbers in a table."""
+    numbers = np.asarray(numbers, float)
+    return numbers.shape, numbers.tobytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCosts(LayerOperations, ABC):
     """The costs of one layer on so many ranks, whatever the number of tokens.
 
-    Times are in seconds; `rows`, of one chunk on one rank, and `degree` may be arrays. Chunks are
-    computed once: strategies, phases and ranges ask for the same ones.
+    Times are arrays, in seconds; `rows`, of a chunk on a rank, and `degree` are numbers or arrays.
+    Chunks are computed once: strategies, phases and ranges ask for the same ones.
 
     Args:
         errors: of whole steps, where they are not those of the costs.
@@ -85,26 +87,26 @@ class LayerCosts(LayerOperations, ABC):
         """Whether rows of several experts arrive by sender, to be sorted by expert and back."""
         return not self.is_tensor and self.world_size > 1 and self.local_experts > 1
 
-    def rows(self, tokens: float, *, degree: int = 1) -> float:
+    def rows(self, tokens: Sizes, *, degree: Sizes = 1) -> Floats:
         """Return the rows of a chunk on the fullest rank, for so many tokens of each rank."""
-        return tokens * self.layer.top_k * self.skew / degree
+        return np.asarray(tokens, float) * self.layer.top_k * self.skew / degree
 
     @abstractmethod
-    def transfer(self, *, rows: float, degree: int) -> Estimate:
+    def transfer(self, *, rows: Sizes, degree: Sizes) -> Price:
         """Return one of a chunk's collectives; 0 on one rank."""
 
     @once(lambda *, phase, rows: (phase, key_of(rows)))
-    def compute(self, *, phase: Phase, rows: float) -> Estimate:
+    def compute(self, *, phase: Phase, rows: Sizes) -> Price:
         """Return a chunk's experts: GEMMs, activation and rows; at least the host's launches."""
         before, behind = self.operations(phase, rows)
         _, launches = self._least(phase)
         return at_least(total(*before, *behind), launches)
 
     @once(lambda phase: phase)
-    def _least(self, phase: Phase) -> tuple[Estimate | None, Estimate | None]:
+    def _least(self, phase: Phase) -> tuple[Price | None, Price | None]:
         return self.launches(phase) or (None, None)
 
-    def moves(self, tokens: float) -> tuple[Estimate | None, ...]:
+    def moves(self, tokens: float) -> tuple[Price | None, ...]:
         """Return what orders rows outside the pipeline; in tensor parallelism chunks are."""
         if self.is_tensor:
             return ()
@@ -112,10 +114,10 @@ class LayerCosts(LayerOperations, ABC):
         return tuple(self.rows_op(op, rows, self.layer.d_model) for op in ROW_MOVES)
 
     @abstractmethod
-    def small_collectives(self, phase: Phase, *, tokens: float) -> Estimate:
+    def small_collectives(self, phase: Phase, *, tokens: float) -> Price:
         """Return the collectives of a gate, which numbers of tokens or weights' gradients take."""
 
-    def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
+    def phase_overhead(self, phase: Phase, *, tokens: float) -> Price:
         """Return a phase's time outside its pipeline, but for launches; 0 where not measured."""
         gate = self.gate(phase, tokens=tokens)
         small = NOTHING if gate is NOTHING else self.small_collectives(phase, tokens=tokens)
@@ -125,33 +127,32 @@ class LayerCosts(LayerOperations, ABC):
         """Return by how much whole steps differ from the sum of their operations."""
         return self.errors or self.costs.step_errors(self.key, tokens=tokens)
 
-    def step_factor(self, *, rows: float, degree: int) -> float:
+    def step_factor(self, *, rows: Sizes, degree: Sizes) -> Floats:
         """Return what operations of a phase's chunk take within a step, over their own time."""
-        if not is_many(rows):
-            tokens = round(rows * degree / self.rows(1))
-            return self.step_errors(tokens=tokens).factor(degree)
-        sizes = np.rint(floats_of(rows * degree) / self.rows(1)).astype(int)
+        sizes = np.rint(rows * degree / self.rows(1)).astype(int)
+        if not sizes.ndim:
+            return self.step_errors(tokens=int(sizes)).factor(degree)
         degrees, factors = np.broadcast_to(degree, sizes.shape), np.empty(sizes.shape)
         for tokens in set(sizes.tolist()):
             of_step = sizes == tokens
-            errors = self.step_errors(tokens=tokens)
-            factors[of_step] = errors.factor(cast("int", degrees[of_step]))
-        return array_of(factors)
+            factors[of_step] = self.step_errors(tokens=tokens).factor(degrees[of_step])
+        return factors
 
-    def interference(self, *, rows: float, degree: int) -> Interference:
-        """Return how the resource classes disturb each other in a phase of such chunks."""
+    def speeds(self, *, rows: Sizes, degree: Sizes) -> SpeedTable:
+        """Return the speeds of the resource classes in a phase of such chunks."""
         seconds = self.transfer(rows=rows, degree=degree).seconds
-        return self.costs.interference.overlapped(self.speeds(rows=rows, transfer_seconds=seconds))
+        comp, comm = self.overlap_speeds(rows=rows, transfer_seconds=seconds)
+        return {**self.costs.speeds, ("comp", "comm"): comp, ("comm", "comp"): comm}
 
     @once(lambda *, rows, transfer_seconds: (key_of(rows), key_of(transfer_seconds)))
-    def speeds(self, *, rows: float, transfer_seconds: float) -> OverlapSpeeds:
+    def overlap_speeds(self, *, rows: Sizes, transfer_seconds: Floats) -> OverlapSpeeds:
         """Return the speeds of the experts and of the collectives of such chunks, overlapped."""
         return self.costs.overlap_speeds(
             exchange_bytes=rows * self.bytes_per_row, exchange_seconds=transfer_seconds
         )
 
     @once(lambda *, tokens: tokens)
-    def overhead(self, *, tokens: float) -> Estimate:
+    def overhead(self, *, tokens: float) -> Price:
         """Return the time outside both pipelines: gate, permutation and small collectives."""
         phases = (
             at_least(self.phase_overhead(phase, tokens=tokens), self._least(phase)[0])
@@ -160,7 +161,7 @@ class LayerCosts(LayerOperations, ABC):
         return total(*phases)
 
     @once(lambda phase, rows, *, recompute: (phase, key_of(rows), recompute))
-    def halves(self, phase: Phase, rows: float, *, recompute: bool) -> tuple[Estimate, Estimate]:
+    def halves(self, phase: Phase, rows: Sizes, *, recompute: bool) -> tuple[Price, Price]:
         """Return the experts' work up to T_M's last use, and after it.
 
         Strategies that reuse memory load or free T_M, the rows before the second product, in
@@ -179,8 +180,8 @@ class LayerCosts(LayerOperations, ABC):
         return before, at_least(behind, left)
 
     def operations(
-        self, phase: Phase, rows: float, *, recompute: bool = False
-    ) -> tuple[list[Estimate | None], list[Estimate | None]]:
+        self, phase: Phase, rows: Sizes, *, recompute: bool = False
+    ) -> tuple[list[Price | None], list[Price | None]]:
         """Return the operations of both `halves`, but for the host's launches.
 
         Forward the GEMMs with W₁ (and W₃) and the activation come before, that with W₂ after;
@@ -197,7 +198,7 @@ class LayerCosts(LayerOperations, ABC):
         activation = self.activation(phase, rows)
         return [sorting, *recomputed, *first, activation], [*second, sorting]
 
-    def sorting(self, rows: float) -> Estimate:
+    def sorting(self, rows: Sizes) -> Price:
         """Return the time to sort a chunk's rows by expert; sorting them back takes the same."""
         if not self.sorts_rows:
             return NOTHING
@@ -223,16 +224,16 @@ class AllToAllCosts(LayerCosts):
     """Costs where tokens travel to the experts: dispatch and combine are all-to-alls."""
 
     @once(lambda *, rows, degree: (key_of(rows), key_of(degree)))
-    def transfer(self, *, rows: float, degree: int) -> Estimate:
+    def transfer(self, *, rows: Sizes, degree: Sizes) -> Price:
         """Return one chunk's dispatch, which is also its combine.
 
         A phase's chunks are in flight together, and a collective in a queue of several is not
         as long as one alone: the profile has both.
         """
-        in_flight = np.where(np.asarray(degree) <= ALONE_CHUNKS, 1, degree)
+        in_flight = np.where(degree <= ALONE_CHUNKS, 1.0, degree)
         return self.collectives("all_to_all", rows * self.bytes_per_row, in_flight)
 
-    def small_collectives(self, phase: Phase, *, tokens: float) -> Estimate:  # noqa: ARG002
+    def small_collectives(self, phase: Phase, *, tokens: float) -> Price:  # noqa: ARG002
         """Return two small exchanges of counts forward."""
         if phase == "backward":
             return NOTHING
@@ -250,13 +251,13 @@ class TensorParallelCosts(LayerCosts):
     """
 
     @once(lambda *, rows, degree: key_of(rows))  # noqa: ARG005 - see the class
-    def transfer(self, *, rows: float, degree: int) -> Estimate:  # noqa: ARG002
+    def transfer(self, *, rows: Sizes, degree: Sizes) -> Price:  # noqa: ARG002
         """Return one chunk's all-reduce."""
         return self.collective("all_reduce", rows * self.bytes_per_row)
 
     def operations(
-        self, phase: Phase, rows: float, *, recompute: bool = False
-    ) -> tuple[list[Estimate | None], list[Estimate | None]]:
+        self, phase: Phase, rows: Sizes, *, recompute: bool = False
+    ) -> tuple[list[Price | None], list[Price | None]]:
         """Return also gathers of rows, backward of x's again, and the scatter-add of results."""
         mine = rows / self.world_size
         gather = self.rows_op("gather", mine, self.layer.d_model)
@@ -265,7 +266,7 @@ class TensorParallelCosts(LayerCosts):
         before, behind = LayerCosts.operations(self, phase, mine, recompute=recompute)
         return before, [*behind, gather, again, add]
 
-    def small_collectives(self, phase: Phase, *, tokens: float) -> Estimate:
+    def small_collectives(self, phase: Phase, *, tokens: float) -> Price:
         """Return an all-reduce: of the token count, backward of weights' gradients."""
         width = max(dtype_bytes(self.dtype), _WEIGHT_BYTES)
         small = COUNT_BYTES if phase == "forward" else tokens * self.layer.top_k * width

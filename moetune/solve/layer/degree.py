@@ -8,8 +8,8 @@ reduce-scatter: t_s.
 
 import numpy as np
 
-from moetune.domain.arrays import longer, shorter
 from moetune.domain.constraints import Order
+from moetune.domain.costs import Number
 
 TIE = 1e-12
 """Relative difference below which two times are one, and the smaller degree is taken."""
@@ -17,13 +17,13 @@ TIE = 1e-12
 
 def makespan(
     *,
-    degree: int,
-    transfer_seconds: float,
-    compute_seconds: float,
-    comm_speed: float = 1.0,
-    comp_speed: float = 1.0,
+    degree: Number,
+    transfer_seconds: Number,
+    compute_seconds: Number,
+    comm_speed: float | Number = 1.0,
+    comp_speed: float | Number = 1.0,
     order: Order = "dispatch_first",
-) -> float:
+) -> Number:
     """Return the time of a phase in equal chunks.
 
         T(r) = max(2·r·t_d, 2·t_d + r·t_e)                 dispatch first, undisturbed
@@ -49,21 +49,22 @@ def makespan(
         order: in which the link serves the chunks.
     """
     a, b = transfer_seconds / comm_speed, compute_seconds / comp_speed
-    overlap = shorter((2 * degree - 2) * a, degree * b)
+    overlap: Number = np.minimum((2 * degree - 2) * a, degree * b)
     if order == "interleaved" and np.max(degree) > 1:
-        overlap = shorter(overlap, longer(2 * a + (degree - 2) * b, 0.0))  # 0 in one chunk
+        rest = np.maximum(2 * a + (degree - 2) * b, 0.0)  # 0 in one chunk
+        overlap = np.minimum(overlap, rest)
     work = 2 * degree * transfer_seconds + degree * compute_seconds
     return work + (1 - comm_speed - comp_speed) * overlap
 
 
 def tensor_parallel_makespan(
     *,
-    degree: int,
-    transfer_seconds: float,
-    compute_seconds: float,
-    comm_speed: float = 1.0,
-    comp_speed: float = 1.0,
-) -> float:
+    degree: Number,
+    transfer_seconds: Number,
+    compute_seconds: Number,
+    comm_speed: float | Number = 1.0,
+    comp_speed: float | Number = 1.0,
+) -> Number:
     """Return the time of a phase of experts and then one collective for each chunk.
 
         T(r) = t_e + t_s + (r − 1)·max(t_e, t_s)                  undisturbed
@@ -78,6 +79,6 @@ def tensor_parallel_makespan(
     Args:
         transfer_seconds: t_s of one chunk's all-reduce or reduce-scatter.
     """
-    overlap = shorter(transfer_seconds / comm_speed, compute_seconds / comp_speed)
+    overlap: Number = np.minimum(transfer_seconds / comm_speed, compute_seconds / comp_speed)
     work = degree * (compute_seconds + transfer_seconds)
     return work + (1 - comm_speed - comp_speed) * (degree - 1) * overlap

@@ -37,7 +37,7 @@ class AdaptiveRanges:
     nearer settled size, where that is within reach.
 
     Args:
-        settled: decisions by the number of tokens that they were found for.
+        settled: decisions by the number of tokens that they were chosen for.
         reach: see `REACH`; 0 for the paper's own ranges.
 
     Attributes:

@@ -16,11 +16,10 @@ from operator import attrgetter
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
-from moetune.domain.arrays import Floats, array_of, as_number, floats_of, longer
-from moetune.domain.cost_keys import CollectiveKey, GemmKey, RowsKey
-from moetune.domain.costs import Costs, Doubt, Estimate, least_trust, seconds_if_known
+from moetune.domain.arrays import Floats, Sizes
+from moetune.domain.cost_keys import CollectiveKey, CostKey, GemmKey, RowsKey
+from moetune.domain.costs import Costs, Doubt, Estimate, least_trust, scaled
 from moetune.domain.kernels import KernelName
 from moetune.domain.layer import LayerKey, LayerShape, Phase
 from moetune.domain.once import Tables
@@ -34,33 +33,42 @@ from moetune.domain.samples import (
     uneven_form,
 )
 
+Price = Estimate[Floats]
+"""Times of a layer's operation: without dimensions, of a single size, which alone has a trust and
+doubts; else of many sizes, or under many refits."""
+NOTHING: Price = Estimate(seconds=np.zeros(()), trust="measured")
 _SECONDS, _TRUST, _DOUBTS = map(attrgetter, Estimate._fields)  # a plan sums thousands
 
 
-def total(*parts: Estimate | None) -> Estimate:
+def total(*parts: Price | None) -> Price:
     """Return the sum, of what was measured; None counts as 0 s."""
     parts_had = [part for part in parts if part is not None]
     trusts = set(map(_TRUST, parts_had))
     return Estimate(
-        seconds=sum(map(_SECONDS, parts_had), 0.0),
+        seconds=sum(map(_SECONDS, parts_had), NOTHING.seconds),
         trust=least_trust(trusts) if len(trusts) != 1 else trusts.pop(),
         doubts=doubts_of(parts_had),
     )
 
 
-def at_least(estimate: Estimate, least: Estimate | None) -> Estimate:
+def in_numbers(estimate: Price) -> Estimate[float]:
+    """Return the estimate of a single size."""
+    return Estimate(estimate.seconds.item(), estimate.trust, estimate.doubts)
+
+
+def at_least(estimate: Price, least: Price | None) -> Price:
     """Return the estimate, or what it cannot be shorter than; None for nothing."""
     if least is None:
         return estimate
-    return estimate._replace(seconds=longer(estimate.seconds, least.seconds))
+    return estimate._replace(seconds=np.maximum(estimate.seconds, least.seconds))
 
 
-def doubts_of(parts: Iterable[Estimate]) -> tuple[Doubt, ...]:
+def doubts_of(parts: Iterable[Estimate[float] | Price]) -> tuple[Doubt, ...]:
     """Return the doubts in any of the estimates, each once, those about the longest first."""
     doubted = list(filter(_DOUBTS, parts))
     if len(doubted) < 2:  # noqa: PLR2004 - nothing to merge
         return doubted[0].doubts if doubted else ()
-    doubted.sort(key=lambda part: float(np.max(part.seconds)), reverse=True)
+    doubted.sort(key=_SECONDS, reverse=True)
     return tuple(dict.fromkeys(chain.from_iterable(map(_DOUBTS, doubted))))
 
 
@@ -72,7 +80,6 @@ PHASE_GEMMS: Mapping[Phase, tuple[GemmForm, ...]] = MappingProxyType(
 """The forms of GEMM that each phase computes for each weight."""
 ROW_MOVES = ("gather", "scatter_add")
 """Outside the pipeline: rows are brought into the order of experts, and back."""
-NOTHING = Estimate(seconds=0.0, trust="measured")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +119,11 @@ class LayerOperations(Tables):
         """Experts of a rank."""
         return self.layer.num_experts // self.world_size
 
-    def gate(self, phase: Phase, *, tokens: float) -> Estimate:
+    def price(self, key: CostKey, size: Sizes) -> Price:
+        """Return an operation; ProfileError where it was not measured."""
+        return self.costs.seconds(key, np.asarray(size, float))
+
+    def gate(self, phase: Phase, *, tokens: float) -> Price:
         """Return scores, softmax and choice of the experts; 0 where not measured."""
         experts = self.layer.num_experts
         choice = self.rows_op("gate", tokens, experts)
@@ -126,11 +137,13 @@ class LayerOperations(Tables):
         )
         return total(choice, *(self._multiplied(key, tokens) for key in keys))
 
-    def _multiplied(self, key: GemmKey, rows: float) -> Estimate:
-        alone = self.costs.seconds(key, rows).scaled(self.gemm_factor)
-        return alone._replace(seconds=alone.seconds + self.gap_seconds)
+    def _multiplied(self, key: GemmKey, rows: Sizes) -> Price:
+        alone = self.price(key, rows)
+        if self.gemm_factor == 1 and not self.gap_seconds:
+            return alone
+        return alone._replace(seconds=alone.seconds * self.gemm_factor + self.gap_seconds)
 
-    def gemm(self, product: GemmForm, *, rows: float, is_second: bool = False) -> Estimate:
+    def gemm(self, product: GemmForm, *, rows: Sizes, is_second: bool = False) -> Price:
         """Return a GEMM of all local experts' rows, or with W₂; ProfileError of no such dtype."""
         expert_rows = rows / self.local_experts
         even = self._gemm_of(product, rows=expert_rows, is_second=is_second)
@@ -138,66 +151,65 @@ class LayerOperations(Tables):
             return even
         share = unevenness(product, self.expert_shares, rows=expert_rows * self.local_experts)
         uneven = self._gemm_of(uneven_form(product), rows=expert_rows, is_second=is_second)
-        return total(even.scaled(1 - share), uneven.scaled(share))
+        return total(scaled(even, 1 - share), scaled(uneven, share))
 
-    def _gemm_of(self, form: GemmForm, *, rows: float, is_second: bool) -> Estimate:
+    def _gemm_of(self, form: GemmForm, *, rows: Sizes, is_second: bool) -> Price:
         """Return the GEMM of all local experts in a form, with so many rows of each on average."""
         sizes = self.layer.d_model, self.layer.d_hidden
         d_in, d_out = sizes[::-1] if is_second else sizes
         shape = self.local_experts, d_in, d_out
         return self._multiplied(GemmKey(self.dtype, form, *shape, self.kernel), rows)
 
-    def gemms(self, rows: float, *forms: GemmForm, is_second: bool = False) -> list[Estimate]:
+    def gemms(self, rows: Sizes, *forms: GemmForm, is_second: bool = False) -> list[Price]:
         """Return the GEMMs of a chunk with W₂, or with all other weights."""
         count = 1 if is_second else self.layer.num_gemms - 1
         return count * [self.gemm(form, rows=rows, is_second=is_second) for form in forms]
 
-    def activation(self, phase: Phase, rows: float) -> Estimate:
+    def activation(self, phase: Phase, rows: Sizes) -> Price:
         """Return the activation; backward it is evaluated again, and then its gradient."""
         name, width = self.layer.activation, self.layer.d_hidden
         backward = self.rows_op(f"{name}_backward", rows, width) if phase == "backward" else None
         return total(self.rows_op(name, rows, width), backward)
 
-    def rows_op(self, op: str, rows: float, width: int) -> Estimate | None:
+    def rows_op(self, op: str, rows: Sizes, width: int) -> Price | None:
         """Return a memory-bound operation; None where it was not measured."""
-        return seconds_if_known(self.costs, RowsKey(op, self.dtype), rows * width)
+        key = RowsKey(op, self.dtype)
+        return self.price(key, rows * width) if self.costs.knows(key) else None
 
-    def launches(self, phase: Phase) -> tuple[Estimate, Estimate] | None:
+    def launches(self, phase: Phase) -> tuple[Price, Price] | None:
         """Return the host's launches of a phase and of a chunk; None where not measured (CPUs)."""
         fewest, most = (self._launched(phase, chunks) for chunks in HOST_CHUNKS)
         if fewest is None or most is None:
             return None
         chunk_seconds = (most.seconds - fewest.seconds) / (HOST_CHUNKS[1] - HOST_CHUNKS[0])
-        once = longer(fewest.seconds - chunk_seconds * HOST_CHUNKS[0], 0.0)
+        once = np.maximum(fewest.seconds - chunk_seconds * HOST_CHUNKS[0], 0.0)
         return fewest._replace(seconds=once), fewest._replace(seconds=chunk_seconds)
 
-    def _launched(self, phase: Phase, chunks: int) -> Estimate | None:
+    def _launched(self, phase: Phase, chunks: int) -> Price | None:
         forward, step = (self.rows_op(op, chunks, 1) for op in LAUNCHES)
         if forward is None or step is None:
             return None
-        backward = longer(step.seconds - forward.seconds, 0.0)
+        backward = np.maximum(step.seconds - forward.seconds, 0.0)
         return forward if phase == "forward" else step._replace(seconds=backward)
 
-    def collective(self, op: CollectiveOp, num_bytes: float, *, in_flight: int = 1) -> Estimate:
+    def collective(self, op: CollectiveOp, num_bytes: Sizes, *, in_flight: int = 1) -> Price:
         """Return a collective of the ranks, 0 on one rank; ProfileError where not measured."""
         if self.world_size == 1:
             return NOTHING
         key = CollectiveKey(op, self.world_size, in_flight=in_flight)
-        return self.costs.seconds(key, num_bytes)
+        return self.price(key, num_bytes)
 
-    def collectives(
-        self, op: CollectiveOp, num_bytes: float, in_flight: NDArray[np.int64]
-    ) -> Estimate:
+    def collectives(self, op: CollectiveOp, num_bytes: Sizes, in_flight: Floats) -> Price:
         """Return `collective` of sizes, each with a number in flight, or one number for all."""
         if not in_flight.ndim:
-            return self.collective(op, num_bytes, in_flight=in_flight.item())
+            return self.collective(op, num_bytes, in_flight=int(in_flight))
         sizes, numbers = np.broadcast_arrays(num_bytes, in_flight)
         seconds = np.empty(sizes.shape)
         for number in set(numbers.ravel().tolist()):
             same = numbers == number
-            estimate = self.collective(op, array_of(sizes[same]), in_flight=number)
+            estimate = self.collective(op, sizes[same], in_flight=int(number))
             seconds[same] = estimate.seconds
-        return Estimate(seconds=array_of(seconds), trust="measured")
+        return Estimate(seconds=seconds, trust="measured")
 
 
 TILE_ROWS = 128
@@ -206,25 +218,25 @@ _LEAST, _MOST = -1.0, 1.5
 """Loads with fewer tiles than even ones are faster; beyond the measured ones it is a guess."""
 
 
-def unevenness(form: GemmForm, shares: Sequence[float], *, rows: float) -> float:
+def unevenness(form: GemmForm, shares: Sequence[float], *, rows: Sizes) -> Floats:
     """Return which part of the uneven form's extra time shares of rows take; 1 as measured."""
     num_experts = len(shares)
     hottest = hottest_share(num_experts)
     by_share = (max(shares) - 1 / num_experts) / (hottest - 1 / num_experts)
     if even_form(form) == "grad_weight":
-        return min(by_share, _MOST)
+        return np.asarray(min(by_share, _MOST))
     even = _nearly_even_tiles(rows, num_experts)
-    colder = _nearly_even_tiles(floats_of(rows) * (1 - hottest), num_experts - 1)
+    colder = _nearly_even_tiles(rows * (1 - hottest), num_experts - 1)
     more = _tiles(rows, [hottest]) + colder - even
     by_tiles = (_tiles(rows, shares) - even) / np.where(more > 0, more, 1)
-    return as_number(np.clip(np.where(more > 0, by_tiles, by_share), _LEAST, _MOST))
+    return np.clip(np.where(more > 0, by_tiles, by_share), _LEAST, _MOST)
 
 
-def _tiles(rows: float, shares: Sequence[float]) -> Floats:
-    return _whole(np.multiply.outer(floats_of(rows), np.asarray(shares)))
+def _tiles(rows: Sizes, shares: Sequence[float]) -> Floats:
+    return _whole(np.multiply.outer(rows, shares))
 
 
-def _nearly_even_tiles(rows: float | Floats, num_experts: int) -> Floats:
+def _nearly_even_tiles(rows: Sizes, num_experts: int) -> Floats:
     """Return the tiles of experts with even loads, which are never equal: see `expert_rows`."""
     unevenness = np.zeros(num_experts)
     unevenness[: num_experts - 1 : 4], unevenness[1::4] = 1, -1

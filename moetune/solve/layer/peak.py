@@ -147,8 +147,8 @@ class BufferCounts:
         """Return the bytes of float32 sums beyond the gradients of narrower parameters."""
         if self._element >= FULL_BYTES or self._degree == 1:
             return 0
-        one_weight = self._layer.d_model * self._layer.d_hidden * self._element
-        return max(0, FULL_BYTES - states.gradient_bytes) * self._expert_parameters + one_weight
+        weight_bytes = self._layer.d_model * self._layer.d_hidden * self._element
+        return max(0, FULL_BYTES - states.gradient_bytes) * self._expert_parameters + weight_bytes
 
     def ring_bytes(self) -> int:
         """Return the bytes of buffers for one chunk's rows, backward: forward takes no more."""

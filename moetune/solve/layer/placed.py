@@ -104,8 +104,8 @@ def least_fullest(loads: Sequence[float], num_groups: int) -> float:
     """Return what the fullest of equal groups has at least, without looking for any.
 
     It is the most of three bounds: the mean, the largest's group, and two of the next ones. The
-    largest expert has the smallest ones beside it at best. Of the first P + 1 experts two share a
-    group, and they do with the smallest ones beside them.
+    largest expert is with the smallest at best. Of the first P + 1 experts two share a
+    group, and they do with the smallest.
     """
     loads = sorted(loads, reverse=True)
     size = len(loads) // num_groups

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Bounds, Strategy
 from moetune.domain.cost_keys import CopyKey
-from moetune.domain.costs import Costs, Trust, least_trust
+from moetune.domain.costs import Costs, Refit, Trust, least_trust
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.kernels import KernelName
 from moetune.domain.layer import PHASES, Phase
@@ -33,6 +33,7 @@ from moetune.solve.layer.choose import DegreeChooser, Ranking
 from moetune.solve.layer.costs import LayerCosts, layer_costs
 from moetune.solve.layer.kernels import MeasuredKernels
 from moetune.solve.layer.memory import limit_of
+from moetune.solve.layer.operations import NOTHING
 from moetune.solve.layer.peak import middle_elements
 from moetune.solve.layer.strategies import RankedLayer, choose_safely, choose_strategy
 from moetune.solve.layer.times import PhaseTime, StepTime
@@ -56,7 +57,7 @@ class LayerProblem:
 
     inputs: PlanInputs
     costs: Costs
-    resamples: Sequence[Costs]
+    resamples: Sequence[Refit]
     bounds: Bounds
     device_memory_bytes: int
     provenance: Provenance
@@ -291,25 +292,23 @@ def _paper_phase(costs: LayerCosts, strategy: Strategy, tokens: int, phase: Phas
     layer, rows = costs.layer, costs.rows(tokens)
     copied = layer.d_model * (strategy in OFFLOADS_INPUT)
     copied += middle_elements(layer) * (strategy in OFFLOADS_MIDDLE)
-    table = costs.costs.interference  # of both rivals where the strategy copies, else of one
-    comp_speed, comm_speed, mem_speed = table.comp.comm, table.comm.comp, 1.0
-    if copied:
-        comp_speed, comm_speed, mem_speed = table.comp.all, table.comm.all, table.mem.all
+    speeds = costs.costs.speeds  # in overlap with both others where the strategy copies
+    rivals = ("all", "all") if copied else ("comm", "comp")
     transfers, gemms = costs.num_transfers, layer.num_gemms
     if phase == "backward":
         gemms *= 2
         gemms += (layer.num_gemms - 1) * (strategy in {"S3", "S4"})
         transfers += strategy in {"S2", "S4"}
-    one_gemm = costs.gemm("forward", rows=rows).seconds
-    one_transfer = costs.transfer(rows=rows, degree=1).seconds
-    copy_seconds = 0.0
+    gemm_seconds = costs.gemm("forward", rows=rows).seconds
+    sent_seconds = costs.transfer(rows=rows, degree=1).seconds
+    copied_seconds = NOTHING.seconds
     if copied:
         way: Direction = "d2h" if phase == "forward" else "h2d"
         copy = CopyKey(way, costs.costs.copy_mode != "pageable")
         num_bytes = rows * copied * dtype_bytes(costs.dtype)
-        copy_seconds = costs.costs.seconds(copy, num_bytes).seconds
+        copied_seconds = costs.price(copy, num_bytes).seconds / speeds["mem", "all"]
     return max(
-        gemms * one_gemm / comp_speed,
-        transfers * one_transfer / comm_speed,
-        copy_seconds / mem_speed,
+        (gemms * gemm_seconds / speeds["comp", rivals[0]]).item(),
+        (transfers * sent_seconds / speeds["comm", rivals[1]]).item(),
+        copied_seconds.item(),
     )

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moetune.domain.arrays import Floats, floats_of
+from moetune.domain.arrays import Floats
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, STRATEGIES, Bounds, Strategy
-from moetune.domain.costs import Costs
+from moetune.domain.costs import Refit
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.kernels import KernelChoice
 from moetune.domain.layer import Workload
@@ -20,7 +20,7 @@ from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.memory import MemoryBudget
 from moetune.solve.layer.peak import Peak
-from moetune.solve.layer.times import StepTime, step_time
+from moetune.solve.layer.times import StepTime, step_seconds
 from moetune.solve.layer.uncertainty import refits_of
 
 UNLIMITED = 2**62
@@ -116,7 +116,7 @@ def choose_strategy(
     return RankedLayer(best=best, contenders=tuple(contenders))
 
 
-def choose_safely(ranked: RankedLayer, resamples: Sequence[Costs]) -> RankedLayer:
+def choose_safely(ranked: RankedLayer, resamples: Sequence[Refit]) -> RankedLayer:
     """Return one chunk where what several promise may be an error of the profile.
 
     Nominal costs decide where they are measured. A time that was not may be wrong by far, and
@@ -135,17 +135,16 @@ def choose_safely(ranked: RankedLayer, resamples: Sequence[Costs]) -> RankedLaye
     if not resamples or (is_measured and several.hidden_seconds > saved_seconds):
         return ranked
     refits = refits_of(ranking.chooser.costs, resamples, tokens=ranking.table.tokens)
-    seconds, seconds_of_one = (
-        step_time(
-            costs=refits.stack, tokens=ranking.table.tokens, degree=step.degree,
-            order=ranking.order,
-        ).seconds
-        for step in (several, single)
-    )  # fmt: skip
+
+    def seconds(degree: int) -> Floats:
+        phases, overhead = step_seconds(
+            costs=refits.stack, tokens=ranking.table.tokens, degree=degree, order=ranking.order
+        )
+        return phases + overhead
+
     because = (
-        _luck(several, floats_of(seconds_of_one)) if is_measured
-        else _risk(floats_of(seconds) / seconds_of_one)
-    )  # fmt: skip
+        _luck(several, seconds(1)) if is_measured else _risk(seconds(several.degree) / seconds(1))
+    )
     if not because:
         return ranked
     best = ranking.in_one_chunk()

@@ -8,12 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from moetune.domain.arrays import Floats
+from moetune.domain.arrays import Floats, Ints
 from moetune.domain.constraints import Order
-from moetune.domain.interference import Interference
+from moetune.domain.interference import SpeedTable
 from moetune.domain.samples import ResourceClass
-
-Ints = NDArray[np.int64]
 
 LINK = "link"
 COMPUTE = "compute"
@@ -119,16 +117,16 @@ def tensor_parallel_tasks(
     ]
 
 
-def simulate(tasks: Sequence[Task], *, interference: Interference) -> Timeline:
+def simulate(tasks: Sequence[Task], *, speeds: SpeedTable) -> Timeline:
     """Run the tasks, each as early as its stream and its dependencies let it.
 
-    A running task advances at the speed that `interference` gives its class among the set of
-    classes that run at that instant; tasks of one class do not disturb each other.
+    A running task advances at the speed of its class while the classes run that do so at that
+    instant; tasks of the same class do not disturb each other.
     """
     program = program_of([[task._replace(seconds=index) for index, task in enumerate(tasks)]])
     durations = np.array([[task.seconds] for task in tasks])
     ends: dict[str, float] = {}
-    for event in events(program, program.first, durations, speeds_of(interference, 1)):
+    for event in events(program, program.first, durations, stream_speeds(speeds, 1)):
         for ended in event.head[event.is_ended].tolist():
             ends[tasks[program.duration[ended]].name] = float(event.now[0])
     assert len(ends) == len(tasks), "tasks wait for each other"  # noqa: S101 - our orders
@@ -186,14 +184,15 @@ def program_of(phases: Sequence[Sequence[Task]]) -> Program:
     )  # fmt: skip
 
 
-def speeds_of(interference: Interference, num: int) -> Floats:
+def stream_speeds(table: SpeedTable, num: int) -> Floats:
     """Return each stream's speed in each set of classes, 1 if idle, (streams, sets, num)."""
     speeds = np.ones((len(STREAMS), len(_SETS), num))
     for index, classes in enumerate(_SETS):
-        among = frozenset(name for name in classes if name is not None)
         for stream, name in enumerate(classes):
-            if name is not None:
-                speeds[stream, index] = interference.speed(name, among)
+            rivals = {rival for rival in classes if rival} - {name}
+            if name and rivals:
+                key = "all" if len(rivals) > 1 else next(iter(rivals))
+                speeds[stream, index] = table[name, key]
     return speeds
 
 

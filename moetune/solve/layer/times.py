@@ -2,23 +2,24 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import NamedTuple
 
 import numpy as np
 
-from moetune.domain.arrays import Floats, array_of, as_number, floats_of
+from moetune.domain.arrays import Floats, Sizes
 from moetune.domain.constraints import Order, Strategy
-from moetune.domain.costs import Doubt, Estimate, Trust, least_trust
+from moetune.domain.costs import Doubt, Estimate, Trust, least_trust, scaled
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.plan import Binding
 from moetune.solve.layer.costs import LayerCosts, key_of
 from moetune.solve.layer.degree import makespan, tensor_parallel_makespan
-from moetune.solve.layer.operations import NOTHING, doubts_of
+from moetune.solve.layer.operations import NOTHING, Price, doubts_of, in_numbers, total
 from moetune.solve.layer.reuse import chunk_of, reused_seconds
-from moetune.solve.layer.timeline import Ints, Task, pipeline_tasks, tensor_parallel_tasks
+from moetune.solve.layer.timeline import Task, pipeline_tasks, tensor_parallel_tasks
 
 OVERHEAD_SHARE = 0.05
 """Share of the step below which the overhead's trust does not count."""
+_NO_COPIES = Estimate(seconds=0.0, trust="measured")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +35,9 @@ class PhaseTime:
 
     degree: int
     seconds: float
-    transfer: Estimate
-    compute: Estimate
-    copies: Estimate = NOTHING
+    transfer: Estimate[float]
+    compute: Estimate[float]
+    copies: Estimate[float] = _NO_COPIES
     num_transfers: int
 
     @property
@@ -73,7 +74,7 @@ class PhaseTime:
         return self.device_seconds
 
     @property
-    def parts(self) -> tuple[Estimate, ...]:
+    def parts(self) -> tuple[Estimate[float], ...]:
         """The estimates behind the phase."""
         return self.transfer, self.compute, self.copies
 
@@ -91,7 +92,7 @@ class StepTime:
 
     forward: PhaseTime
     backward: PhaseTime
-    overhead: Estimate
+    overhead: Estimate[float]
     strategy: Strategy = "none"
 
     @property
@@ -156,12 +157,94 @@ class StepTime:
         """Operations behind the same numbers that were not measured, each once."""
         return doubts_of(self._parts())
 
-    def _parts(self) -> list[Estimate]:
+    def _parts(self) -> list[Estimate[float]]:
         phases = (self.forward, self.backward)
         parts = [part for phase in phases for part in phase.parts]
         if self.overhead.seconds > OVERHEAD_SHARE * self.seconds:
             parts.append(self.overhead)
         return parts
+
+
+class PricedPhase(NamedTuple):
+    """The times of a `PhaseTime` in arrays: of many numbers of tokens and chunks, or of refits."""
+
+    seconds: Floats
+    transfer: Price
+    compute: Price
+    num_transfers: int
+    copies: Price = NOTHING
+
+
+def price_phase(
+    *,
+    costs: LayerCosts,
+    phase: Phase,
+    tokens: Sizes,
+    degree: Sizes,
+    order: Order = "dispatch_first",
+    strategy: Strategy = "none",
+    seconds: float | None = None,
+) -> PricedPhase:
+    """Return the predicted times of a phase with `tokens` on each rank.
+
+    Strategy "none" takes the closed form. Where memory is reused, the fluid timeline is simulated;
+    the link then always interleaves, whatever `order` is.
+
+    Args:
+        tokens, degree: r chunks; or arrays of both, of one shape.
+        seconds: of a phase that reuses memory, where it was simulated before.
+
+    Raises:
+        ProfileError: an operation was not measured.
+    """
+    tokens, degree = np.asarray(tokens, float), np.asarray(degree, float)
+    if strategy != "none":
+        return _reused(costs, phase, tokens, degree, strategy, seconds)
+    return costs.remembered(
+        (phase, key_of(tokens), key_of(degree), order),
+        lambda: _closed(costs, phase, tokens, degree, order),
+    )
+
+
+def _closed(
+    costs: LayerCosts, phase: Phase, tokens: Floats, degree: Floats, order: Order
+) -> PricedPhase:
+    rows = costs.rows(tokens, degree=degree)
+    factor = costs.step_factor(rows=rows, degree=degree)
+    transfer = scaled(costs.transfer(rows=rows, degree=degree), factor)
+    compute = scaled(costs.compute(phase=phase, rows=rows), factor)
+    speeds = costs.overlap_speeds(rows=rows, transfer_seconds=transfer.seconds)
+    closed_form = tensor_parallel_makespan if costs.is_tensor else partial(makespan, order=order)
+    seconds = closed_form(
+        degree=degree,
+        transfer_seconds=transfer.seconds,
+        compute_seconds=compute.seconds,
+        comm_speed=speeds.comm,
+        comp_speed=speeds.comp,
+    )
+    return PricedPhase(seconds, transfer, compute, costs.num_transfers)
+
+
+def _reused(
+    costs: LayerCosts, phase: Phase, tokens: Floats, degree: Floats, strategy: Strategy,
+    seconds: float | None,
+) -> PricedPhase:  # fmt: skip
+    rows = costs.rows(tokens, degree=degree)
+    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
+    makespans = np.asarray(seconds)
+    if seconds is None:
+        shape = np.broadcast_shapes(degree.shape, *map(np.shape, chunk.durations))
+        makespans = reused_seconds(
+            chunk=chunk, phase=phase, degrees=np.broadcast_to(degree, shape or 1).astype(int),
+            speeds=costs.speeds(rows=rows, degree=degree),
+        ).reshape(shape)  # fmt: skip
+    return PricedPhase(
+        seconds=makespans,
+        transfer=chunk.transfer,
+        compute=total(chunk.before, chunk.after),
+        copies=total(chunk.copy_input, chunk.copy_middle),
+        num_transfers=costs.num_transfers + chunk.pattern.sends_again,
+    )
 
 
 def phase_time(
@@ -174,87 +257,18 @@ def phase_time(
     strategy: Strategy = "none",
     seconds: float | None = None,
 ) -> PhaseTime:
-    """Return the predicted time of one phase with `tokens` on each rank.
-
-    Strategy "none" takes the closed form. Where memory is reused, the fluid timeline is simulated;
-    the link then always interleaves, whatever `order` is.
-
-    Args:
-        tokens, degree: r chunks; or arrays of both.
-        seconds: of a phase that reuses memory, where it was simulated before.
-
-    Raises:
-        ProfileError: an operation was not measured.
-    """
-    if strategy != "none":
-        return _reused_time(costs, phase, tokens, degree, strategy, seconds)
-    return costs.remembered(
-        (phase, key_of(tokens), key_of(degree), order),
-        lambda: _closed_time(costs, phase, tokens, degree, order),
-    )
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def phase_seconds(
-    *, costs: LayerCosts, phase: Phase, tokens: Ints, degrees: Ints, order: Order,
-    strategy: Strategy,
-) -> Floats:  # fmt: skip
-    """Return the seconds of `phase_time` in many cases; ArithmeticError where not finite."""
-    time = phase_time(
-        costs=costs, phase=phase, tokens=array_of(tokens), degree=cast("int", degrees),
-        order=order, strategy=strategy,
+    """Return `price_phase` of a single number of tokens and chunks, in numbers."""
+    priced = price_phase(
+        costs=costs, phase=phase, tokens=tokens, degree=degree, order=order, strategy=strategy,
+        seconds=seconds,
     )  # fmt: skip
-    seconds = floats_of(time.seconds)
-    if not np.isfinite(seconds).all():
-        raise ArithmeticError("the times of a phase are no finite numbers")
-    return seconds
-
-
-def _closed_time(
-    costs: LayerCosts, phase: Phase, tokens: float, degree: int, order: Order
-) -> PhaseTime:
-    rows = costs.rows(tokens, degree=degree)
-    factor = costs.step_factor(rows=rows, degree=degree)
-    transfer = costs.transfer(rows=rows, degree=degree).scaled(factor)
-    compute = costs.compute(phase=phase, rows=rows).scaled(factor)
-    speeds = costs.speeds(rows=rows, transfer_seconds=transfer.seconds)
-    closed_form = tensor_parallel_makespan if costs.is_tensor else partial(makespan, order=order)
-    seconds = closed_form(
-        degree=degree,
-        transfer_seconds=transfer.seconds,
-        compute_seconds=compute.seconds,
-        comm_speed=speeds.comm,
-        comp_speed=speeds.comp,
-    )
     return PhaseTime(
         degree=degree,
-        seconds=seconds,
-        transfer=transfer,
-        compute=compute,
-        num_transfers=costs.num_transfers,
-    )
-
-
-def _reused_time(
-    costs: LayerCosts, phase: Phase, tokens: float, degree: int, strategy: Strategy,
-    seconds: float | None,
-) -> PhaseTime:  # fmt: skip
-    rows = costs.rows(tokens, degree=degree)
-    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
-    if seconds is None:
-        shape = np.broadcast_shapes(np.shape(degree), *map(np.shape, chunk.durations))
-        makespans = reused_seconds(
-            chunk=chunk, phase=phase, degrees=np.broadcast_to(degree, shape or 1),
-            interference=costs.interference(rows=rows, degree=degree),
-        )  # fmt: skip
-        seconds = as_number(makespans.reshape(shape))
-    return PhaseTime(
-        degree=degree,
-        seconds=seconds,
-        transfer=chunk.transfer,
-        compute=chunk.compute,
-        copies=chunk.copies,
-        num_transfers=chunk.num_transfers,
+        seconds=priced.seconds.item(),
+        transfer=in_numbers(priced.transfer),
+        compute=in_numbers(priced.compute),
+        copies=in_numbers(priced.copies),
+        num_transfers=priced.num_transfers,
     )
 
 
@@ -276,18 +290,38 @@ def step_time(
     degree: int,
     order: Order = "dispatch_first",
     strategy: Strategy = "none",
+    seconds: tuple[float | None, float | None] = (None, None),
 ) -> StepTime:
-    """Return the predicted time of one step; one chunk, which reuses no memory, is "none"."""
+    """Return the predicted time of one step; one chunk, which reuses no memory, is "none".
+
+    Args:
+        seconds: of both phases that reuse memory, where they were simulated before.
+    """
     forward, backward = (
         phase_time(
+            costs=costs, phase=phase, tokens=tokens, degree=degree, order=order,
+            strategy="none" if degree == 1 else strategy, seconds=simulated,
+        )
+        for phase, simulated in zip(PHASES, seconds, strict=True)
+    )  # fmt: skip
+    overhead = in_numbers(costs.overhead(tokens=tokens))
+    return StepTime(forward=forward, backward=backward, overhead=overhead, strategy=strategy)
+
+
+def step_seconds(
+    *,
+    costs: LayerCosts,
+    tokens: int,
+    degree: int,
+    order: Order = "dispatch_first",
+    strategy: Strategy = "none",
+) -> tuple[Floats, Floats]:
+    """Return the seconds of `step_time` under each refit: of both phases, and of the overhead."""
+    forward, backward = (
+        price_phase(
             costs=costs, phase=phase, tokens=tokens, degree=degree, order=order,
             strategy="none" if degree == 1 else strategy,
         )
         for phase in PHASES
     )  # fmt: skip
-    return StepTime(
-        forward=forward,
-        backward=backward,
-        overhead=costs.overhead(tokens=tokens),
-        strategy=strategy,
-    )
+    return forward.seconds + backward.seconds, costs.overhead(tokens=tokens).seconds

@@ -1,9 +1,9 @@
 """Uncertainty of a choice, compared with others under many refits of the measurements.
 
-Under refits every time is an array, with one entry for each. Sums and products of times hold for
-arrays as they hold for numbers, so that `LayerCosts` and the closed forms work out a layer once. An
-operation that a refit makes slower makes the sum of a step's operations longer; the step itself was
-measured, so that the difference between both is smaller there.
+Under refits every time of a layer is an array with an entry for each, so that `LayerCosts` and the
+closed forms work it out once. An operation that a refit makes slower makes the sum of a step's
+operations longer; the step itself was measured, so that the difference between both is smaller
+there.
 """
 
 import math
@@ -12,20 +12,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
-from typing import cast
 
 import numpy as np
 
 from moetune.domain.arrays import Floats
 from moetune.domain.constraints import Order, Strategy
-from moetune.domain.costs import Costs, costs_of_all
+from moetune.domain.costs import Refit
 from moetune.domain.plan import Confidence, Decision
 from moetune.domain.samples import StepRecord
 from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors, at_degree
 from moetune.solve.layer.choose import HOPELESS, Ranking
 from moetune.solve.layer.costs import LayerCosts, layer_costs
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.times import StepTime, step_time
+from moetune.solve.layer.times import StepTime, step_seconds
 
 _SEED = 0
 LayerChoice = tuple[LayerCosts, Decision]
@@ -33,7 +32,7 @@ LayerChoice = tuple[LayerCosts, Decision]
 
 
 def judge_choice(
-    ranking: Ranking, resamples: Sequence[Costs], rivals: Sequence[StepTime]
+    ranking: Ranking, resamples: Sequence[Refit], rivals: Sequence[StepTime]
 ) -> Confidence:
     """Compare the choice with its contenders under each refit; without any it is certain."""
     limit_seconds = ranking.step.seconds * HOPELESS
@@ -61,7 +60,7 @@ def confidence_of(chosen: Floats, best: Floats) -> Confidence:
 
 
 def chance_of_faster(
-    chosen: LayerChoice, rival: LayerChoice, *, resamples: Sequence[Costs], tokens: int
+    chosen: LayerChoice, rival: LayerChoice, *, resamples: Sequence[Refit], tokens: int
 ) -> float:
     """Return the share of refits under which the rival's step is the shorter one."""
 
@@ -75,19 +74,18 @@ def chance_of_faster(
 
 
 def _under_refits(
-    costs: LayerCosts, resamples: Sequence[Costs], choices: Iterable[tuple[int, Strategy]], *,
+    costs: LayerCosts, resamples: Sequence[Refit], choices: Iterable[tuple[int, Strategy]], *,
     tokens: int, order: Order,
 ) -> list[Floats]:  # fmt: skip
     """Return each choice's seconds under each refit, with the model's error, (refits,) each."""
     refits = refits_of(costs, resamples, tokens=tokens)
     errors, steps = costs.step_errors(tokens=tokens), []
     for degree, strategy in choices:
-        step = step_time(
+        phases, overhead = step_seconds(
             costs=refits.stack, tokens=tokens, degree=degree, order=order, strategy=strategy
         )
         factors = error_factors(errors, strategy, degree, num=refits.num)
-        phases = (step.forward.seconds + step.backward.seconds) * factors
-        steps.append(np.broadcast_to(phases + step.overhead.seconds, refits.num))
+        steps.append(np.broadcast_to(phases * factors + overhead, refits.num))
     return steps
 
 
@@ -125,12 +123,7 @@ class Refits:
     stack: LayerCosts
 
 
-def of_each(seconds: float, num: int) -> list[float]:
-    """Return the seconds under each of so many refits, of stacked costs or the same for all."""
-    return cast("list[float]", np.broadcast_to(seconds, num).tolist())
-
-
-def refits_of(nominal: LayerCosts, resamples: Sequence[Costs], *, tokens: int) -> Refits:
+def refits_of(nominal: LayerCosts, resamples: Sequence[Refit], *, tokens: int) -> Refits:
     """Return the layer's costs under the refits that the measured steps do not contradict.
 
     Without any refit they are the nominal costs. Beyond its measured sizes an operation is drawn
@@ -143,32 +136,31 @@ def refits_of(nominal: LayerCosts, resamples: Sequence[Costs], *, tokens: int) -
     return refits
 
 
-def _refits(nominal: LayerCosts, resamples: Sequence[Costs], tokens: int) -> Refits:
+def _refits(nominal: LayerCosts, resamples: Sequence[Refit], tokens: int) -> Refits:
     errors = nominal.step_errors(tokens=tokens)
     if not errors.records or not resamples:
-        costs = costs_of_all(resamples) if resamples else nominal.costs
+        costs = resamples[0].together(resamples) if resamples else nominal.costs
         return Refits(num=len(resamples) or 1, stack=replace(nominal, costs=costs))
     drawn = np.array([_residuals(record, resamples) for record in errors.records]).T
     largest = np.abs(drawn).max(axis=1)
     limit = max(IMPLAUSIBLE, np.sort(largest)[math.ceil(LEAST_SHARE * len(largest)) - 1])
     feasible = np.flatnonzero(largest <= limit)
-    costs = costs_of_all([resamples[draw] for draw in feasible.tolist()])
+    chosen = [resamples[draw] for draw in feasible.tolist()]
+    costs = chosen[0].together(chosen)
     stack = replace(nominal, costs=costs, errors=errors.given(drawn[feasible]))
     return Refits(num=len(feasible), stack=stack)
 
 
-def _residuals(record: StepRecord, resamples: Sequence[Costs]) -> list[float]:
+def _residuals(record: StepRecord, resamples: Sequence[Refit]) -> list[float]:
     """Return the record's residual under each refit."""
-    load, num = record.workload, len(resamples)
-    layer = layer_costs(workload=load, costs=costs_of_all(resamples))
-    step = step_time(
+    load = record.workload
+    layer = layer_costs(workload=load, costs=resamples[0].together(resamples))
+    both = step_seconds(
         costs=replace(layer, errors=NO_STEP_ERRORS), tokens=load.tokens_per_rank,
         degree=record.degree,
     )  # fmt: skip
-    chunks = of_each(step.forward.seconds + step.backward.seconds, num)
+    chunks, overheads = (np.broadcast_to(seconds, len(resamples)).tolist() for seconds in both)
     return [
         replace(record, chunks_seconds=chunks_seconds, overhead_seconds=overhead_seconds).residual
-        for chunks_seconds, overhead_seconds in zip(
-            chunks, of_each(step.overhead.seconds, num), strict=True
-        )
+        for chunks_seconds, overhead_seconds in zip(chunks, overheads, strict=True)
     ]

@@ -193,7 +193,7 @@ def _part_modules(part: Part, job: TrainingJob, scope: _Scope) -> dict[str, floa
 
 
 def _kept_inside(part: Part) -> int:
-    """Return the elements of a token that a mixer keeps beside its widths.
+    """Return the elements of a token that a mixer keeps in addition to its widths.
 
     Norms of queries, keys and latent vectors keep what they read. Mamba-2's scan keeps its output
     before the gate, and the norm behind it the one after the gate (mamba_ssm, `ssd_combined.py`).

@@ -23,9 +23,9 @@ from moetune.solve.model.search import (
     PricedLayout,
     wholes_in_order,
 )
-from moetune.solve.model.uncertainty import OWN_SPREAD
+from moetune.solve.model.uncertainty import LAYOUT_SPREAD
 
-WORTH_GRAPHS = OWN_SPREAD
+WORTH_GRAPHS = LAYOUT_SPREAD
 """Least share of a step that graphs save: less is within the error of either price."""
 ROOM_FOR_GRAPHS = 0.1
 """Share of the memory limit that a layout with graphs leaves free. Runs with graphs of parts took 6

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from moetune.domain.experts import RoutedExperts
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.operations import total
 from moetune.solve.layer.times import phase_time
 from moetune.solve.model.block import BlockPrices
 
@@ -37,7 +36,8 @@ def chunked_passes(prices: BlockPrices, part: RoutedExperts, degree: int | None)
 
     def seconds(phase: Phase, degree: int) -> float:
         time = phase_time(costs=costs, phase=phase, tokens=tokens, degree=degree)
-        prices.device.trusts.note(total(*time.parts))
+        for priced in time.parts:
+            prices.device.trusts.note(priced)
         return time.seconds
 
     return ChunkedPasses(*({r: seconds(phase, r) for r in degrees} for phase in PHASES))

@@ -95,7 +95,7 @@ def _gathered(
 
 
 _CHANNELS = 10
-"""Channels of the 20 multiprocessors that DeepEP takes unless it is told otherwise."""
+"""Channels of the 20 multiprocessors that DeepEP takes by default."""
 _RANKS = (2, 16, 24, 96)
 _CHUNK_TOKENS: dict[TransferPhase, tuple[int, ...]] = {
     "dispatch": (6, 20, 8, 12),

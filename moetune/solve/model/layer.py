@@ -15,7 +15,7 @@ from moetune.domain.layer import PHASES, Workload
 from moetune.domain.samples import GEMM_FORMS
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.layer.costs import LayerCosts, layer_costs
-from moetune.solve.layer.operations import total
+from moetune.solve.layer.operations import Price, in_numbers, total
 from moetune.solve.model.machine import DevicePrices
 from moetune.solve.model.passes import ModuleName, Passes
 
@@ -51,27 +51,32 @@ def layer_modules(
     They add up to its phases and what is around them, but for launches before the first chunk. The
     gate's choice is the router's; rows brought in order and back, in chunks or not, are "permute".
     """
-    rows, note = costs.rows(tokens), device.trusts.note
+
+    def seconds(price: Price) -> float:
+        return device.trusts.note(in_numbers(price))
+
+    rows = costs.rows(tokens)
     mine = rows / costs.world_size if costs.is_tensor else rows
-    factor, moved = costs.step_factor(rows=rows, degree=1), total(*costs.moves(tokens)).seconds
-    sent = factor * costs.num_transfers * note(costs.transfer(rows=rows, degree=1))
+    factor = costs.step_factor(rows=rows, degree=1).item()
+    moved = total(*costs.moves(tokens)).seconds.item()
+    sent = factor * costs.num_transfers * seconds(costs.transfer(rows=rows, degree=1))
     forms = (
         total(*costs.gemms(mine, form), *costs.gemms(mine, form, is_second=True))
         for form in GEMM_FORMS
     )
-    experts = Passes(*(factor * form.seconds for form in forms))
+    experts = Passes(*(factor * form.seconds.item() for form in forms))
     yield "experts", experts
     for phase, multiplied in zip(PHASES, (experts.forward, experts.backward), strict=True):
-        note(costs.phase_overhead(phase, tokens=tokens))
-        gate = costs.gate(phase, tokens=tokens).seconds
-        small = costs.small_collectives(phase, tokens=tokens).seconds if gate else 0.0
-        activation = factor * costs.activation(phase, mine).seconds
-        computed = factor * total(*chain(*costs.operations(phase, rows))).seconds
-        seconds: dict[ModuleName, float] = {
+        seconds(costs.phase_overhead(phase, tokens=tokens))
+        gate = costs.gate(phase, tokens=tokens).seconds.item()
+        small = costs.small_collectives(phase, tokens=tokens).seconds.item() if gate else 0.0
+        activation = factor * costs.activation(phase, mine).seconds.item()
+        computed = factor * total(*chain(*costs.operations(phase, rows))).seconds.item()
+        by_module: dict[ModuleName, float] = {
             "moe_act": activation, "router": gate, "exchange": sent + small,
             "permute": computed - multiplied - activation + moved,
         }  # fmt: skip
-        if waiting := factor * note(costs.compute(phase=phase, rows=rows)) - computed:
-            seconds["launches"] = waiting
-        for name, time in seconds.items():
+        if waiting := factor * seconds(costs.compute(phase=phase, rows=rows)) - computed:
+            by_module["launches"] = waiting
+        for name, time in by_module.items():
             yield name, Passes(time) if phase == "forward" else Passes(grad_input=time)

@@ -90,7 +90,7 @@ class Trusts:
     least: Trust = "measured"
     doubts: dict[Doubt, None] = field(default_factory=dict)
 
-    def note(self, estimate: Estimate) -> float:
+    def note(self, estimate: Estimate[float]) -> float:
         """Return the estimate's seconds; the trust is lowered to its, and its doubts are added."""
         self.least = least_trust((self.least, estimate.trust))
         self.doubts |= dict.fromkeys(estimate.doubts)
@@ -208,7 +208,7 @@ class DevicePrices(Tables):
         seconds = self.trusts.note(adam or self._adam_of_data_sheet())
         return _MEMORY_EFFICIENCY * ADAM_BYTES * 1e9 / seconds
 
-    def _adam_of_data_sheet(self) -> Estimate:
+    def _adam_of_data_sheet(self) -> Estimate[float]:
         rate = memory_bytes_per_second(self.machine.device)
         if rate is None:
             is_usual = self.element == "bfloat16"  # which every reference has

@@ -20,7 +20,7 @@ COMMUNICATION: frozenset[ModuleName] = frozenset({"exchange", "tensor_comm", "co
 CHUNK_TOKENS = 128
 """Tokens of a chunk of a recurrence."""
 _WINDOW_TILE = 128
-"""Keys that a kernel computes beside a sliding window's: half a tile at either end, twice."""
+"""Keys that a kernel computes outside a sliding window: half a tile at either end, twice."""
 _HOST_SECONDS = {"mixer": 1.5e-3, "latent": 3.2e-3, "dense": 0.5e-3, "routed": 3.5e-3}
 """Seconds to launch both passes of a part of a block without CUDA graphs, in Megatron-Core.
 
@@ -336,7 +336,7 @@ def _recomputed(times: BlockTimes, layout: FoldedLayout) -> float:
 
 
 class Room(NamedTuple):
-    """Seconds that gradients and parameters can run beside, of one micro-batch's passes."""
+    """Seconds that gradients and parameters can overlap, of one micro-batch's passes."""
 
     forward: float
     backward: float

@@ -53,7 +53,7 @@ class PricedLayout:
 class FoldedSearch(Tables):
     """The layouts of a job.
 
-    Where layers are told apart by their routing, bounds are those of their mean: `prices`, `memory`
+    Where layers differ by their routing, bounds are those of their mean: `prices`, `memory`
     and `job` are of it.
 
     Args:

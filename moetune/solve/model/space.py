@@ -56,7 +56,7 @@ _RULED = attrgetter(
     "cp", "tp", "pp", "vpp", "ep", "etp", "recompute", "dispatcher", "overlap", "zero",
     "cuda_graphs", "schedule", "stages", "offload_activations", "offload_optimizer",
 )  # fmt: skip
-"""What of a layout a runtime's rules read, beside whether its micro-batches are fewer than `pp`."""
+"""What of a layout a runtime's rules read, and whether its micro-batches are fewer than `pp`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,7 +122,7 @@ class StepPrices(UpdatePrices):
         return more if more > _SEEN * max(pipeline.busy) else 0.0
 
     def _room(self, layout: FoldedLayout, pipeline: StagePipeline) -> Room:
-        """Return what collectives of gradients and parameters can run beside."""
+        """Return the seconds that collectives of gradients and parameters can overlap."""
         if self.shares_link(layout):
             busiest = pipeline.busy.index(max(pipeline.busy))
             rank = next(rank for rank in self.stages.ranks(layout) if busiest in rank.ranks)
@@ -167,7 +167,7 @@ class StepPrices(UpdatePrices):
         )  # fmt: skip
 
     def _waits_for_copies(self, layout: FoldedLayout, stage: Passes) -> Passes:
-        """Return what copies of activations take longer than the pass that they run beside."""
+        """Return what copies of activations take longer than the pass that they overlap."""
         size = layout.offloaded_share(self.job.decoder) * self._activation_bytes(layout)
         out, back = self.device.copy_seconds("d2h", size), self.device.copy_seconds("h2d", size)
         return Passes(max(0.0, out - stage.forward), max(0.0, back - stage.backward))

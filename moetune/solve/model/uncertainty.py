@@ -27,7 +27,7 @@ RECORDED: Mapping[TargetName, str] = {"torchtitan": "torchtitan"}
 Megatron's."""
 UNRECORDED: frozenset[TargetName] = frozenset({"transformers", "deepspeed"})
 """Targets whose steps nobody published with the batch."""
-OWN_SPREAD = 0.04
+LAYOUT_SPREAD = 0.04
 """Spread of the logarithm between layouts of a set: 1.4826 times the median deviation."""
 _WIDTH, _POINTS = 5.0, 400
 
@@ -40,7 +40,7 @@ def public_ratios(target: TargetName) -> tuple[float, float]:
 def confidence_of(
     seconds: Sequence[float],
     *,
-    own_spread: float = OWN_SPREAD,
+    layout_spread: float = LAYOUT_SPREAD,
     ratios: tuple[float, float] = (1.0, 1.0),
     target: TargetName = "megatron",
     calibration: Calibration | None = None,
@@ -61,10 +61,10 @@ def confidence_of(
     factor, (low, high) = 1.0, public_ratios(target)
     if calibration is not None:
         factor, low, high = calibration.factor, calibration.low_factor, calibration.high_factor
-    first = NormalDist(math.log(seconds[0]), own_spread)
-    rivals = [NormalDist(math.log(step), own_spread) for step in seconds[1:]]
-    start = min(math.log(step) for step in seconds) - _WIDTH * own_spread
-    end = first.mean + _WIDTH * own_spread
+    first = NormalDist(math.log(seconds[0]), layout_spread)
+    rivals = [NormalDist(math.log(step), layout_spread) for step in seconds[1:]]
+    start = min(math.log(step) for step in seconds) - _WIDTH * layout_spread
+    end = first.mean + _WIDTH * layout_spread
     pace = (end - start) / _POINTS
     best = regret = lost = 0.0
     for point in range(_POINTS):

@@ -36,7 +36,7 @@ class UpdatePrices(Tables):
     def exposed_seconds(self, layout: FoldedLayout, room: Room) -> float:
         """Return the exposed time of the reduction of gradients and the gathering of parameters.
 
-        They run beside the last micro-batch's backward pass and the first one's forward pass, as
+        They overlap the last micro-batch's backward pass and the first one's forward pass, as
         far as there is room, or are exposed where the target hides none. Sharded gradients are
         reduced after each micro-batch. Sharded parameters are gathered before each pass, and
         before a backward pass on the links of its reduction.
@@ -77,7 +77,7 @@ class UpdatePrices(Tables):
 
     def least_of_gradients(self, layout: FoldedLayout) -> float:
         """Return what `exposed` is at least, whatever the passes."""
-        # Computation may lose more beside gradients than these gain.
+        # Computation may lose more to gradients than these gain.
         return min(self.exposed_seconds(layout, room) for room in (WITHOUT_END, NO_ROOM))
 
     def _alone(
@@ -102,7 +102,7 @@ class UpdatePrices(Tables):
 
             max(0, max(fetch, store, link) - computed) + (fetch + store + link) / blocks
 
-        Copies in both directions and the link work beside the computation; the first block is
+        Copies in both directions and the link overlap the computation; the first block is
         fetched before it, and the last one's gradients are stored behind it. Parameters are fetched
         for each pass.
         """
@@ -153,7 +153,7 @@ def _block_by_block(reduced: float, gathered: float, num: int, room: Room) -> fl
         2·g + r + (n - 1)·(max(0, g - F/n) + max(0, g + r - B/n))
 
     g and r are a block's gather and reduction, F and B the room of the passes of n blocks: the
-    first gather of each pass and the last reduction have nothing beside them.
+    first gather of each pass and the last reduction overlap nothing.
     """
     reduce, gather = reduced / num, gathered / num
     later = max(0.0, gather - room.forward / num)

@@ -31,7 +31,7 @@ def test_experts_may_exceed_and_cross_the_replicas() -> None:
 @pytest.mark.parametrize(
     ("layout", "what"),
     [
-        (FoldedLayout(dp=3, tp=4), "does not divide world_size"),
+        (FoldedLayout(dp=3, tp=4), "is not world_size"),
         (FoldedLayout(dp=16, ep=32), "ep·etp"),
         (FoldedLayout(dp=2, tp=8, ep=16, etp=2), "ep·etp"),
         (FoldedLayout(dp=1, pp=16, vpp=4), "larger than the 48 layers"),

@@ -227,7 +227,7 @@ def test_exchanges_send_what_the_dispatcher_sends(
     assert part is not None
     made = device()
 
-    def seconds_of(key: CollectiveKey, size: float) -> Estimate:
+    def seconds_of(key: CollectiveKey, size: float) -> Estimate[float]:
         assert isinstance(key, CollectiveKey)
         return Estimate(seconds=float(size), trust="measured")
 

@@ -26,7 +26,7 @@ def test_the_sure_choice_is_that_of_drawn_errors(seconds: list[float], spread: f
     draws = np.random.default_rng(7).normal(0.0, spread, (400_000, len(seconds)))
     steps = np.asarray(seconds) * np.exp(draws)
     regrets = steps[:, 0] / steps.min(axis=1) - 1.0
-    found = confidence_of(seconds, own_spread=spread)
+    found = confidence_of(seconds, layout_spread=spread)
     assert found.probability_best == pytest.approx((regrets == 0).mean(), abs=0.01)
     assert found.expected_regret == pytest.approx(regrets.mean(), abs=0.004, rel=0.03)
 
