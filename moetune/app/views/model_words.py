@@ -238,7 +238,8 @@ def decision_words(words: str, layout: FoldedLayout) -> str:
     overlap = "no overlap" if layout.overlap == "none" else f"overlap by {layout.overlap}"
     offloaded = host_words(layout)
     on_host = f" Keep {offloaded} in host memory." if offloaded else ""
+    sharded = f"with ZeRO {layout.zero}" if layout.zero else "without ZeRO"
     return (
-        f"Lay it out as {words}; recompute {again}, exchange with {layout.dispatcher} and "
-        f"{overlap}.{on_host}"
+        f"Lay it out as {words}, {sharded}; recompute {again}, exchange with "
+        f"{layout.dispatcher} and {overlap}.{on_host}"
     )
