@@ -161,9 +161,9 @@ class _Reader(NamedTuple):
         self, node: ast.If, bindings: _Bindings, seen: frozenset[str]
     ) -> Iterator[Entry]:
         """Yield what the branch gives that is taken, or both where nothing says which."""
-        known, text = _value(node.test, bindings), ast.unparse(node.test)
-        if known != text or text.startswith("hasattr("):
-            yield from self.of_body(node.body if known else node.orelse, bindings, seen)
+        test, text = _value(node.test, bindings), ast.unparse(node.test)
+        if test != text or text.startswith("hasattr("):
+            yield from self.of_body(node.body if test else node.orelse, bindings, seen)
             return
         if any(map(_is_changed, ast.walk(node))):
             yield Entry(BRANCH, text, node.lineno)
@@ -173,11 +173,11 @@ class _Reader(NamedTuple):
         self, path: str, node: ast.expr, bindings: _Bindings, seen: frozenset[str]
     ) -> Iterator[Entry]:
         if isinstance(node, ast.Call):
-            known = _value(node, bindings)
-            if known == ast.unparse(node):
+            value = _value(node, bindings)
+            if value == ast.unparse(node):
                 yield from self._of_call(path, node, bindings, seen)
             else:
-                yield Entry(path, known, node.lineno)
+                yield Entry(path, value, node.lineno)
             return
         if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
             for key, inner in zip(node.keys, node.values, strict=True):
@@ -210,9 +210,11 @@ def _bound(node: ast.stmt, bindings: _Bindings) -> _Bindings:
     """Return names with what they are behind a statement; branches leave theirs without a value."""
     match node:
         case ast.Assign(targets=[ast.Name(id=name)], value=value):
-            known = _value(value, bindings)
-            is_plain = known != ast.unparse(value) and not isinstance(known, Mapping | list | tuple)
-            return {**bindings, name: known} if is_plain else _without({name}, bindings)
+            result = _value(value, bindings)
+            is_plain = result != ast.unparse(value) and not isinstance(
+                result, Mapping | list | tuple
+            )
+            return {**bindings, name: result} if is_plain else _without({name}, bindings)
         case ast.If() | ast.For() | ast.While() | ast.Try():
             names = (inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)
                      and isinstance(inner.ctx, ast.Store))  # fmt: skip

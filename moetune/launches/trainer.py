@@ -112,9 +112,9 @@ def trainer_tuning(given: Mapping[str, Given], decoder: Decoder) -> tuple[Tuning
     targets, remark = _adapted_parts(given, decoder)
     line = next((given[key].line for key in _MODULES if key in given), None)
     problems = [Problem(severity="note", line=line, what=remark)] if remark else []
-    if (others := given.get("target_parameters")) is not None:
-        what = f"{others.written}: adapters of experts are not priced"
-        problems.append(Problem(severity="note", line=others.line, what=what))
+    if (parameters := given.get("target_parameters")) is not None:
+        what = f"{parameters.written}: adapters of experts are not priced"
+        problems.append(Problem(severity="note", line=parameters.line, what=what))
     tuning = Tuning(
         adapters=Adapters(rank=rank, targets=targets),
         base="nf4" if bits in (True, 4) else "bfloat16",
