@@ -4,25 +4,53 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.domain.pipeline import SCHEDULES, StageLetters
+from moetune.domain.profile import Profile
 from moetune.domain.rules import broken_rules
+from moetune.domain.site import Site
 from moetune.domain.target_rules import target_rules
+from moetune.domain.targets import find_target
 from moetune.domain.training import (
     TOKEN_DISPATCHERS,
     FoldedLayout,
     LayoutRequest,
     Recompute,
+    TrainingJob,
     ZeroStage,
 )
+from moetune.fit.costs import costs_of
+from moetune.huggingface.registry import named_model
+from moetune.solve.model.machine import DevicePrices
+from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.search import FoldedSearch, PricedLayout
 from moetune.solve.model.space import LayoutSpace
+from moetune.solve.model.step import StepPrices
 
+H100 = load_profile_file(bundled_profiles()["h100-x8"])
+OLMOE = named_model("olmoe").decoder
 LISTS: tuple[tuple[Recompute, ...], ...] = (
     (), ("moe_act", "norm"), ("moe_act", "norm", "mlp", "shared_experts", "mla_up_proj"),
     ("moe", "norm"), ("selective",), ("full",),
 )  # fmt: skip
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
+
+
+def search_of(
+    job: TrainingJob, profile: Profile = H100, *, target: str = "megatron", gib: float = 70,
+    site: Site | None = None,
+) -> FoldedSearch:  # fmt: skip
+    """Return the search of layouts whose kernels reach the rates of a profile."""
+    device = DevicePrices(
+        costs=costs_of(profile, allow_modelled=True), machine=profile.machine, sustained=1.0,
+        gap_seconds=0.0, posted_chunk_seconds=0.0,
+    )  # fmt: skip
+    stages, runtime = DecoderStages(job.decoder), find_target(target)
+    return FoldedSearch(
+        wholes=StepPrices(job=job, device=device, stages=stages, target=runtime),
+        limit_bytes=gib * 2**30, site=site, asks_runtime=True, host_bytes=float("inf"),
+    )  # fmt: skip
 
 
 def is_allowed(search: FoldedSearch, layout: FoldedLayout) -> bool:

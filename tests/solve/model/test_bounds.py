@@ -21,8 +21,7 @@ from moetune.domain.training import (
 from moetune.huggingface.registry import named_model
 from moetune.solve.model.search import Group, LayoutTable
 from moetune.solve.model.space import cheapest
-from tests.solve.model.brute_force import every_layout
-from tests.solve.model.test_search import OLMOE, search_of
+from tests.solve.model.brute_force import OLMOE, every_layout, search_of
 
 SAME = 1 + 1e-12
 ZERO_STAGES: tuple[ZeroStage, ...] = get_args(ZeroStage)

@@ -7,7 +7,7 @@ import pytest
 
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.model.pipeline import pass_spans, play
-from tests.solve.model.test_search import OLMOE, search_of
+from tests.solve.model.brute_force import OLMOE, search_of
 
 JOB = TrainingJob(decoder=OLMOE, world_size=8, global_batch=64, length=2048)
 PLAIN = FoldedLayout(dp=8, ep=8)

@@ -9,8 +9,6 @@ from moetune.domain.site import site_of
 from moetune.domain.target_rules import target_rules
 from moetune.domain.targets import find_target
 from moetune.domain.training import CudaGraphs, LayoutRequest, TrainingDtype, TrainingJob
-from moetune.fit.costs import costs_of
-from moetune.huggingface.registry import named_model
 from moetune.solve.model.alternatives import (
     ROOM_FOR_GRAPHS,
     WORTH_GRAPHS,
@@ -19,12 +17,10 @@ from moetune.solve.model.alternatives import (
     with_graphs,
 )
 from moetune.solve.model.best import BestLayouts
-from moetune.solve.model.machine import DevicePrices
-from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.search import NOISE, FoldedSearch, PricedLayout
-from moetune.solve.model.step import StepPrices
+from tests.solve.model.brute_force import OLMOE
+from tests.solve.model.brute_force import search_of as search_in
 
-OLMOE = named_model("olmoe").decoder
 SMALL = replace(OLMOE, blocks=OLMOE.blocks[:8])
 NO_PINS = LayoutRequest()
 ALL_GRAPHS: tuple[CudaGraphs, ...] = ("none", "partial", "full")
@@ -36,22 +32,7 @@ def search_of(
 ) -> FoldedSearch:  # fmt: skip
     machine = load_profile_file(bundled_profiles()[profile])
     job = TrainingJob(decoder=SMALL, world_size=8, global_batch=64, length=length, dtype=dtype)
-    device = DevicePrices(
-        costs=costs_of(machine, allow_modelled=True),
-        machine=machine.machine,
-        sustained=1.0,
-        gap_seconds=0.0,
-        posted_chunk_seconds=0.0,
-    )
-    stages, runtime = DecoderStages(job.decoder), find_target(target)
-    prices = StepPrices(job=job, device=device, stages=stages, target=runtime)
-    return FoldedSearch(
-        wholes=prices,
-        limit_bytes=gib * 2**30,
-        site=site_of(machine),
-        asks_runtime=True,
-        host_bytes=float("inf"),
-    )
+    return search_in(job, machine, target=target, gib=gib, site=site_of(machine))
 
 
 def best_of(search: FoldedSearch, pins: LayoutRequest) -> PricedLayout:

@@ -12,7 +12,7 @@ from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.units import format_bytes
 from moetune.huggingface.registry import named_model
 from moetune.solve.model.best import BestLayouts
-from tests.solve.model.test_search import H100, OLMOE, search_of
+from tests.solve.model.brute_force import H100, OLMOE, search_of
 
 JOB = TrainingJob(decoder=OLMOE, world_size=8, global_batch=64, length=4096)
 PLAIN = FoldedLayout(dp=8, ep=8, micro_batch=4)

@@ -17,8 +17,7 @@ from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.huggingface.registry import named_model
 from moetune.solve.model.pins import contradiction, nearest
 from moetune.solve.model.space import LayoutSpace
-from tests.solve.model.brute_force import every_layout
-from tests.solve.model.test_search import OLMOE, search_of
+from tests.solve.model.brute_force import OLMOE, every_layout, search_of
 
 QWEN = named_model("qwen3-30b-a3b").decoder
 SIZES = st.sampled_from([None, None, 1, 2, 3, 4])

@@ -14,8 +14,7 @@ from moetune.solve.model.alternatives import memory_front
 from moetune.solve.model.best import BestLayouts
 from moetune.solve.model.placement import PlacedLayers, placing, solve_placed
 from moetune.solve.model.search import NOISE, LayoutTable
-from tests.solve.model.brute_force import every_layout
-from tests.solve.model.test_search import OLMOE, search_of
+from tests.solve.model.brute_force import OLMOE, every_layout, search_of
 
 EXPERTS, TOP_K = 64, 8
 SMALL = replace(OLMOE, blocks=OLMOE.blocks[:4])

@@ -10,7 +10,7 @@ from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.solve.model.alternatives import LEAST_SAVED, Savings
 from moetune.solve.model.best import BestLayouts
 from moetune.solve.model.search import FoldedSearch
-from tests.solve.model.test_search import OLMOE, search_of
+from tests.solve.model.brute_force import OLMOE, search_of
 
 SMALL = replace(OLMOE, blocks=OLMOE.blocks[:8])
 

@@ -7,43 +7,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.domain.errors import InputError, RefusedLayoutError
 from moetune.domain.pipeline import even_stages, read_stages
-from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
-from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
 from moetune.solve.model import best as best_module
 from moetune.solve.model.alternatives import memory_front
 from moetune.solve.model.best import BestLayouts
-from moetune.solve.model.machine import DevicePrices
-from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.search import NOISE, FoldedSearch
-from moetune.solve.model.step import StepPrices
-from tests.solve.model.brute_force import every_layout, fitting
-
-H100 = load_profile_file(bundled_profiles()["h100-x8"])
-OLMOE = named_model("olmoe").decoder
-
-
-def search_of(job: TrainingJob, *, target: str = "megatron", gib: float = 70) -> FoldedSearch:
-    device = DevicePrices(
-        costs=costs_of(H100, allow_modelled=True),
-        machine=H100.machine,
-        sustained=1.0,
-        gap_seconds=0.0,
-        posted_chunk_seconds=0.0,
-    )
-    stages, runtime = DecoderStages(job.decoder), find_target(target)
-    prices = StepPrices(job=job, device=device, stages=stages, target=runtime)
-    return FoldedSearch(
-        wholes=prices,
-        limit_bytes=gib * 2**30,
-        site=None,
-        asks_runtime=True,
-        host_bytes=float("inf"),
-    )
+from tests.solve.model.brute_force import OLMOE, every_layout, fitting, search_of
 
 
 def test_the_parts_of_a_step_and_of_the_memory_add_up() -> None:
