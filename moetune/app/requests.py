@@ -25,7 +25,7 @@ from moetune.domain.question import MEMORY_DEFAULTS, Question, read_question, re
 from moetune.domain.request import encode_constraints, usual_dtype
 from moetune.domain.spelling import about, flag_of
 from moetune.domain.targets import Target, find_target
-from moetune.domain.training import LayoutRequest, TrainingJob, check_names, read_recompute
+from moetune.domain.training import LayoutRequest, TrainingJob, read_dtype, read_recompute
 from moetune.domain.tuning import Tuning, read_tuning
 from moetune.domain.units import full_dtype
 from moetune.huggingface.pasted import configuration_of
@@ -135,13 +135,10 @@ def _training_request(question: Question, ranks: int, dtype: str) -> TrainingReq
         decoder, routing = read_routing(question.routing, decoder)
     if batch is None or length is None:
         raise _unsized(decoder.name, {"--global-batch": batch, "--seq": length})
-    dtype, optimizer = check_names(
-        full_dtype(question.dtype or dtype),
-        question.optimizer or target.optimizers[0],
-    )
     job = TrainingJob(
-        decoder=decoder, world_size=ranks, global_batch=batch, length=length, dtype=dtype,
-        routing=routing, optimizer=optimizer, tuning=tuning_of(question, target),
+        decoder=decoder, world_size=ranks, global_batch=batch, length=length,
+        dtype=read_dtype(full_dtype(question.dtype or dtype)), routing=routing,
+        optimizer=question.optimizer or target.optimizers[0], tuning=tuning_of(question, target),
         leaves_room=question.routing is None and decoder.num_moe_layers > 0,
         packing=packing_for(question, length),
     )  # fmt: skip

@@ -123,12 +123,9 @@ def canonical(group: Group, machine: Machine) -> Group:
 
 
 def placement_name(group: Group, machine: Machine) -> str:
-    """Return "4 ranks", and where the machine has several nodes, "4 ranks on 2 nodes"."""
-    size, num_nodes = group
-    if not num_nodes and machine.num_devices <= machine.devices_per_node:
-        return f"{size} ranks"
+    """Return "4 ranks on 2 nodes"."""
     nodes = nodes_of(group, machine)
-    return f"{size} ranks on {nodes} node{'s' if nodes > 1 else ''}"
+    return f"{group[0]} ranks on {nodes} node{'s' if nodes > 1 else ''}"
 
 
 def torchrun(nodes: int | str, per_node: int | str, *, host: str = "NODE0") -> str:

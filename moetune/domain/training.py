@@ -14,7 +14,7 @@ from moetune.domain.architecture import Decoder
 from moetune.domain.document import ALWAYS, UNLESS_DEFAULT, Written, decode
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.experts import RoutedExperts
-from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
+from moetune.domain.optimizers import OptimizerName
 from moetune.domain.packing import Packing
 from moetune.domain.pipeline import (
     Schedule,
@@ -362,12 +362,9 @@ class TrainingJob:
         return self.global_batch * self.length
 
 
-def check_names(dtype: str, optimizer: str) -> tuple[TrainingDtype, OptimizerName]:
-    """Return the names of a dtype and an optimizer; raise InputError for unknown names."""
+def read_dtype(dtype: str) -> TrainingDtype:
+    """Return the name of a training's dtype; raise InputError for another name."""
     if dtype not in TRAINING_DTYPES:
         what, hint = f"--dtype {dtype!r} is not for whole models", ", ".join(TRAINING_DTYPES)
         raise InputError(what, f"use {hint}", field="dtype")
-    if optimizer not in OPTIMIZERS:
-        what, hint = f"--optimizer {optimizer!r} is unknown", ", ".join(OPTIMIZERS)
-        raise InputError(what, f"use {hint}", field="optimizer")
-    return dtype, optimizer
+    return dtype
