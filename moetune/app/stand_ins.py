@@ -4,8 +4,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-import numpy as np
-
 from moetune.domain.costs import Costs, Doubt
 from moetune.domain.profile import Profile
 from moetune.domain.targets import Target
@@ -13,10 +11,10 @@ from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.fit.variants import RESAMPLING_SEED, resample_costs
 from moetune.solve.model.search import PricedLayout
 from moetune.solve.model.step import StepPrices
+from moetune.solve.model.uncertainty import drawn_ratios
 
 _SHARDS_ALL = 3
 _NUM_DRAWS = 20
-_ENDS = (0.05, 0.95)
 _NUM_NAMED = 3
 
 
@@ -49,9 +47,7 @@ def stand_ins_of(
     if profile.network is not None and profile.provenance == "published":
         return StandIns(words)
     drawn = resample_costs(profile, num=_NUM_DRAWS, seed=RESAMPLING_SEED, allow_modelled=True)
-    seconds = [price(variant).step(chosen.layout).seconds for variant in drawn]
-    low, high = np.quantile(np.array(seconds) / chosen.step.seconds, _ENDS)
-    return StandIns(words, (float(low), float(high)))
+    return StandIns(words, drawn_ratios(map(price, drawn), chosen))
 
 
 def _unpublished_words(layout: FoldedLayout, target: Target) -> Iterator[str]:

@@ -3,15 +3,23 @@
 The errors are those of the record of public runs (docs/results/public-runs.md, which prints them):
 the logarithm of measured over predicted seconds. Runs of one set share a model, a machine and a
 release, and most of their error; what is left between two layouts of a set is each one's own.
+Where operations stand in for others, the step is also priced under drawn costs.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from moetune.domain.plan import Confidence
 from moetune.domain.records import Calibration
 from moetune.domain.targets import TargetName
+
+if TYPE_CHECKING:  # they ask for its spread
+    from moetune.solve.model.search import PricedLayout
+    from moetune.solve.model.step import StepPrices
 
 P05_RATIO, P95_RATIO = 0.86, 1.36
 """Quantiles of measured over predicted seconds, each set of runs counted once: Megatron's and
@@ -80,6 +88,13 @@ def confidence_of(
         p05_step_seconds=factor * seconds[0] / _both(factor / low, 1 / min(ratios[0], 1.0)),
         p95_step_seconds=factor * seconds[0] * _both(high / factor, max(ratios[1], 1.0)),
     )
+
+
+def drawn_ratios(drawn: Iterable["StepPrices"], chosen: "PricedLayout") -> tuple[float, float]:
+    """Return the 5 % and 95 % quantiles of a layout's step under drawn prices, over its own."""
+    seconds = [prices.step(chosen.layout).seconds for prices in drawn]
+    low, high = np.quantile(np.array(seconds) / chosen.step.seconds, (0.05, 0.95))
+    return float(low), float(high)
 
 
 def _both(first: float, second: float) -> float:
