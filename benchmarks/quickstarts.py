@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.netlab.__main__ import describe_machine
+
 _LOSS = 0.02
 """The plan loses where one chunk is quicker by more than this share."""
 
@@ -78,13 +80,13 @@ def _run_apart() -> Run:
     return Run(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def _page(runs: Sequence[Run]) -> str:
+def _page(runs: Sequence[Run], *, load: float) -> str:
     rows = "".join(f"| {number} | {_row(run)} |\n" for number, run in enumerate(runs, start=1))
     inside = sum(run.is_inside for run in runs)
     lost = sum(run.loss > _LOSS for run in runs)
     return (
-        "# Quickstarts in a row\n\n"
-        f"`make quickstart` {len(runs)} times on one machine of {os.cpu_count()} cores, each in a "
+        f"# Quickstarts in a row\n\n{describe_machine(peer=False, load=load)}\n\n"
+        f"`make quickstart` {len(runs)} times in a row, each in a "
         "new process that measured the machine anew for a minute. A step is the forward and "
         "backward pass of one MoE layer on two ranks, the median of ten in turns.\n\n"
         f"The step was inside the predicted range in **{inside} of {len(runs)}** runs. The plan "
@@ -122,11 +124,11 @@ def _main() -> None:
     if arguments.here:
         print(json.dumps(asdict(_run_here())))
         return
-    runs = list[Run]()
+    runs, load = list[Run](), os.getloadavg()[0]
     for number in range(1, arguments.runs + 1):
         runs.append(_run_apart())
         print(f"{number}: {_row(runs[-1])}", file=sys.stderr, flush=True)
-    page = _page(runs)
+    page = _page(runs, load=load)
     if arguments.output is None:
         print(page)
     else:
