@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from benchmarks.public_runs.rows import PublicRun
+from moetune.domain.cluster import PLANNABLE_PERCENT
 from moetune.solve.model.memory import ROUTING, RankMemory
 
 _TIE = 1e-9
@@ -82,6 +83,11 @@ class Scored:
     def fits(self) -> bool:
         """Whether the prediction is no larger than the device's usable memory."""
         return self.memory.peak_bytes <= self.usable_bytes
+
+    @property
+    def is_roomy(self) -> bool:
+        """Whether the prediction leaves what a plan leaves free."""
+        return self.memory.peak_bytes <= self.usable_bytes * PLANNABLE_PERCENT / 100
 
     @property
     def log_ratio(self) -> float:

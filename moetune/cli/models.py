@@ -4,6 +4,7 @@ from moetune.cli.commands import ALL, AT_LEAST_1, argument, command, group, opti
 from moetune.cli.completion import model_names
 from moetune.cli.options import fields, texts_of
 from moetune.cli.session import Session
+from moetune.domain.cluster import process_bytes
 from moetune.domain.document import encode
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.model import MODELS, WHOLE_MODELS
@@ -112,10 +113,12 @@ def memory(session: Session, model: str, device_memory: str, **sizes: str | None
     if broken is not None:
         screen.note(f"{broken.what}: its memory is that of such a runtime")
     else:
-        screen.hint(
-            f"Plan it:  moetune plan --model {model} --profile h100-x8 "
-            f"--world-size {answer.job.world_size} --global-batch {answer.job.global_batch} "
-            f"--seq {answer.job.length} --target {texts.get('target', MEMORY_DEFAULTS['target'])}"
-            + "".join(f" --{name} {texts[name]}" for name in ("train", "freeze") if name in texts)
-        )
+        job, limit = answer.job, f"{answer.question.limit_bytes / 2**30:.1f}GiB"
+        flags = MEMORY_DEFAULTS | texts | {
+            "world_size": job.world_size, "global_batch": job.global_batch, "seq": job.length,
+        }  # fmt: skip
+        if process_bytes(device_memory) != process_bytes("80GB"):  # of the profile's devices
+            flags["memory_limit"] = limit
+        named = (f"--{name.replace('_', '-')} {value}" for name, value in flags.items())
+        screen.hint(f"Plan it:  moetune plan --model {model} --profile h100-x8 {' '.join(named)}")
     return 0
