@@ -17,8 +17,8 @@ from benchmarks.public_runs.score import (
     regret,
     share_inside,
 )
-from moetune.domain.cluster import PLANNABLE_PERCENT
 from moetune.domain.records import prediction_error
+from moetune.solve.model.memory import ERROR_SHARE
 
 _NEAR, _FAR = 0.10, 0.25
 """Relative errors: of memory that is right, and of steps that are far off."""
@@ -68,7 +68,7 @@ def _summary(
         f"fit; {sum(not row.fits for row in out)} of {len(out)} that ran out of memory are caught."
     )
     yield (
-        f"- Plans leave {1 - PLANNABLE_PERCENT / 100:.0%} of the memory free where they can: "
+        f"- Plans leave room for {ERROR_SHARE:.0%} more than predicted where they can: "
         f"{sum(row.is_roomy for row in out)} of {len(out)} that ran out are within, and "
         f"{sum(not row.is_roomy for row in ran)} of {len(ran)} that ran left less."
     )

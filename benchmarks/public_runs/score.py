@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from benchmarks.public_runs.rows import PublicRun
-from moetune.domain.cluster import PLANNABLE_PERCENT
-from moetune.solve.model.memory import ROUTING, RankMemory
+from moetune.solve.model.memory import ERROR_SHARE, ROUTING, RankMemory
 
 _TIE = 1e-9
 """Predicted steps that differ by less are equal: they count for no order."""
@@ -86,8 +85,8 @@ class Scored:
 
     @property
     def is_roomy(self) -> bool:
-        """Whether the prediction leaves what a plan leaves free."""
-        return self.memory.peak_bytes <= self.usable_bytes * PLANNABLE_PERCENT / 100
+        """Whether the prediction leaves the room for errors that plans leave."""
+        return self.memory.peak_bytes * (1 + ERROR_SHARE) <= self.usable_bytes
 
     @property
     def log_ratio(self) -> float:

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from moetune.app.stand_ins import stand_ins_of
-from moetune.app.training import step_spread
+from moetune.app.training import step_spread, tight_words
 from moetune.app.training_plan import answer_of
 from moetune.domain.budget import Budget, Spread, TrainingRun
 from moetune.domain.errors import MoetuneError
@@ -31,6 +31,7 @@ from moetune.launches.files import LaunchFile
 from moetune.launches.reading import SEVERITIES, Problem, Reading
 from moetune.solve.model.alternatives import LEAST_SAVED
 from moetune.solve.model.best import BestLayouts
+from moetune.solve.model.memory import ERROR_SHARE
 from moetune.solve.model.profiled import search_of, step_prices, usable_bytes
 from moetune.solve.model.search import FoldedSearch, PricedLayout
 from moetune.solve.model.uncertainty import confidence_of
@@ -175,6 +176,8 @@ class LaunchCheck:
         problems += [_with_fix(problem, better) for problem in refusals]
         if priced is not None:
             problems += [] if fits else [self._too_large(priced, better)]
+            tight = tight_words(priced.memory, self.limit_bytes)
+            problems += [Problem(severity="note", line=None, what=what) for what in tight]
             problems += self._costs(priced)
         return self._answered(problems, priced, better, self._best(startable, better))
 
@@ -266,6 +269,16 @@ class LaunchCheck:
             self._searches[key] = search_of(prices, self.profile, limit_bytes=self.limit_bytes)
         return self._searches[key]
 
+    def _roomy(self, facts: Mapping[str, Any], priced: PricedLayout | None) -> FoldedSearch:
+        """Return the search of layouts that leave room for errors, or no less than the launch."""
+        search = self._search(facts)
+        limit, share = float(self.limit_bytes), ERROR_SHARE
+        if priced is not None and any(tight_words(priced.memory, self.limit_bytes)):
+            limit, share = priced.memory.peak_bytes, 0.0
+        return search.remembered(
+            ("roomy", limit), lambda: replace(search, limit_bytes=limit, error_share=share)
+        )
+
     def _answer(self, priced: PricedLayout) -> TrainingAnswer:
         reading, device = self.reading, self.profile.machine.device
         factor = factor_of(self.calibration)
@@ -306,7 +319,7 @@ class LaunchCheck:
 
     def _better(self, priced: PricedLayout | None) -> tuple[Better, ...]:
         """Return the single changes worth most; `priced` is None where the launch cannot run."""
-        search, pins = self._search(self.facts), self._pins
+        search, pins = self._roomy(self.facts, priced), self._pins
         answers = (self._fastest(search, pins.without(group), priced) for group in _GROUPS)
         changes = [self._change(best, priced) for best in answers if best is not None]
         for name in self._off if priced is not None else ():
@@ -350,7 +363,7 @@ class LaunchCheck:
     def _best(self, priced: PricedLayout | None, better: tuple[Better, ...]) -> Better | None:
         """Return the best layout with the launch's CUDA graphs, and all that can be hidden."""
         off = tuple(name for name in _OFF if not self.facts.get(name, True))
-        search = self._search({**self.facts, **dict.fromkeys(off, True)})
+        search = self._roomy({**self.facts, **dict.fromkeys(off, True)}, priced)
         pins = LayoutRequest(cuda_graphs=self.reading.layout.cuda_graphs)
         best = self._fastest(search, pins, priced)
         change = None if best is None else self._change(best, priced, *off)

@@ -26,15 +26,22 @@ from moetune.domain.training import (
     FoldedLayout,
     LayoutRequest,
 )
-from moetune.domain.training_document import PlanOrigin, TrainingDocument
+from moetune.domain.training_document import PlanOrigin, TrainingDocument, TrainingMemory
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.costs import costs_of
 from moetune.fit.missing import check_numbers
 from moetune.fit.quality import quality_of
+from moetune.report.section import percent
 from moetune.solve.model.activations import ELEMENT
 from moetune.solve.model.alternatives import Savings, memory_front, with_graphs
 from moetune.solve.model.best import BestLayouts
-from moetune.solve.model.memory import MemoryModel
+from moetune.solve.model.memory import (
+    ERROR_SHARE,
+    ROUTING,
+    MemoryModel,
+    RankMemory,
+    room_for_errors,
+)
 from moetune.solve.model.model_chunks import chunks_of
 from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.placement import solve_placed
@@ -70,7 +77,9 @@ def plan_training(
         raise _too_large(solved, request)
     with sound_numbers(profile.name):
         if with_front:
-            front = memory_front(solved.search, pins, best.layout.cuda_graphs)
+            front = memory_front(
+                replace(solved.search, error_share=0.0), pins, best.layout.cuda_graphs
+            )
             device, target, factor = profile.machine.device, request.target, plan.factor
             answers = (answer_of(row, request.job, device, target, factor=factor) for row in front)
             plan = replace(plan, front=tuple(answers))
@@ -164,11 +173,31 @@ def _with_price(
 
 
 def _search(request: TrainingRequest, profile: Profile, *, asks_runtime: bool = True) -> _Solved:
+    """Return the best layout that leaves room for errors, else of all that fit.
+
+    A limit that is given has room already. Host memory is not taken to leave room alone: what fits
+    without it wins.
+    """
+    search = partial(_search_within, request, profile, asks_runtime=asks_runtime)
+    is_limited = request.memory_limit_bytes is not None or profile.machine.kind != "cuda"
+    roomy = search(error_share=0.0 if is_limited else ERROR_SHARE)
+    if is_limited or (roomy.plan.fits and not roomy.best.layout.on_host):
+        return roomy
+    full = search(error_share=0.0)
+    return roomy if roomy.plan.fits and full.best.layout.on_host else full
+
+
+def _search_within(
+    request: TrainingRequest, profile: Profile, *, error_share: float, asks_runtime: bool
+) -> _Solved:
+    """Return the best layout that leaves a share of its bytes free, else the smallest."""
     limit = request.memory_limit_bytes or usable_bytes(profile.machine)
     with sound_numbers(profile.name):
         costs = costs_of(profile, allow_modelled=True)
         prices = step_prices(request.job, request.target, profile, costs)
-        search = search_of(prices, profile, limit_bytes=limit, asks_runtime=asks_runtime)
+        search = search_of(
+            prices, profile, limit_bytes=limit, error_share=error_share, asks_runtime=asks_runtime
+        )
         pins, placement = _of_layouts(request.pins), None
         if isinstance(request.job.routing, RecordedLayers):
             layouts, placement = solve_placed(search, request.pins)
@@ -206,7 +235,7 @@ def _document(
         warnings=(
             *request.job.decoder.uncounted_words, *stand_ins.words,
             *_routing_words(request, ranked[0].layout, limit), *_loading_words(request, limit),
-            *_host_words(ranked[0], search, profile),
+            *_host_words(ranked[0], search, profile), *tight_words(ranked[0].memory, limit),
         ),
         alternatives=tuple(alternatives),
         origin=PlanOrigin(
@@ -253,6 +282,17 @@ def _host_words(best: PricedLayout, search: FoldedSearch, profile: Profile) -> I
         sharers = min(search.job.world_size, site_of(profile).devices_per_node)
         needed = f"{format_bytes(rank_bytes * sharers)} more than its system's"
         yield f"profile {profile.name} does not know its hosts' memory: each host needs {needed}"
+
+
+def tight_words(memory: RankMemory | TrainingMemory, limit_bytes: int) -> Iterator[str]:
+    """Say that a layout may run out of memory, which leaves no room for errors of its bytes."""
+    free = limit_bytes - memory.peak_bytes
+    if 0 <= free < room_for_errors(memory.peak_bytes, memory.parts[ROUTING], ERROR_SHARE):
+        yield (
+            f"memory is tight: it leaves {format_bytes(round(free))} of "
+            f"{format_bytes(limit_bytes)}, and a tenth of public runs took over "
+            f"{percent(ERROR_SHARE, digits=0)} more than predicted"
+        )
 
 
 def _of_layouts(pins: LayoutRequest) -> LayoutRequest:

@@ -121,5 +121,9 @@ def nearest_then(hint: str, name: object, names: Iterable[str]) -> str:
 
 
 def _nearest_name(name: object, names: Iterable[str]) -> str:
-    """Return the known name that is spelled most like it; "" where none is."""
-    return next(iter(difflib.get_close_matches(str(name), names, n=1)), "")
+    """Return the known name that is spelled most like it; "" where none is.
+
+    The same word in front counts first: "a100-80gb-x8" is nearer to a100-x8 than to h100-96gb-x8.
+    """
+    near, first = difflib.get_close_matches(str(name), names), str(name).lower().split("-")[0]
+    return next((known for known in near if known.split("-")[0] == first), (*near, "")[0])

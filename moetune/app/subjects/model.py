@@ -21,7 +21,7 @@ from moetune.app.subjects.values import (
     WhyNot,
     difference_of,
 )
-from moetune.app.training import plan_training
+from moetune.app.training import plan_training, tight_words
 from moetune.app.training_plan import TrainingRequest, plan_id, planned_job, scaled_parts
 from moetune.domain.any_plan import plan_from_document
 from moetune.domain.costs import Costs
@@ -33,8 +33,9 @@ from moetune.fit.costs import costs_of
 from moetune.fit.speeds import ATTENTION, GEMM_RATE, PARTS, Slowdown, slowed
 from moetune.solve.model.alternatives import as_graphed
 from moetune.solve.model.best import BestLayouts
+from moetune.solve.model.memory import ERROR_SHARE
 from moetune.solve.model.placement import placed_job, placing
-from moetune.solve.model.profiled import search_of, step_prices
+from moetune.solve.model.profiled import search_of, step_prices, usable_bytes
 from moetune.solve.model.search import NOISE, FoldedSearch
 from moetune.solve.model.step import StepPrices
 from moetune.solve.model.uncertainty import confidence_of
@@ -180,7 +181,9 @@ class ModelSubject(PricedPlan):
 
     @cached_property
     def _request(self) -> TrainingRequest:
-        return _planned_request(self.plan, self.model)
+        request, limit = _planned_request(self.plan, self.model), self.memory_limit_bytes
+        is_default = limit == usable_bytes(self.machine.machine)
+        return replace(request, memory_limit_bytes=None) if is_default else request
 
     @cached_property
     def _priced(self) -> TrainingRequest:
@@ -260,7 +263,11 @@ class ModelSubject(PricedPlan):
         return Neighbour(knob, words, self.plan.factor * best.step.seconds, note)
 
     def _search(self, limit_bytes: int) -> FoldedSearch:
-        return search_of(self._prices, self.machine, limit_bytes=limit_bytes or inf)
+        is_tight = any(tight_words(self.plan.memory, self.memory_limit_bytes))
+        is_roomy = self._request.memory_limit_bytes is None and not is_tight
+        share = ERROR_SHARE if is_roomy else 0.0
+        limit = limit_bytes or inf
+        return search_of(self._prices, self.machine, limit_bytes=limit, error_share=share)
 
     def _slow_prices(self, slowdown: Slowdown | None) -> StepPrices:
         if slowdown is None:

@@ -49,7 +49,8 @@ def with_graphs(
         layouts = BestLayouts.of(search, graphed)
         best = layouts.best_below(most)
         if best is not None and best.memory.peak_bytes > most_bytes:
-            layouts = BestLayouts(replace(search, limit_bytes=most_bytes), graphed)
+            roomy = replace(search, limit_bytes=most_bytes, error_share=0.0)
+            layouts = BestLayouts(roomy, graphed)
             best = layouts.best_below(most)
         if best is not None:
             fastest, step_seconds = layouts, best.step.seconds

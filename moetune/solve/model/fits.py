@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
-from moetune.solve.model.memory import MemoryModel, RankMemory, fillable_bytes
+from moetune.solve.model.memory import ERROR_SHARE, MemoryModel, RankMemory, fillable_bytes
 from moetune.solve.model.pins import contradiction
 from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.space import Fitting, LayoutSpace
@@ -27,6 +27,7 @@ class MemoryQuestion:
         world_size: GPUs; None for the fewest: a power of two in a node, else whole nodes.
         global_batch: sequences of a step; None for a micro-batch on each GPU.
         device_bytes: memory of one GPU that a process has, as of `process_bytes`.
+        error_share: of predicted bytes, which layouts that fit leave free.
     """
 
     any_job: TrainingJob
@@ -35,6 +36,7 @@ class MemoryQuestion:
     pins: LayoutRequest
     target: Target
     device_bytes: int
+    error_share: float = ERROR_SHARE
 
     @property
     def limit_bytes(self) -> int:
@@ -80,13 +82,17 @@ def fit_memory(
     """Return the layouts that fit, of which `most_layouts` are listed; None lists all.
 
     Of each shape the lowest ZeRO stage, and the least recomputed; in host memory only what does not
-    fit without.
+    fit without. On a given number of GPUs no room is left for errors where nothing else fits.
 
     Raises:
         InputError: the pins break a rule on every number of GPUs.
     """
     if question.world_size is not None:
-        return _Fit(question, question.world_size).answer(most_layouts)
+        answer = _Fit(question, question.world_size).answer(most_layouts)
+        if not question.error_share or (answer.fits and not answer.layouts[0].layout.on_host):
+            return answer
+        full = fit_memory(replace(question, error_share=0.0), most_layouts=most_layouts)
+        return answer if answer.fits and full.layouts[0].layout.on_host else full
     last: _Fit | None = None
     for ranks in _numbers_of_gpus():
         fit = _Fit(question, ranks)
@@ -109,7 +115,9 @@ class _Fit:
         """Make the job; layouts are tried as they are asked for."""
         self._question, self._job = question, question.job(ranks)
         stages = DecoderStages(self._job.decoder)
-        memory = MemoryModel(job=self._job, stages=stages, target=question.target)
+        memory = MemoryModel(
+            job=self._job, stages=stages, target=question.target, error_share=question.error_share
+        )
         self._space = LayoutSpace(job=self._job, target=question.target)
         self._fitting = Fitting(
             space=self._space, memory=memory, limit_bytes=question.limit_bytes,

@@ -54,11 +54,13 @@ def usable_bytes(machine: Machine) -> int:
 
 
 def search_of(
-    prices: StepPrices, profile: Profile, *, limit_bytes: float, asks_runtime: bool = True
-) -> FoldedSearch:
+    prices: StepPrices, profile: Profile, *, limit_bytes: float, error_share: float = 0.0,
+    asks_runtime: bool = True,
+) -> FoldedSearch:  # fmt: skip
     """Return the search of layouts that fit and, with `asks_runtime`, that the runtime accepts."""
     site = site_of(profile)
     return FoldedSearch(
-        wholes=prices, limit_bytes=limit_bytes, site=site, asks_runtime=asks_runtime,
+        wholes=prices, limit_bytes=limit_bytes, error_share=error_share, site=site,
+        asks_runtime=asks_runtime,
         host_bytes=site.host_bytes_per_rank(prices.job.world_size) or inf,
     )  # fmt: skip

@@ -58,6 +58,7 @@ class FoldedSearch(Tables):
 
     Args:
         wholes: prices of whole layouts, of which the runtime's rules bound the layouts.
+        error_share: of predicted bytes, which layouts that fit leave free.
         numbers: of nodes.
     """
 
@@ -66,6 +67,7 @@ class FoldedSearch(Tables):
     site: Site | None
     asks_runtime: bool
     host_bytes: float
+    error_share: float = 0.0
     prices: StepPrices = field(init=False)
     memory_of_wholes: MemoryModel = field(init=False, repr=False)
     space: LayoutSpace = field(init=False)
@@ -74,7 +76,9 @@ class FoldedSearch(Tables):
 
     def __post_init__(self) -> None:
         prices = self.wholes
-        memory = of_wholes = MemoryModel(job=prices.job, stages=prices.stages, target=prices.target)
+        memory = of_wholes = MemoryModel(
+            job=prices.job, stages=prices.stages, target=prices.target, error_share=self.error_share
+        )
         if isinstance(prices.job.routing, RecordedLayers):
             job = prices.job.with_mean_layers
             prices = replace(prices, job=job, stages=DecoderStages(job.decoder))
