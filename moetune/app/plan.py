@@ -1,7 +1,7 @@
 """A layer's plan from its question and a profile, and questions in untrusted JSON documents."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import make_dataclass, replace
 from typing import Any, get_type_hints
 
@@ -38,8 +38,6 @@ from moetune.solve.layer.placed import solve_placed
 from moetune.solve.layer.plan import LayerProblem
 
 LONGEST_NAME = 200
-
-
 SentInputs: type[Any] = make_dataclass(
     "SentInputs", [(name, kind | None, None) for name, kind in get_type_hints(PlanInputs).items()],
     frozen=True, kw_only=True,
@@ -144,7 +142,9 @@ def read_inputs(document: object) -> tuple[Question, Any]:
             raise InputError(f"{name} is longer than {LONGEST_NAME} characters")
     if sent.profile is not None:
         profile_name(sent.profile)
-    return read_question(layer_answers(sent, decode_constraints(sent.constraints or {}))), sent
+    question = read_question(layer_answers(sent, decode_constraints(sent.constraints or {})))
+    check_layer(question)
+    return question, sent
 
 
 def inputs_sent(question: Question, sent: Any, profile: Profile) -> PlanInputs:  # noqa: ANN401
@@ -186,13 +186,12 @@ def plan_again(question: Question, profile: Profile) -> Plan:
     """Return the best plan, with estimates of what was not measured; errors as of `make_plan`."""
     try:
         return make_plan(question, profile=profile)
-    except ProfileError as error:
+    except ProfileError:
         if question.allow_modelled:
             raise
-        try:
+        with suppress(ProfileError):
             return make_plan(replace(question, allow_modelled=True), profile=profile)
-        except ProfileError:
-            raise error from None
+        raise
 
 
 @contextmanager

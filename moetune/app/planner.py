@@ -11,14 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from moetune.app import wiring
-from moetune.app.plan import (
-    check_layer,
-    inputs_sent,
-    layer_inputs,
-    plan_for,
-    read_inputs,
-    sound_numbers,
-)
+from moetune.app.plan import inputs_sent, layer_inputs, plan_for, read_inputs, sound_numbers
 from moetune.app.profiles import FoundProfile, is_path
 from moetune.app.requests import is_of_model, layer_question, training_request
 from moetune.app.sensitivity import Sensitivity, sensitivity_of
@@ -121,7 +114,6 @@ class Planner:
             plan = self.run(used.name, plan_model, question, used, runs)
             return NewPlan(plan, machine)
         question = layer_question(question, self.settings)
-        check_layer(question)
         machine = self.sources.profile(profile)
         inputs = layer_inputs(question, machine.profile)
         return NewPlan(self._solve(inputs, machine.profile), machine)
@@ -182,7 +174,6 @@ class Planner:
             question, sent = read_inputs(inputs)
             if question.dtype is None and self.settings is not None:
                 question = replace(question, dtype=self.settings.dtype)
-            check_layer(question)
             profile = self.sources.profile(sent.profile).profile
             return inputs_sent(question, sent, profile), profile
 

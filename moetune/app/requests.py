@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from moetune.app.files import read_text
-from moetune.app.plan import LONGEST_NAME, profile_name, ranks_of
+from moetune.app.plan import LONGEST_NAME, check_layer, profile_name, ranks_of
 from moetune.app.routing_files import read_layer_routing, read_routing
 from moetune.app.training_plan import TrainingRequest
 from moetune.config import NO_STORE, Settings
@@ -22,6 +22,7 @@ from moetune.domain.pipeline import read_stages
 from moetune.domain.profile import Profile
 from moetune.domain.question import MEMORY_DEFAULTS, Question, read_question, read_texts
 from moetune.domain.request import usual_dtype
+from moetune.domain.routing import LayerRouting
 from moetune.domain.spelling import about, flag_of
 from moetune.domain.targets import Target, find_target
 from moetune.domain.training import LayoutRequest, TrainingJob, read_dtype, read_recompute
@@ -82,14 +83,14 @@ def model_name(question: Question) -> str:
 
 def layer_question(question: Question, settings: Settings | None) -> Question:
     """Return a layer's question, gaps filled by settings, with the loads in a file of routing."""
-    settings = settings or Settings(db=NO_STORE)
-    top_k = question.top_k or 1
-    if question.model is not None:
-        top_k = find_model(question.model).top_k
+    settings, name = settings or Settings(db=NO_STORE), question.model
+    top_k = question.top_k or 1 if name is None else find_model(name).top_k
     with about("routing"):
         routing = read_layer_routing(question.routing, top_k=top_k)
     gaps = [name for name in _SETTINGS if getattr(question, name) is None]
-    return replace(question, routing=routing, **{name: getattr(settings, name) for name in gaps})
+    question = replace(question, routing=routing, **{gap: getattr(settings, gap) for gap in gaps})
+    check_layer(question)
+    return question
 
 
 def training_request(question: Question, profile: Profile) -> TrainingRequest:
@@ -214,11 +215,12 @@ def served_question(arguments: Mapping[str, object]) -> ServedQuestion:
 
 def check_served(arguments: Mapping[str, object], *, is_of_layer: bool = False) -> None:
     """Raise InputError where arguments name files, or for a whole model are too large to serve."""
-    if is_of_layer:  # its routing has loads, and is no file
-        _check_names({name: value for name, value in arguments.items() if name != "routing"})
-        return
+    if not is_of_layer:
+        _check_sizes(arguments)
+    elif routing := arguments.get("routing"):  # as plans of layers record it, and no file
+        LayerRouting.of(str(routing))
+        arguments = {**arguments, "routing": None}
     _check_names(arguments)
-    _check_sizes(arguments)
 
 
 def _check_names(arguments: Mapping[str, object]) -> None:

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field, replace
 from moetune.app.compare import changed_inputs, compare
 from moetune.app.plan import answers_again, plan_again
 from moetune.app.planner import Planner
-from moetune.app.requests import ask, check_served, training_request
+from moetune.app.requests import ask, check_served, is_of_model, layer_question, training_request
 from moetune.app.subjects import refuse_model
 from moetune.app.training import plan_training
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.document import decode, encode, shown
+from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.pipeline import stage_words
 from moetune.domain.profile import Profile
 from moetune.domain.question import ASKS, Question
-from moetune.domain.spelling import Spelling, nearest_or, spelled
+from moetune.domain.spelling import Spelling, flag_of, nearest_or, spelled
 from moetune.domain.training_document import TrainingInputs
 from moetune.fit.speeds import Speeds, scale_profile
 from moetune.report.section import sentence
@@ -23,11 +23,8 @@ from moetune.solve.model.profiled import usable_bytes
 
 WHATIF_SCHEMA = "moetune.whatif/1"
 AS_CHANGES = Spelling(key="changes.{}", constraint="changes.constraints.{}")
-CHANGES: Mapping[str, str] = {
-    "world_size": "world_size", "tokens_per_rank": "tokens", "memory_limit_bytes": "memory_limit",
-    "dtype": "dtype",
-}  # fmt: skip
-"""Arguments of `moetune.plan` by the inputs that a question names next to the flags."""
+_ARGUMENTS: Mapping[str, str] = {"tokens_per_rank": "tokens", "memory_limit_bytes": "memory_limit"}
+"""Arguments of `moetune.plan` by the keys of a plan's inputs with another name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +32,8 @@ class WhatIf:
     """Changes of a plan's question.
 
     Args:
-        changes: inputs that differ: `world_size`, `tokens_per_rank`, `memory_limit_bytes`,
-            `dtype`, and `constraints`, other flags of `moetune plan`; None removes one.
+        changes: flags of `moetune plan` or keys of a plan's inputs that differ, all or some of
+            them under `constraints`; None removes one.
         speeds: factors on the measured speeds of `computation`, `communication` and `copies`.
         spelling: the caller's names of the changed inputs, for errors.
     """
@@ -121,8 +118,7 @@ def change_plan(
         )
     used = scale_profile(profile, faster)
     if before.kind == "training":
-        given = {} if model is None else {"model": model}
-        asked = arguments_of(before.inputs, planned_with) | given
+        asked = arguments_of(before.inputs, planned_with) | ({"model": model} if model else {})
         request = training_request(_changed(asked, question), used)
         if not is_moved and request.target == before.inputs.facts:
             request = replace(request, calibration=before.calibration)
@@ -165,24 +161,18 @@ def arguments_of(inputs: TrainingInputs, profile: Profile | None) -> dict[str, o
 def _changed(asked: dict[str, object], question: WhatIf) -> Question:
     """Return the question with the changed answers."""
     with spelled(question.spelling):
-        return ask(asked | dict(_arguments(question)))
+        changed = ask(asked | dict(_arguments(question)))
+        return changed if is_of_model(changed) else layer_question(changed, None)
 
 
 def _arguments(question: WhatIf) -> Iterator[tuple[str, object]]:
     """Yield changed arguments of `moetune.plan`; None for a flag that is removed."""
-    for name, value in question.changes.items():
-        if name in CHANGES:
-            yield CHANGES[name], value
-            continue
-        if name != "constraints":
-            hint = nearest_or(f"known keys: {', '.join((*CHANGES, 'constraints'))}", name, CHANGES)
-            raise InputError(f"changes has the unknown key {shown(name)}", hint)
-        for flag, text in decode(dict[str, object], value, question.spelling(name)).items():
-            argument = flag.replace("-", "_")
-            if argument not in ASKS:
-                hint = "`moetune plan --help` has them all; another machine is another --profile"
-                raise InputError(
-                    f"{question.spelling(flag)} is no flag of a plan",
-                    hint if argument == "profile" else nearest_or(hint, argument, ASKS),
-                )
-            yield argument, ASKS[argument].read(text) if isinstance(text, str) else text
+    changes = dict(question.changes)
+    changes |= decode(dict[str, object], changes.pop("constraints", {}), "changes.constraints")
+    for name, given in changes.items():
+        argument = _ARGUMENTS.get(name, name).replace("-", "_")
+        if argument not in ASKS:
+            hint = "`moetune plan --help` has them all; another machine is another --profile"
+            hint = hint if argument == "profile" else nearest_or(hint, argument, ASKS)
+            raise InputError(f"{flag_of(argument)} is no flag of a plan", hint)
+        yield argument, ASKS[argument].read(given) if isinstance(given, str) else given

@@ -59,8 +59,7 @@ _ADDRESSES = (
     # The most frequent one comes first, as addresses are matched in order.
     Address("GET", "/v1/plans/{plan_id}", plans.stored_plan, "A stored plan", Plan),
     Address(
-        "POST", "/v1/plans:resolve", plans.resolve, "The plan for these inputs", Plan,
-        SentInputs,
+        "POST", "/v1/plans:resolve", plans.resolve, "The plan for these inputs", Plan, SentInputs,
     ),
     Address("GET", "/v1/plans/{plan_id}/trace", plans.trace, "A plan's predicted timeline"),
     Address(

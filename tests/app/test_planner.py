@@ -175,7 +175,7 @@ def test_the_planner_is_ready_until_its_database_is_gone_and_again_when_it_is_ba
 
 @pytest.mark.parametrize(("question", "part"), [
     (WhatIf(), "nothing is changed"),
-    (WhatIf(changes={"model": "gpt-xl"}), "unknown key 'model'"),
+    (WhatIf(changes={"degrees": 2}), "changes.constraints.degrees is no flag of a plan"),
     (WhatIf(speeds={"network": 2.0}), "unknown key 'network'"),
     (WhatIf(changes=DEGREES), "changes.constraints.max-degree must be from 1"),
     (WhatIf(changes=DEGREES, spelling=AS_FIELDS), "max-degree must be from 1"),
