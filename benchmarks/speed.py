@@ -13,12 +13,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from moetune.app.files import load_profile_file, write_text
-from moetune.app.plan import PlanRequest, make_plan
+from moetune.app.plan import make_plan
 from moetune.app.profile import profile_machine
 from moetune.app.profile_request import ProfileRequest
 from moetune.app.recording import Progress
+from moetune.domain.constraints import Strategy
+from moetune.domain.document import encode
 from moetune.domain.layer import LayerKey, LayerShape
 from moetune.domain.profile import Profile
+from moetune.domain.question import Question
 from moetune.domain.units import format_seconds
 from moetune.runtime.plans.book import PlanBook
 from moetune.store import open_store
@@ -79,8 +82,8 @@ def _import_seconds() -> float:
     return _process_seconds("-c", "import moetune") - _process_seconds("-c", "pass")
 
 
-def _plan_seconds(profile: Profile, **pins: str) -> float:
-    request = PlanRequest(layer=_LAYER, world_size=2, tokens_per_rank=1024, constraints=pins)
+def _plan_seconds(profile: Profile, strategy: Strategy | None = None) -> float:
+    request = Question(**encode(_LAYER), world_size=2, tokens=1024, strategy=strategy)
     with tempfile.TemporaryDirectory() as folder, open_store(f"{folder}/m.db") as store:
         store.save_profile(profile)
 
@@ -94,10 +97,7 @@ def _plan_seconds(profile: Profile, **pins: str) -> float:
 
 def _book() -> PlanBook:
     reference = load_profile_file(_REFERENCE)
-    request = PlanRequest(
-        layer=_LAYER, world_size=2, tokens_per_rank=8192,
-        constraints={"allow-modelled": "true"},
-    )  # fmt: skip
+    request = Question(**encode(_LAYER), world_size=2, tokens=8192, allow_modelled=True)
     return PlanBook([make_plan(request, profile=reference)])
 
 

@@ -17,10 +17,12 @@ from benchmarks.netlab.experiment import (
 )
 from benchmarks.netlab.lab import Lab
 from moetune.app.files import write_text
-from moetune.app.plan import PlanRequest, make_plan
+from moetune.app.plan import make_plan
 from moetune.cli.render import Screen
+from moetune.domain.document import encode
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
+from moetune.domain.question import Question
 from moetune.domain.records import prediction_error
 from moetune.report.section import Cell, Table
 
@@ -91,9 +93,7 @@ def _measure() -> LabSteps:
         profile = measure_profile(
             lab, layer=_LAYER, tokens=_TOKENS, budget=_BUDGET, folder=folder, echo=unheard
         )
-        request = PlanRequest(
-            layer=_LAYER, world_size=NUM_RANKS, tokens_per_rank=_TOKENS, dtype=DTYPE
-        )
+        request = Question(**encode(_LAYER), world_size=NUM_RANKS, tokens=_TOKENS, dtype=DTYPE)
         plan = make_plan(request, profile=profile)
         write_text(folder / f"{_TOKENS}.json", plan.text)
         one_chunk, planned = "ours:1", f"planned:{folder}"

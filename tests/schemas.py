@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from moetune.app.doctor import Diagnosis
 from moetune.app.export import ExportDocument
 from moetune.app.observe import ObservedPart
-from moetune.app.plan import PlanRequest
+from moetune.app.plan import SentInputs
 from moetune.app.profiles import ProfileInfo
 from moetune.app.sensitivity import Sensitivity
 from moetune.app.subjects.values import StepDifference
@@ -178,7 +178,7 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
         "plan": Plan, "forward": PhaseTerms | None, "backward": PhaseTerms | None,
         "strategies": tuple[StrategyTerms, ...], "note": str,
     }),
-    "inputs/1": Keys(of=PlanRequest),
+    "inputs/1": Keys(of=SentInputs),
     "observations.list/1": Keys({
         "runs": list_of(_OBSERVED_RUN), **_SECTIONS,
     }),

@@ -6,11 +6,11 @@ import pytest
 
 from benchmarks.netlab.experiment import CellResult
 from benchmarks.netlab.report import Summary, cell_table, check_targets, degree_table
-from moetune.app.plan import PlanRequest, make_plan
+from moetune.app.plan import make_plan
 from moetune.domain.cluster import Machine
-from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import CollectiveLine, GemmLine, Profile
+from moetune.domain.question import Question
 
 _GOOD = {
     "ours:1": 200.0, "ours:4": 100.0, "planned": 102.0, "bare": 190.0, "ffn": 192.0,
@@ -136,9 +136,5 @@ def _plan(degree: int) -> Plan:
             ),
         ),
     )
-    request = PlanRequest(
-        layer=LayerShape(d_model=8, d_hidden=16, num_experts=4),
-        tokens_per_rank=64,
-        constraints={"forward-degree": str(degree)},
-    )
+    request = Question(d_model=8, d_hidden=16, num_experts=4, tokens=64, forward_degree=degree)
     return make_plan(request, profile=profile)

@@ -10,13 +10,14 @@ from typing import TextIO
 from benchmarks.netlab.lab import Lab
 from benchmarks.netlab.peers import peer_env
 from moetune.app.files import write_text
-from moetune.app.plan import PlanRequest, make_plan
+from moetune.app.plan import make_plan
 from moetune.app.wiring import configure, open_store
-from moetune.domain.document import canonical_json
+from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
+from moetune.domain.question import Question
 
 _TIMEOUT_SECONDS = 1200.0
 _FLOOR = ("bare", "ffn", "bare_collectives", "bare_gemms", "plain_collectives", "plain")
@@ -135,12 +136,12 @@ def measure_profile(
 
 
 def _plan(experiment: Experiment, profile: Profile, tokens: int, degree: int | None = None) -> Plan:
-    request = PlanRequest(
-        layer=experiment.layer,
+    request = Question(
+        **encode(experiment.layer),
         world_size=NUM_RANKS,
-        tokens_per_rank=tokens,
+        tokens=tokens,
         dtype=DTYPE,
-        constraints={} if degree is None else {"forward-degree": str(degree)},
+        forward_degree=degree,
     )
     return make_plan(request, profile=profile)
 

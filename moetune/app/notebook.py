@@ -31,7 +31,7 @@ from moetune.app.views.comparison import whatif_sections
 from moetune.app.views.memory import memory_document, memory_sections
 from moetune.app.views.observe import observe_document, observe_sections
 from moetune.app.views.plan import explanation_sections, plan_sections, why_not_sections
-from moetune.app.whatif import CHANGES, WhatIf, whatif
+from moetune.app.whatif import WhatIf, whatif
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
@@ -184,12 +184,7 @@ class PlanView(Drawn):
             InfeasiblePlanError: nothing satisfies the changes.
             ProfileError: a profile is missing, has changed, or lacks an operation.
         """
-        inputs = {name: changes.pop(name) for name in CHANGES if name in changes}
-        flags = {name.replace("_", "-"): value for name, value in changes.items()}
-        question = WhatIf(
-            changes={**inputs, **({"constraints": flags} if flags else {})}, speeds=speeds or {},
-            spelling=AS_FIELDS,
-        )  # fmt: skip
+        question = WhatIf(changes=changes, speeds=speeds or {}, spelling=AS_FIELDS)
         with spelled(AS_ARGUMENTS), self._planner(profile) as planner:
             answer = whatif(planner, self.plan, question, model=model)
         return self._answer(whatif_sections(answer), answer.document)

@@ -1,26 +1,27 @@
-"""Plans from a request and a profile, and requests read from untrusted JSON documents."""
+"""A layer's plan from its question and a profile, and questions in untrusted JSON documents."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from contextlib import contextmanager, suppress
+from dataclasses import make_dataclass, replace
+from typing import Any, get_type_hints
 
 from moetune.app.profiles import is_path
+from moetune.domain.ask import LARGEST_DEGREE
 from moetune.domain.chips import peak_flops
 from moetune.domain.constraints import Constraints
 from moetune.domain.costs import Refit
 from moetune.domain.document import decode, encode, shown
 from moetune.domain.errors import InputError, ProfileError
-from moetune.domain.layer import LayerShape, layer_flops, rate
+from moetune.domain.layer import layer_flops, rate
 from moetune.domain.layout import Layout
 from moetune.domain.model import find_model
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
-from moetune.domain.question import Question
+from moetune.domain.question import Question, read_question
 from moetune.domain.request import (
     PlanInputs,
-    check_pins,
-    constraint_values,
+    answers_of,
+    constraints_of,
     decode_constraints,
     default_dtype,
     encode_constraints,
@@ -37,94 +38,75 @@ from moetune.solve.layer.placed import solve_placed
 from moetune.solve.layer.plan import LayerProblem
 
 LONGEST_NAME = 200
+SentInputs: type[Any] = make_dataclass(
+    "SentInputs", [(name, kind | None, None) for name, kind in get_type_hints(PlanInputs).items()],
+    frozen=True, kw_only=True,
+)  # fmt: skip
+"""Keys of a plan's inputs that ask for a layer's plan; None for what takes the default."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest:
-    """A request for a layer's plan, by the keys of a plan's inputs; None takes the default.
+def ranks_of(question: Question, profile: Profile) -> int:
+    """Return the ranks that a question is for; without any the profile's devices."""
+    on_nodes = profile.machine.devices_per_node * (question.nodes or 0)
+    return question.world_size or on_nodes or profile.machine.num_devices
 
-    Args:
-        model: a name of `moetune models list`.
-        layer: needed without a model; with one it has to be the model's on these ranks.
-        tokens_per_rank: default, the model's; a layer needs it.
-        dtype: default, what the profile is for: see `default_dtype`.
-        constraints: names and values as in a plan's `inputs.constraints`.
 
-    Raises:
-        InputError: an unknown dtype, a name that is too long, or a profile that is a path.
-    """
+def check_layer(question: Question) -> None:
+    """Raise InputError where a layer's question is incomplete, or contradicts itself."""
+    if question.model is not None:
+        find_model(question.model)
+    elif question.layer is None:
+        raise InputError(
+            "there is nothing to plan for",
+            "name a model with --model (see `moetune models list`), "
+            "or give a layer with --d-model, --d-hidden and --num-experts",
+        )
+    elif question.tokens_per_rank is None:
+        raise InputError("the number of tokens is missing", "give --tokens")
+    if question.dtype is not None:
+        with about("dtype"):
+            dtype_bytes(full_dtype(question.dtype))
+    constraints_of(question)
 
-    model: str | None = None
-    layer: LayerShape | None = None
-    profile: str | None = None
-    profile_fingerprint: str | None = None
-    world_size: int | None = None
-    tokens_per_rank: int | None = None
-    dtype: str | None = None
-    memory_limit_bytes: int | None = None
-    constraints: Mapping[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        for name in ("model", "profile", "profile_fingerprint", "dtype"):
-            if len(getattr(self, name) or "") > LONGEST_NAME:
-                raise InputError(f"{name} is longer than {LONGEST_NAME} characters")
-        if self.profile is not None:
-            profile_name(self.profile)
-        if self.dtype is not None:
-            with about("dtype"):
-                dtype_bytes(full_dtype(self.dtype))
+def layer_inputs(question: Question, profile: Profile) -> PlanInputs:
+    """Return the inputs of a layer's plan with every default; InputError as of `check_layer`."""
+    check_layer(question)
+    world_size = ranks_of(question, profile)
+    layer, tokens = question.layer, question.tokens_per_rank
+    if question.model is not None:
+        model = find_model(question.model)
+        layer, tokens = model.layer(world_size), tokens or model.tokens_per_rank
+    assert layer is not None  # noqa: S101 - as checked
+    assert tokens is not None  # noqa: S101
+    return PlanInputs(
+        model=question.model, layer=layer, world_size=world_size, tokens_per_rank=tokens,
+        dtype=full_dtype(question.dtype) if question.dtype else default_dtype(profile),
+        memory_limit_bytes=question.memory_limit,
+        profile=profile.name, profile_fingerprint=profile.digest,
+        constraints=encode_constraints(constraints_of(question)),
+    )  # fmt: skip
 
-    @property
-    def pinned(self) -> Constraints:
-        """The constraints, typed."""
-        return decode_constraints(self.constraints)
 
-    def check(self) -> None:
-        """Raise InputError where it is incomplete, contradicts itself, or has a wrong value."""
-        if self.model is not None:
-            find_model(self.model)
-        elif self.layer is None:
-            raise InputError(
-                "there is nothing to plan for",
-                "name a model with --model (see `moetune models list`), "
-                "or give a layer with --d-model, --d-hidden and --num-experts",
-            )
-        elif self.tokens_per_rank is None:
-            raise InputError("the number of tokens is missing", "give --tokens")
-        self.check_numbers()
-        check_pins(self.pinned)
+def layer_answers(inputs: PlanInputs, pinned: Constraints) -> dict[str, object]:
+    """Return a layer's question by field, of its plan's inputs or of `SentInputs`."""
+    return {
+        **({"model": inputs.model} if inputs.model is not None else encode(inputs.layer) or {}),
+        "world_size": inputs.world_size, "tokens": inputs.tokens_per_rank, "dtype": inputs.dtype,
+        "memory_limit": inputs.memory_limit_bytes, **answers_of(pinned),
+    }  # fmt: skip
 
-    def check_numbers(self) -> None:
-        """Raise InputError where a number is out of its range, as those of older plans may be."""
-        pinned = {flag.replace("-", "_"): value for flag, value in constraint_values(self.pinned)}
-        sizes = encode(self.layer) if self.layer is not None else {}
-        Question(
-            world_size=self.world_size, tokens=self.tokens_per_rank,
-            memory_limit=self.memory_limit_bytes, **sizes, **cast("dict[str, Any]", pinned),
-        )  # fmt: skip
 
-    def inputs_for(self, profile: Profile) -> PlanInputs:
-        """Return the inputs with every default; raise InputError for another machine or layer."""
-        world_size = self.world_size or profile.machine.num_devices
-        layer, tokens = self.layer, self.tokens_per_rank
-        if self.model is not None:
-            model = find_model(self.model)
-            layer, tokens = model.layer(world_size), tokens or model.tokens_per_rank
-        assert layer is not None  # noqa: S101 - as checked
-        assert tokens is not None  # noqa: S101
-        if self.layer not in (None, layer):
-            raise InputError(
-                f"layer is not that of model {self.model} on {world_size} ranks",
-                "give the model or the layer, not both",
-            )
-        check_fingerprint(profile, self.profile_fingerprint)
-        return PlanInputs(
-            model=self.model, layer=layer, world_size=world_size, tokens_per_rank=tokens,
-            dtype=full_dtype(self.dtype) if self.dtype else default_dtype(profile),
-            memory_limit_bytes=self.memory_limit_bytes,
-            profile=profile.name, profile_fingerprint=profile.digest,
-            constraints=encode_constraints(self.pinned),
-        )  # fmt: skip
+def answers_again(inputs: PlanInputs) -> dict[str, object]:
+    """Return a layer's question by field; a bound of before that is too large now is lowered."""
+    pinned = inputs.pinned
+    largest = min(pinned.bounds.max_degree, LARGEST_DEGREE)
+    return layer_answers(inputs, replace(pinned, bounds=replace(pinned.bounds, max_degree=largest)))
+
+
+def changed_question(inputs: PlanInputs, changes: Mapping[str, object]) -> Question:
+    """Return the question of a layer's plan with other answers; InputError of a wrong answer."""
+    return read_question({**answers_again(inputs), **changes})
 
 
 def check_fingerprint(profile: Profile, sent: str | None) -> None:
@@ -148,31 +130,44 @@ def profile_name(profile: object) -> str:
     return profile
 
 
-def read_inputs(document: object) -> PlanRequest:
-    """Return the request in a plan's inputs; raise InputError that names a wrong key."""
-    return decode(PlanRequest, read_limit(document, "inputs"), "inputs")
-
-
-def read_limit(document: object, where: str) -> object:
-    """Return a document with its memory limit in bytes; raise InputError for a text of no size."""
+def read_inputs(document: object) -> tuple[Question, Any]:
+    """Return the question in a plan's inputs and their other keys; InputError names a wrong key."""
     key = "memory_limit_bytes"
-    if not isinstance(document, Mapping) or not isinstance(text := document.get(key), str):
-        return document
-    try:
-        return {**document, key: parse_bytes(text)}
-    except InputError as error:
-        raise InputError(f"{where}.{key}: {error.what}", error.hint) from None
+    if isinstance(document, Mapping) and isinstance(text := document.get(key), str):
+        with about("memory_limit"):
+            document = {**document, key: parse_bytes(text)}
+    sent = decode(SentInputs, document, "inputs")
+    for name in ("model", "profile", "profile_fingerprint", "dtype"):
+        if len(getattr(sent, name) or "") > LONGEST_NAME:
+            raise InputError(f"{name} is longer than {LONGEST_NAME} characters")
+    if sent.profile is not None:
+        profile_name(sent.profile)
+    question = read_question(layer_answers(sent, decode_constraints(sent.constraints or {})))
+    check_layer(question)
+    return question, sent
 
 
-def make_plan(request: PlanRequest, *, profile: Profile) -> Plan:
-    """Return the best plan for the request on the profile's machine.
+def inputs_sent(question: Question, sent: Any, profile: Profile) -> PlanInputs:  # noqa: ANN401
+    """Return the inputs that were sent with every default; InputError of another layer, machine."""
+    inputs = layer_inputs(question, profile)
+    if sent.layer not in (None, inputs.layer):
+        raise InputError(
+            f"layer is not that of model {inputs.model} on {inputs.world_size} ranks",
+            "give the model or the layer, not both",
+        )
+    check_fingerprint(profile, sent.profile_fingerprint)
+    return inputs
+
+
+def make_plan(question: Question, *, profile: Profile) -> Plan:
+    """Return the best plan of a layer on the profile's machine.
 
     Raises:
         InputError: the experts do not divide by the ranks, or the dtype is unknown.
         InfeasiblePlanError: nothing satisfies the constraints or the memory limit.
         ProfileError: the profile lacks an operation that the layer needs.
     """
-    return plan_for(request.inputs_for(profile), profile)
+    return plan_for(layer_inputs(question, profile), profile)
 
 
 def plan_for(inputs: PlanInputs, profile: Profile) -> Plan:
@@ -187,49 +182,16 @@ def plan_for(inputs: PlanInputs, profile: Profile) -> Plan:
     return replace(plan, predicted=predicted, profile_quality=quality_of(profile))
 
 
-def request_of(inputs: PlanInputs) -> PlanRequest:
-    """Return the request whose inputs these are, for the profile as it is now."""
-    return PlanRequest(
-        model=inputs.model, layer=inputs.layer if inputs.model is None else None,
-        world_size=inputs.world_size, tokens_per_rank=inputs.tokens_per_rank, dtype=inputs.dtype,
-        memory_limit_bytes=inputs.memory_limit_bytes, constraints=encode_constraints(inputs.pinned),
-    )  # fmt: skip
-
-
-def changed_request(
-    inputs: PlanInputs,
-    constraints: Mapping[str, str | None],
-    **sizes: Any,  # noqa: ANN401 - of any field of a request
-) -> PlanRequest:
-    """Return the request with other texts by flag and sizes; None removes it, or is the default.
-
-    Raises:
-        InputError: a flag is unknown, or no request has these values.
-    """
-    request = request_of(inputs)
-    texts = {**request.constraints, **constraints}
-    given, remaining = (
-        {flag: text for flag, text in some.items() if text is not None}
-        for some in (constraints, texts)
-    )
-    PlanRequest(constraints=given, **sizes).check_numbers()
-    changed = replace(request, constraints=remaining, **sizes)
-    check_pins(changed.pinned)
-    return changed
-
-
-def plan_again(request: PlanRequest, profile: Profile) -> Plan:
+def plan_again(question: Question, profile: Profile) -> Plan:
     """Return the best plan, with estimates of what was not measured; errors as of `make_plan`."""
     try:
-        return make_plan(request, profile=profile)
-    except ProfileError as error:
-        if request.pinned.allow_modelled:
+        return make_plan(question, profile=profile)
+    except ProfileError:
+        if question.allow_modelled:
             raise
-        constraints = {**request.constraints, "allow-modelled": "true"}
-        try:
-            return make_plan(replace(request, constraints=constraints), profile=profile)
-        except ProfileError:
-            raise error from None
+        with suppress(ProfileError):
+            return make_plan(replace(question, allow_modelled=True), profile=profile)
+        raise
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from moetune.app import wiring
-from moetune.app.plan import plan_for, read_inputs, sound_numbers
+from moetune.app.plan import inputs_sent, layer_inputs, plan_for, read_inputs, sound_numbers
 from moetune.app.profiles import FoundProfile, is_path
-from moetune.app.requests import is_of_model, layer_request, ranks_of, training_request
+from moetune.app.requests import is_of_model, layer_question, training_request
 from moetune.app.sensitivity import Sensitivity, sensitivity_of
 from moetune.app.solvers import SolverPool, Turns
 from moetune.app.sources import Sources, StoredSources
@@ -113,11 +113,10 @@ class Planner:
             runs = () if question.uncalibrated else self.sources.observed_runs(used)
             plan = self.run(used.name, plan_model, question, used, runs)
             return NewPlan(plan, machine)
-        request = layer_request(question, self.settings)
-        request.check()
+        question = layer_question(question, self.settings)
         machine = self.sources.profile(profile)
-        request = replace(request, world_size=ranks_of(question, machine.profile))
-        return NewPlan(self._solve(request.inputs_for(machine.profile), machine.profile), machine)
+        inputs = layer_inputs(question, machine.profile)
+        return NewPlan(self._solve(inputs, machine.profile), machine)
 
     def explain(self, plan: AnyPlan, *, model: str | None = None) -> Subject:
         """Return a plan with its profile; where that is missing or has changed, with the reason.
@@ -172,12 +171,11 @@ class Planner:
     def _read(self, inputs: Mapping[str, object]) -> tuple[PlanInputs, Profile]:
         """Return the inputs with every default filled in, and the profile to plan with."""
         with spelled(AS_KEYS):
-            request = read_inputs(inputs)
-            if request.dtype is None and self.settings is not None:
-                request = replace(request, dtype=self.settings.dtype)
-            request.check()
-            profile = self.sources.profile(request.profile).profile
-            return request.inputs_for(profile), profile
+            question, sent = read_inputs(inputs)
+            if question.dtype is None and self.settings is not None:
+                question = replace(question, dtype=self.settings.dtype)
+            profile = self.sources.profile(sent.profile).profile
+            return inputs_sent(question, sent, profile), profile
 
     def _solve(self, inputs: PlanInputs, profile: Profile) -> Plan:
         return self.run(profile.name, plan_for, inputs, profile)

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from moetune.app.files import read_text
-from moetune.app.plan import LONGEST_NAME, PlanRequest, profile_name
+from moetune.app.plan import LONGEST_NAME, check_layer, profile_name, ranks_of
 from moetune.app.routing_files import read_layer_routing, read_routing
 from moetune.app.training_plan import TrainingRequest
 from moetune.config import NO_STORE, Settings
 from moetune.domain.cluster import process_bytes
-from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.document import shown
 from moetune.domain.errors import InputError
 from moetune.domain.model import MODELS, find_model
@@ -22,7 +21,8 @@ from moetune.domain.packing import Packing, packing_of, packing_of_mean
 from moetune.domain.pipeline import read_stages
 from moetune.domain.profile import Profile
 from moetune.domain.question import MEMORY_DEFAULTS, Question, read_question, read_texts
-from moetune.domain.request import encode_constraints, usual_dtype
+from moetune.domain.request import usual_dtype
+from moetune.domain.routing import LayerRouting
 from moetune.domain.spelling import about, flag_of
 from moetune.domain.targets import Target, find_target
 from moetune.domain.training import LayoutRequest, TrainingJob, read_dtype, read_recompute
@@ -41,6 +41,8 @@ PIN_NAMES = tuple(item.name for item in fields(LayoutRequest))
 _LARGEST = {"world_size": 2**14, "nodes": 2**14, "global_batch": 2**20, "seq": 2**22}
 """Largest sizes of a whole model: a service does not wait for searches of larger jobs."""
 _ROUTINGS = ("balanced", "natural")
+_SETTINGS = ("dtype", "max_degree", "min_chunk_tokens", "allow_modelled")
+"""Answers of a layer's question that settings give."""
 
 
 class ServedQuestion(NamedTuple):
@@ -79,33 +81,16 @@ def model_name(question: Question) -> str:
     return question.model or "" if shape is None else shape.text
 
 
-def layer_request(question: Question, settings: Settings | None) -> PlanRequest:
-    """Return the request for a layer's plan, with gaps filled by settings; or raise InputError."""
-    settings = settings or Settings(db=NO_STORE)
-    allowed, top_k = question.allow_modelled, question.top_k or 1
-    if question.model is not None:
-        top_k = find_model(question.model).top_k
+def layer_question(question: Question, settings: Settings | None) -> Question:
+    """Return a layer's question, gaps filled by settings, with the loads in a file of routing."""
+    settings, name = settings or Settings(db=NO_STORE), question.model
+    top_k = question.top_k or 1 if name is None else find_model(name).top_k
     with about("routing"):
         routing = read_layer_routing(question.routing, top_k=top_k)
-    constraints = Constraints(
-        bounds=Bounds(
-            forward_degree=question.forward_degree, backward_degree=question.backward_degree,
-            max_degree=question.max_degree or settings.max_degree,
-            min_chunk_tokens=question.min_chunk_tokens or settings.min_chunk_tokens,
-            order=question.order, strategy=question.strategy,
-        ),
-        expert_parallel=question.expert_parallel or "all_to_all",
-        memory_taken_bytes=question.memory_taken or 0,
-        allow_modelled=settings.allow_modelled if allowed is None else allowed,
-        routing=routing,
-        expert_placement=question.expert_placement or "planned",
-        expert_kernel=question.expert_kernel,
-    )  # fmt: skip
-    return PlanRequest(
-        model=question.model, layer=question.layer, world_size=question.world_size,
-        tokens_per_rank=question.tokens_per_rank, dtype=question.dtype or settings.dtype,
-        memory_limit_bytes=question.memory_limit, constraints=encode_constraints(constraints),
-    )  # fmt: skip
+    gaps = [name for name in _SETTINGS if getattr(question, name) is None]
+    question = replace(question, routing=routing, **{gap: getattr(settings, gap) for gap in gaps})
+    check_layer(question)
+    return question
 
 
 def training_request(question: Question, profile: Profile) -> TrainingRequest:
@@ -168,12 +153,6 @@ def tuning_of(question: Question, target: Target) -> Tuning:
     return read_tuning(question.train, question.freeze, experts=usual)
 
 
-def ranks_of(question: Question, profile: Profile) -> int:
-    """Return the ranks that a question is for; without any the profile's devices."""
-    on_nodes = profile.machine.devices_per_node * (question.nodes or 0)
-    return question.world_size or on_nodes or profile.machine.num_devices
-
-
 def _unsized(name: str, sizes: Mapping[str, int | None]) -> InputError:
     lacking = [flag for flag, size in sizes.items() if size is None]
     return InputError(
@@ -234,10 +213,14 @@ def served_question(arguments: Mapping[str, object]) -> ServedQuestion:
     return ServedQuestion(question, named)
 
 
-def check_served(arguments: Mapping[str, object]) -> None:
-    """Raise InputError where arguments for a whole model name files, or are too large to serve."""
+def check_served(arguments: Mapping[str, object], *, is_of_layer: bool = False) -> None:
+    """Raise InputError where arguments name files, or for a whole model are too large to serve."""
+    if not is_of_layer:
+        _check_sizes(arguments)
+    elif routing := arguments.get("routing"):  # as plans of layers record it, and no file
+        LayerRouting.of(str(routing))
+        arguments = {**arguments, "routing": None}
     _check_names(arguments)
-    _check_sizes(arguments)
 
 
 def _check_names(arguments: Mapping[str, object]) -> None:

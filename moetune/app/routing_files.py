@@ -1,6 +1,7 @@
 """Loads of the experts, by name or from a file."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import TypeAlias
@@ -45,7 +46,7 @@ def read_routing(
 
 
 def read_layer_routing(wanted: str | None, *, top_k: int) -> str:
-    """Return the text of the `LayerRouting` of that name, or of a file.
+    """Return the text of the `LayerRouting` of that name or text, or of a file.
 
     Args:
         wanted: None for balanced; a file is a record of `MoELayer.routing_record`, or has one load
@@ -56,6 +57,8 @@ def read_layer_routing(wanted: str | None, *, top_k: int) -> str:
         InputError: the file is missing, has something else, or is the record of a layer with
             another top_k, or of a whole model.
     """
+    with suppress(InputError):
+        return str(LayerRouting.of(wanted or ""))
     routing, name = _read(wanted)
     if isinstance(routing, ModelRoutingRecord):
         raise InputError(

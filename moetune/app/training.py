@@ -31,6 +31,8 @@ from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.costs import costs_of
 from moetune.fit.missing import check_numbers
 from moetune.fit.quality import quality_of
+from moetune.report.doubts import uncounted_words
+from moetune.report.reasons import placement_words
 from moetune.report.section import percent
 from moetune.solve.model.activations import ELEMENT
 from moetune.solve.model.alternatives import Savings, memory_front, with_graphs
@@ -200,7 +202,9 @@ def _search_within(
         )
         pins, placement = _of_layouts(request.pins), None
         if isinstance(request.job.routing, RecordedLayers):
-            layouts, placement = solve_placed(search, request.pins)
+            placed = solve_placed(search, request.pins)
+            why = placement_words(placed, target=search.target.name, zero=request.pins.zero)
+            layouts, placement = placed.layouts, replace(placed.placement, why=why)
         else:
             layouts = BestLayouts.of(search, pins)
         search, best = layouts.search, layouts.best()
@@ -233,7 +237,7 @@ def _document(
         confidence=sure, run=inputs.run(step_spread(chosen.predicted.step_seconds, sure)),
         trust=search.prices.device.trusts.least, profile_quality=quality_of(profile),
         warnings=(
-            *request.job.decoder.uncounted_words, *stand_ins.words,
+            *uncounted_words(request.job.decoder), *stand_ins.words,
             *_routing_words(request, ranked[0].layout, limit), *_loading_words(request, limit),
             *_host_words(ranked[0], search, profile), *tight_words(ranked[0].memory, limit),
         ),

@@ -173,10 +173,11 @@ def scaled_parts(parts: Mapping[str, float], factor: float) -> dict[str, float]:
 
 def saving_of(saving: FasterLayout, factor: float) -> Saving:
     """Return a faster layout as a plan's document has it; see `answer_of`."""
-    priced = saving.priced
+    priced, left_out = saving.priced, saving.left_out.words
     return Saving(
-        change=saving.change, layout=priced.layout.words,
-        step_seconds=factor * priced.step.seconds, peak_bytes=round(priced.memory.peak_bytes),
+        change=f"leaving out {left_out}" if left_out else saving.change.words,
+        layout=priced.layout.words, step_seconds=factor * priced.step.seconds,
+        peak_bytes=round(priced.memory.peak_bytes),
     )  # fmt: skip
 
 

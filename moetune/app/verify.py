@@ -156,13 +156,7 @@ def verify_plan(
     """
     workload, decisions = plan.workload, _decisions(plan)
     expert_shares(workload)  # its refusals, before ranks are started
-    planned_ranks = plan.layout.expert_ranks
-    ranks = launch.world_size if launch else num_ranks or planned_ranks
-    if ranks != planned_ranks:
-        raise InputError(
-            f"plan {plan.id[:6]} is for {planned_ranks} ranks, there are {ranks}",
-            f"make one with `moetune plan --world-size {ranks}`, or run this on its ranks",
-        )
+    ranks = _started_ranks(plan, launch.world_size if launch else num_ranks)
     from moetune.app.launch import run_on_ranks
 
     measured = run_on_ranks(
@@ -183,6 +177,17 @@ def verify_plan(
         planned_imbalance=workload.skew.mean,
         kernel=plan.kernel.name if plan.kernel else "",
     )
+
+
+def _started_ranks(plan: Plan, ranks: int | None) -> int:
+    """Return the plan's ranks; InputError where others are there or asked for."""
+    planned_ranks = plan.layout.expert_ranks
+    if ranks and ranks != planned_ranks:
+        raise InputError(
+            f"plan {plan.id[:6]} is for {planned_ranks} ranks, there are {ranks}",
+            f"make one with `moetune plan --world-size {ranks}`, or run this on its ranks",
+        )
+    return planned_ranks
 
 
 def _decisions(plan: Plan) -> tuple[Decision, ...]:

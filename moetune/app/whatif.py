@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from moetune.app.compare import changed_inputs, compare
-from moetune.app.plan import PlanRequest, changed_request, plan_again, read_limit
+from moetune.app.plan import answers_again, plan_again
 from moetune.app.planner import Planner
-from moetune.app.requests import ask, check_served, training_request
+from moetune.app.requests import ask, check_served, is_of_model, layer_question, training_request
 from moetune.app.subjects import refuse_model
 from moetune.app.training import plan_training
 from moetune.domain.any_plan import AnyPlan
@@ -14,9 +14,8 @@ from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.pipeline import stage_words
 from moetune.domain.profile import Profile
-from moetune.domain.question import ASKS
-from moetune.domain.request import PlanInputs
-from moetune.domain.spelling import Spelling, nearest_or, spelled
+from moetune.domain.question import ASKS, Question
+from moetune.domain.spelling import Spelling, flag_of, nearest_or, spelled
 from moetune.domain.training_document import TrainingInputs
 from moetune.fit.speeds import Speeds, scale_profile
 from moetune.report.section import sentence
@@ -24,12 +23,8 @@ from moetune.solve.model.profiled import usable_bytes
 
 WHATIF_SCHEMA = "moetune.whatif/1"
 AS_CHANGES = Spelling(key="changes.{}", constraint="changes.constraints.{}")
-CHANGES = ("world_size", "tokens_per_rank", "memory_limit_bytes", "dtype")
-"""Inputs that a question names next to the flags."""
-_ARGUMENTS: Mapping[str, str] = {
-    "world_size": "world_size", "memory_limit_bytes": "memory_limit", "dtype": "dtype",
-}  # fmt: skip
-"""Arguments of `moetune.plan` by the inputs that a question names."""
+_ARGUMENTS: Mapping[str, str] = {"tokens_per_rank": "tokens", "memory_limit_bytes": "memory_limit"}
+"""Arguments of `moetune.plan` by the keys of a plan's inputs with another name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +32,8 @@ class WhatIf:
     """Changes of a plan's question.
 
     Args:
-        changes: inputs that differ: `world_size`, `tokens_per_rank`, `memory_limit_bytes`,
-            `dtype`, and `constraints`, other flags of `moetune plan`; None removes one.
+        changes: flags of `moetune plan` or keys of a plan's inputs that differ, all or some of
+            them under `constraints`; None removes one.
         speeds: factors on the measured speeds of `computation`, `communication` and `copies`.
         spelling: the caller's names of the changed inputs, for errors.
     """
@@ -86,9 +81,9 @@ def whatif(
         InfeasiblePlanError: nothing satisfies the changed flags or memory limit.
         ProfileError: a profile is missing, has changed, or lacks an operation.
     """
-    if before.kind == "training" and not planner.reads_files:
+    if not planner.reads_files:
         with spelled(question.spelling):
-            check_served(dict(_arguments(question)))
+            check_served(dict(_arguments(question)), is_of_layer=before.kind != "training")
     machine = planner.sources.profile_of(before)
     is_moved = machine.profile.digest != before.inputs.profile_fingerprint
     if is_moved and not planner.sources.must_match:
@@ -123,39 +118,15 @@ def change_plan(
         )
     used = scale_profile(profile, faster)
     if before.kind == "training":
-        given = {} if model is None else {"model": model}
-        asked = arguments_of(before.inputs, planned_with) | given
-        request = training_request(ask(asked | dict(_arguments(question))), used)
+        asked = arguments_of(before.inputs, planned_with) | ({"model": model} if model else {})
+        request = training_request(_changed(asked, question), used)
         if not is_moved and request.target == before.inputs.facts:
             request = replace(request, calibration=before.calibration)
         after: AnyPlan = plan_training(request, used)
     else:
         refuse_model(model)
-        after = plan_again(_layer_request(before.inputs, question), used)
+        after = plan_again(_changed(answers_again(before.inputs), question), used)
     return WhatIfAnswer(before=before, after=after)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LayerChanges:
-    world_size: int | None = None
-    tokens_per_rank: int | None = None
-    memory_limit_bytes: int | None = None
-    dtype: str | None = None
-    constraints: Mapping[str, str | None] = field(default_factory=dict)
-
-
-def _layer_request(inputs: PlanInputs, question: WhatIf) -> PlanRequest:
-    """Return the request of a layer's plan with the changes."""
-    document = read_limit(question.changes, "changes")
-    changes = decode(_LayerChanges, document, "changes")
-    sizes = {name: getattr(changes, name) for name in CHANGES if name in question.changes}
-    for flag in changes.constraints:
-        ask = ASKS.get(flag.replace("-", "_"))
-        if ask is not None and ask.group.scope == "model":
-            what = f"{question.spelling(flag)} is for whole models, and this plan is of a layer"
-            raise InputError(what, "change a flag of layers, such as --constraint strategy=S4")
-    with spelled(question.spelling):
-        return changed_request(inputs, changes.constraints, **sizes)
 
 
 def _profile_of(planner: Planner, plan: AnyPlan) -> Profile | None:
@@ -187,27 +158,21 @@ def arguments_of(inputs: TrainingInputs, profile: Profile | None) -> dict[str, o
     }  # fmt: skip
 
 
+def _changed(asked: dict[str, object], question: WhatIf) -> Question:
+    """Return the question with the changed answers."""
+    with spelled(question.spelling):
+        changed = ask(asked | dict(_arguments(question)))
+        return changed if is_of_model(changed) else layer_question(changed, None)
+
+
 def _arguments(question: WhatIf) -> Iterator[tuple[str, object]]:
     """Yield changed arguments of `moetune.plan`; None for a flag that is removed."""
-    for name, value in question.changes.items():
-        if name == "constraints" and isinstance(value, Mapping):
-            for flag, text in value.items():
-                argument = str(flag).replace("-", "_")
-                if argument not in ASKS:
-                    hint = (
-                        "`moetune plan --help` has them all; another machine is another --profile"
-                    )
-                    raise InputError(
-                        f"{question.spelling(str(flag))} is no flag of a plan",
-                        hint if argument == "profile" else nearest_or(hint, argument, ASKS),
-                    )
-                is_text = isinstance(text, str)
-                yield argument, ASKS[argument].read(text) if is_text else text
-        elif name in _ARGUMENTS:
-            yield _ARGUMENTS[name], value
-        else:
-            raise InputError(
-                f"{question.spelling(name)} is for layers: the plan of a training has sequences",
-                "change their number or length, such as --constraint global-batch=512 or "
-                "--constraint seq=8k",
-            )
+    changes = dict(question.changes)
+    changes |= decode(dict[str, object], changes.pop("constraints", {}), "changes.constraints")
+    for name, given in changes.items():
+        argument = _ARGUMENTS.get(name, name).replace("-", "_")
+        if argument not in ASKS:
+            hint = "`moetune plan --help` has them all; another machine is another --profile"
+            hint = hint if argument == "profile" else nearest_or(hint, argument, ASKS)
+            raise InputError(f"{flag_of(argument)} is no flag of a plan", hint)
+        yield argument, ASKS[argument].read(given) if isinstance(given, str) else given

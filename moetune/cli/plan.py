@@ -67,16 +67,21 @@ def plan(
     else:
         screen.sections(plan_sections(subject_of(made, profile=used.profile)))
         screen.say()
-    short = made.id[:6]
     if output is not None:
-        screen.note(f"Plan {short} is written to {output}.")
+        screen.note(f"Plan {made.id[:6]} is written to {output}.")
+    _say_saved(session, made, used.profile.machine, is_saved=is_saved)
+
+
+def _say_saved(session: Session, made: "AnyPlan", machine: "Machine", *, is_saved: bool) -> None:
+    """Say whether the store has the plan, and what explains and runs it."""
+    short, screen = made.id[:6], session.screen
     if not is_saved:
         screen.note(f"Plan {short} is not saved in the store.")
     elif session.as_json:
         screen.note(f"Plan {short} saved.")
     else:
         screen.line(f"Plan {short} saved. Explain it: moetune explain {short}")
-        screen.line(_what_runs_it(made, used.profile.machine))
+        screen.line(_what_runs_it(made, machine))
 
 
 def save_or_write(

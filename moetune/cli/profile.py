@@ -114,19 +114,11 @@ def _request(
     layer = model.layer if model and model.paper else question.layer
     usual_tokens = model.paper.tokens_per_rank if model and model.paper else _TOKENS
     request = ProfileRequest(
-        name=name,
-        num_ranks=num_ranks,
-        preset=preset or settings.preset,
-        dtypes=dtypes or (),
-        group_sizes=group_sizes or (),
-        layers=() if layer is None or models else (layer,),
-        models=models,
-        max_tokens=tokens or usual_tokens,
-        budget_seconds=budget,
-        environment=environ,
-        launch=launch,
-        oversubscribe=oversubscribe,
-    )
+        name=name, num_ranks=num_ranks, preset=preset or settings.preset, dtypes=dtypes or (),
+        group_sizes=group_sizes or (), layers=() if layer is None or models else (layer,),
+        models=models, max_tokens=tokens or usual_tokens, budget_seconds=budget,
+        environment=environ, launch=launch, oversubscribe=oversubscribe,
+    )  # fmt: skip
     if base is None or not request.is_writer:
         return request
     with about("base"):

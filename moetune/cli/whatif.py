@@ -70,12 +70,9 @@ def whatif(
     from moetune.app.whatif import WhatIf
     from moetune.app.whatif import whatif as answer_of
 
-    changes: dict[str, object] = {name: size for name, size in sizes.items() if size is not None}
-    if constraint:
-        changes["constraints"] = {
-            name.removeprefix("--"): value or None for name, value in constraint
-        }
-    question = WhatIf(changes=changes, speeds=dict(speed), spelling=_FLAGS)
+    flags: dict[str, object] = {name: size for name, size in sizes.items() if size is not None}
+    flags |= {name.removeprefix("--"): value or None for name, value in constraint}
+    question = WhatIf(changes=flags, speeds=dict(speed), spelling=_FLAGS)
     wanted = session.plan(plan)
     with session.planner(profile) as planner:
         answer = answer_of(planner, wanted, question, model=model)

@@ -185,15 +185,6 @@ class Decoder:
         later = [repr(scorer) for scorer in scorers if scorer is not None]
         return " ".join([repr(self), *later, *([str(self.tables)] if self.tables else [])])
 
-    @property
-    def uncounted_words(self) -> tuple[str, ...]:
-        """A sentence about towers that are not counted; () where there are none."""
-        if not self.uncounted:
-            return ()
-        what = " and ".join(filter(None, (", ".join(self.uncounted[:-1]), self.uncounted[-1])))
-        towers = "tower is" if len(self.uncounted) == 1 else "towers are"
-        return (f"The {what} {towers} not counted: sizes and times are the language model's.",)
-
     @cached_property
     def num_moe_layers(self) -> int:
         """Blocks with routed experts."""

@@ -292,7 +292,8 @@ class Question:
         """Tokens of a layer's step on a rank; None for the model's, InputError if contradictory."""
         if self.tokens is not None:
             if self.batch is not None or self.seq is not None:
-                raise InputError("--tokens and --batch with --seq exclude each other")
+                hint = "give --tokens alone, or --batch with --seq"
+                raise InputError("--tokens and --batch with --seq exclude each other", hint)
             return self.tokens
         if self.batch is None and self.seq is None:
             return None

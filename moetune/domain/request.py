@@ -12,7 +12,7 @@ from moetune.domain.kernels import KernelName
 from moetune.domain.layer import ExpertParallel, LayerShape, Workload
 from moetune.domain.layout import Layout
 from moetune.domain.profile import Profile
-from moetune.domain.question import ASKS
+from moetune.domain.question import ASKS, Question
 from moetune.domain.routing import LayerRouting
 from moetune.domain.spelling import nearest_or
 from moetune.domain.training import HALF_PRECISION, TrainingDtype
@@ -99,12 +99,29 @@ class PlanInputs:
 
 def encode_constraints(constraints: Constraints) -> dict[str, str]:
     """Return what differs from the defaults, as texts by flag name."""
-    default = dict(constraint_values(Constraints()))
-    return {
-        flag: _text(value)
-        for flag, value in constraint_values(constraints)
-        if value != default[flag]
+    return {flag: _text(value) for flag, value in _given_values(constraints)}
+
+
+def answers_of(constraints: Constraints) -> dict[str, object]:
+    """Return what differs from the defaults, by field of the question."""
+    return {flag.replace("-", "_"): value for flag, value in _given_values(constraints)}
+
+
+def constraints_of(question: Question) -> Constraints:
+    """Return what a layer's question pins or bounds, its routing as the text of a `LayerRouting`.
+
+    Raises:
+        InputError: no plan has what is pinned.
+    """
+    answers = {
+        name: getattr(question, flag.replace("-", "_")) for flag, name in CONSTRAINTS.items()
     }
+    answers["routing"] = str(LayerRouting.of(question.routing or ""))
+    constraints = _constraints(
+        {name: value for name, value in answers.items() if value is not None}
+    )
+    check_pins(constraints)
+    return constraints
 
 
 def decode_constraints(texts: Mapping[str, str]) -> Constraints:
@@ -113,15 +130,22 @@ def decode_constraints(texts: Mapping[str, str]) -> Constraints:
         if flag not in CONSTRAINTS:
             hint = nearest_or(f"known: {', '.join(sorted(CONSTRAINTS))}", flag, CONSTRAINTS)
             raise InputError(f"the constraint {shown(flag)} is unknown", hint)
-    values = {CONSTRAINTS[flag]: _value(flag, text) for flag, text in texts.items()}
+    return _constraints({CONSTRAINTS[flag]: _value(flag, text) for flag, text in texts.items()})
+
+
+def _constraints(values: dict[str, Any]) -> Constraints:
     bounds = {name: values.pop(name) for name in _BOUNDS if name in values}
     return Constraints(bounds=Bounds(**bounds), **values)
 
 
-def constraint_values(constraints: Constraints) -> Iterator[tuple[str, object]]:
-    """Yield the constraints and bounds by flag name."""
+def _given_values(constraints: Constraints) -> Iterator[tuple[str, object]]:
+    """Yield the constraints and bounds that differ from the defaults, by flag name."""
+    default = Constraints()
     for flag, name in CONSTRAINTS.items():
-        yield flag, getattr(constraints.bounds if name in _BOUNDS else constraints, name)
+        is_bound = name in _BOUNDS
+        value = getattr(constraints.bounds if is_bound else constraints, name)
+        if value != getattr(default.bounds if is_bound else default, name):
+            yield flag, value
 
 
 def _text(value: object) -> str:

@@ -1,8 +1,9 @@
-"""Warnings of a layer's plan: of what was not measured, of pins, and of pageable copies."""
+"""Warnings of plans: of what was not measured or counted, of pins, and of pageable copies."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from moetune.domain.architecture import Decoder
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.costs import Doubt
 from moetune.domain.request import PlanInputs
@@ -18,6 +19,14 @@ _PAGEABLE = (
     "no copies from pinned memory were measured: activations are offloaded to pageable memory, and "
     "nothing is computed meanwhile; `moetune profile` measures pinned copies"
 )
+
+
+def uncounted_words(decoder: Decoder) -> tuple[str, ...]:
+    """Return a sentence about towers that are not counted; () where there are none."""
+    what = " and ".join(filter(None, (", ".join(decoder.uncounted[:-1]), *decoder.uncounted[-1:])))
+    are = "tower is" if len(decoder.uncounted) == 1 else "towers are"
+    words = f"The {what} {are} not counted: sizes and times are the language model's."
+    return (words,) if decoder.uncounted else ()
 
 
 def plan_warnings(solved: SolvedLayer) -> Iterator[str]:

@@ -1,19 +1,22 @@
-"""A layer's plan in words, with figures: why a choice won, and why others lost."""
+"""A plan in words, with figures: why a choice won, and why others lost."""
 
 from dataclasses import replace
+from statistics import fmean
 
 from moetune.domain.constraints import Strategy
 from moetune.domain.interference import SpeedTable
-from moetune.domain.placement import PlacementChoice
+from moetune.domain.kernels import KernelChoice
+from moetune.domain.placement import ModelPlacement, PlacementChoice
 from moetune.domain.plan import Plan
 from moetune.domain.units import format_bytes, format_chunks, format_seconds, format_share
 from moetune.report.doubts import plan_warnings
-from moetune.solve.layer.choose import Ranking
+from moetune.solve.layer.choose import NOISE, Ranking
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.placed import WORTH_PLACING
 from moetune.solve.layer.plan import SolvedLayer
-from moetune.solve.layer.strategies import RankedLayer
+from moetune.solve.layer.strategies import Declined, RankedLayer
 from moetune.solve.layer.times import StepTime
+from moetune.solve.model.placement import PlacedLayouts, is_worth_placing
 
 STRATEGY_WORDS: dict[Strategy, str] = {
     "none": "all activations are kept",
@@ -23,6 +26,7 @@ STRATEGY_WORDS: dict[Strategy, str] = {
     "S4": "tokens are sent again, pre-activations are computed again",
 }
 """Restoration of activations for the backward pass, by strategy (MPipeMoE Table II)."""
+_AS_LONG = "as long within the measurement's noise"
 _ONE_RANK = (
     "One rank sends nothing, so there is no transfer to hide, and more chunks would only repeat "
     "the start-up of the experts."
@@ -41,13 +45,14 @@ def in_words(solved: SolvedLayer) -> Plan:
         else replace(row, lost_because=explain_strategy_loss(ranked, by_name[row.strategy]))
         for row in (terms.strategies if terms else ())
     )  # fmt: skip
-    choice = plan.placement
+    choice, kernel = plan.placement, plan.kernel
     return replace(
         plan,
         decision=replace(plan.decision, why=_why(ranked, next(iter(solved.nearest), None))),
         alternatives=tuple(replace(row, lost_because=why) for row, why in alternatives),
         terms=terms and replace(terms, strategies=tuple(strategies)),
         placement=choice and replace(choice, why=_placed_words(choice)),
+        kernel=kernel and replace(kernel, why=_kernel_words(kernel, solved)),
         warnings=tuple(plan_warnings(solved)),
     )
 
@@ -76,7 +81,7 @@ def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
         return (
             f"One chunk is the safe answer: {_chunks(declined.step)} promise "
             f"{format_seconds(declined.step.seconds)} instead of {format_seconds(step.seconds)}, "
-            f"but {declined.because}."
+            f"but {_declined_words(declined)}."
         )
     if ranking.chooser.costs.world_size == 1 and ranking.degree == 1:
         return _ONE_RANK
@@ -214,6 +219,31 @@ def _gain(step: StepTime, sequential: StepTime) -> str:
     return f"{hide} at a cost of {format_seconds(work)} for smaller chunks" if work else hide
 
 
+def _declined_words(declined: Declined) -> str:
+    """Return why several chunks are declined."""
+    if declined.least_seconds is not None:
+        return (
+            "most of that is smaller products that are quicker, within the profile's error: "
+            f"one chunk may take {format_seconds(declined.least_seconds)}, too"
+        )
+    return (
+        "that rests on times that were not measured; as far as these may be wrong, more is lost by "
+        f"cutting ({format_share(declined.mean_loss)} on average) than gained"
+    )
+
+
+def _kernel_words(kernel: KernelChoice, solved: SolvedLayer) -> str:
+    """Return why the experts have their kernel."""
+    if solved.problem.inputs.pinned.expert_kernel is not None:
+        return f"{kernel.name} was asked for."
+    words = []
+    for row in kernel.others:
+        share = row.step_seconds / solved.ranked.step.seconds - 1
+        is_noise, longer = abs(share) <= NOISE, f"{format_share(share)} longer"
+        words.append(f"{row.name} takes {_AS_LONG if is_noise else longer}")
+    return f"Of the kernels measured for the experts, {kernel.name} is taken: {', '.join(words)}."
+
+
 def _placed_words(choice: PlacementChoice) -> str:
     """Return why experts are placed by their loads, or keep their order."""
     before, after = f"{choice.natural_skew:.2f}", f"{choice.placed_skew:.2f}"
@@ -234,3 +264,45 @@ def _placed_words(choice: PlacementChoice) -> str:
         f"the best placement has {after} × the mean rows on the fullest rank instead of {before}, "
         f"and saves {gain} of the step: less than {least} is within the predictions' error"
     )
+
+
+def placement_words(placed: PlacedLayouts, *, target: str, zero: int | None) -> str:
+    """Return why a model's experts are placed by their loads, or keep their order."""
+    choice = placed.placement
+    rows = f"× the mean rows, the mean of {len(choice.layers)} layers"
+    fullest = f"the fullest ranks have {_mean(choice, 'natural_skew')} {rows}"
+    if placed.untried == "pinned":
+        return f"as pinned; {fullest}"
+    if placed.untried == "zero":
+        return f"with ZeRO stage {zero} their shards are in the order of the ranks; {fullest}"
+    if placed.untried == "memory":
+        return "no layout that places them fits"
+    words = _saving_words(choice)
+    if placed.untried != "target":
+        return words
+    is_placed = any(layer.placed_skew < layer.natural_skew for layer in choice.layers)
+    would = "placed ones would save less than the predictions' error"
+    if is_placed and is_worth_placing(choice):
+        would = f"--target moetune does: {words}"
+    return f"{target} places none, and {would}"
+
+
+def _saving_words(choice: ModelPlacement) -> str:
+    before, after = _mean(choice, "natural_skew"), _mean(choice, "placed_skew")
+    if choice.gain is None:
+        return f"in their order they do not fit: the fullest ranks have {before} × the mean rows"
+    gain = format_share(choice.gain)
+    if is_worth_placing(choice):
+        return (
+            f"the fullest ranks have {after} × the mean rows, the mean of {len(choice.layers)} "
+            f"layers, instead of {before}, saving {gain} of the step"
+        )
+    least = format_share(WORTH_PLACING, digits=0)
+    return (
+        f"placed ones save {gain} of the step: less than {least} is within the predictions' error"
+    )
+
+
+def _mean(choice: ModelPlacement, name: str) -> str:
+    """Return how full the fullest ranks are on the mean of the layers."""
+    return f"{fmean(getattr(layer, name) for layer in choice.layers):.2f}"

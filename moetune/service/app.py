@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from moetune.app.check import LaunchText
-from moetune.app.plan import PlanRequest
+from moetune.app.plan import SentInputs
 from moetune.app.planner import ServicePlanner
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
@@ -59,8 +59,7 @@ _ADDRESSES = (
     # The most frequent one comes first, as addresses are matched in order.
     Address("GET", "/v1/plans/{plan_id}", plans.stored_plan, "A stored plan", Plan),
     Address(
-        "POST", "/v1/plans:resolve", plans.resolve, "The plan for these inputs", Plan,
-        PlanRequest,
+        "POST", "/v1/plans:resolve", plans.resolve, "The plan for these inputs", Plan, SentInputs,
     ),
     Address("GET", "/v1/plans/{plan_id}/trace", plans.trace, "A plan's predicted timeline"),
     Address(

@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.plan import PlanRequest, read_inputs, request_of
+from moetune.app.plan import changed_question, inputs_sent, layer_inputs, read_inputs
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import MODELS
 from moetune.domain.profile import Profile
-from moetune.domain.request import PlanInputs
+from moetune.domain.question import Question
+from moetune.domain.request import PlanInputs, constraints_of
 from moetune.domain.spelling import AS_KEYS, spelled
 
 PROFILE = load_profile_file(bundled_profiles()["rtx2080ti-x64"])
@@ -23,44 +24,38 @@ LAYER = LayerShape(d_model=64, d_hidden=128, num_experts=64, top_k=2, activation
 
 def inputs_of(document: Any, profile: Profile = PROFILE) -> PlanInputs:
     with spelled(AS_KEYS):
-        request = read_inputs(document)
-        request.check()
-        return request.inputs_for(profile)
+        question, sent = read_inputs(document)
+        return inputs_sent(question, sent, profile)
 
 
-REQUESTS = [
-    *(PlanRequest(model=name) for name in MODELS),
-    PlanRequest(layer=LAYER, tokens_per_rank=3000, world_size=32,
-                constraints={"allow-modelled": "true"}),
-    PlanRequest(model="gpt-s", dtype="float16", memory_limit_bytes=2**33,
-                constraints={"memory-taken": str(2**30)}),
-    PlanRequest(
-        model="gpt-xl",
-        constraints={"forward-degree": "4", "max-degree": "16", "min-chunk-tokens": "128",
-                     "order": "interleaved", "strategy": "S4"},
+QUESTIONS = [
+    *(Question(model=name) for name in MODELS),
+    Question(**encode(LAYER), tokens=3000, world_size=32, allow_modelled=True),
+    Question(model="gpt-s", dtype="float16", memory_limit=2**33, memory_taken=2**30),
+    Question(
+        model="gpt-xl", forward_degree=4, max_degree=16, min_chunk_tokens=128,
+        order="interleaved", strategy="S4", routing=" ".join("71" * 32) + " / 1.25",
     ),
-    PlanRequest(layer=LAYER, tokens_per_rank=512,
-                constraints={"expert-parallel": "tensor"}),
+    Question(**encode(LAYER), tokens=512, expert_parallel="tensor"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("number", range(len(REQUESTS)))
-def test_the_inputs_of_any_plan_are_a_request_for_the_same_plan(number: int) -> None:
-    request = REQUESTS[number]
-    inputs = request.inputs_for(PROFILE)
+@pytest.mark.parametrize("number", range(len(QUESTIONS)))
+def test_the_inputs_of_any_plan_are_a_question_for_the_same_plan(number: int) -> None:
+    inputs = layer_inputs(QUESTIONS[number], PROFILE)
     assert inputs_of(encode(inputs)) == inputs
-    assert request_of(inputs).inputs_for(PROFILE) == inputs
-    assert inputs.pinned == request.pinned
+    assert layer_inputs(changed_question(inputs, {}), PROFILE) == inputs
+    assert inputs.pinned == constraints_of(QUESTIONS[number])
 
 
 def test_a_plan_records_what_differs_from_the_defaults() -> None:
-    request = PlanRequest(model="gpt-s", constraints={"expert-parallel": "all_to_all"})
-    assert request.inputs_for(PROFILE).constraints == {}
+    question = Question(model="gpt-s", expert_parallel="all_to_all", routing="balanced")
+    assert layer_inputs(question, PROFILE).constraints == {}
 
 
 def test_a_model_or_a_layer_with_tokens_is_enough() -> None:
     by_name = inputs_of({"model": "gpt-xl"})
-    assert by_name == PlanRequest(model="gpt-xl").inputs_for(PROFILE)
+    assert by_name == layer_inputs(Question(model="gpt-xl"), PROFILE)
     layer = {"d_model": 64, "d_hidden": 128, "num_experts": 64}
     by_layer = inputs_of({"layer": layer, "tokens_per_rank": 512, "model": None})
     assert (by_layer.layer.top_k, by_layer.layer.activation) == (1, "gelu")

@@ -11,7 +11,7 @@ import pytest
 
 import moetune.app.profile as measuring
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.plan import PlanRequest, make_plan
+from moetune.app.plan import make_plan
 from moetune.app.planner import Planner
 from moetune.app.profile_request import ProfileRequest, detect_cluster
 from moetune.app.recording import Progress, RecordedRun, resume_state
@@ -22,6 +22,7 @@ from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import GemmLine, Profile
+from moetune.domain.question import Question
 from moetune.domain.samples import CopyPoint, Point, Sample
 from moetune.domain.site import site_of
 from moetune.measure.session import Assignment, Estimates
@@ -43,7 +44,7 @@ def profile() -> Profile:
 
 @pytest.fixture(scope="module")
 def plan(profile: Profile) -> Plan:
-    return make_plan(PlanRequest(model="gpt-s"), profile=profile)
+    return make_plan(Question(model="gpt-s"), profile=profile)
 
 
 def with_slower_products(profile: Profile) -> Profile:

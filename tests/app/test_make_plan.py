@@ -5,14 +5,16 @@ from dataclasses import replace
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.plan import PlanRequest, make_plan
+from moetune.app.plan import make_plan
 from moetune.domain.cluster import DeviceKind
 from moetune.domain.constraints import Order
+from moetune.domain.document import encode
 from moetune.domain.errors import ProfileError
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import MODELS
 from moetune.domain.profile import GemmLine, Profile
+from moetune.domain.question import Question
 from moetune.domain.request import default_dtype
 from moetune.domain.samples import CollectivePoint, Sample
 from tests.report.lab import LAYER as LAB_LAYER
@@ -37,7 +39,7 @@ LAYERS = list(MODELS)
 @pytest.mark.parametrize("model", LAYERS)
 @pytest.mark.parametrize("order", ["dispatch_first", "interleaved"])
 def test_a_plan_has_the_terms_it_was_made_from(profile: Profile, model: str, order: Order) -> None:
-    plan = make_plan(PlanRequest(model=model, constraints={"order": order}), profile=profile)
+    plan = make_plan(Question(model=model, order=order), profile=profile)
     found = plan.terms
     assert found is not None
     assert found.forward.seconds == plan.predicted.forward_seconds
@@ -50,25 +52,25 @@ def test_a_plan_has_the_terms_it_was_made_from(profile: Profile, model: str, ord
 
 
 def test_what_is_missing_is_measured_on_the_nodes_of_the_plans_ranks() -> None:
-    request = PlanRequest(layer=LAB_LAYER, tokens_per_rank=2**15, dtype="float32")
+    request = Question(**encode(LAB_LAYER), tokens=2**15, dtype="float32")
     meet = "--rdzv-backend c10d --rdzv-endpoint NODE0:29500"
     for ranks, launch in (
         (8, f"torchrun --nnodes 2 --nproc-per-node 4 {meet} -m moetune profile"),
         (4, "moetune profile --nproc 4"),
     ):
-        asked = replace(request, world_size=ranks, constraints={"allow-modelled": "true"})
+        asked = replace(request, world_size=ranks, allow_modelled=True)
         *_, last = make_plan(asked, profile=lab_profile()).warnings
         assert f"measure what is missing:  {launch} --name lab --resume --d-model 512" in last
 
 
 def test_the_same_request_makes_the_same_plan(profile: Profile) -> None:
-    request = PlanRequest(model="bert-l", tokens_per_rank=3000)
+    request = Question(model="bert-l", tokens=3000)
     assert make_plan(request, profile=profile) == make_plan(request, profile=profile)
 
 
 def test_interference_reaches_the_plan(profile: Profile) -> None:
     slow = Interference(comm=CommSpeed(comp=0.5), comp=CompSpeed(comm=0.5))
-    request = PlanRequest(model="gpt-xl", dtype="float16")
+    request = Question(model="gpt-xl", dtype="float16")
     free = make_plan(request, profile=profile)
     disturbed = make_plan(request, profile=replace(profile, interference=slow))
     assert free.pipeline.backward_degree > 1
@@ -89,9 +91,7 @@ def test_the_default_dtype_is_what_the_machine_is_for(
 
 
 def test_a_stand_in_group_size_is_named_only_where_one_stands_in(profile: Profile) -> None:
-    request = PlanRequest(
-        layer=LAYER, tokens_per_rank=512, world_size=32, constraints={"allow-modelled": "true"}
-    )
+    request = Question(**encode(LAYER), tokens=512, world_size=32, allow_modelled=True)
     plan = make_plan(request, profile=profile)
     named = "not measured: all_to_all of 32 ranks; all_to_all of 64 ranks stands in"
     assert [text for text in plan.warnings if "stands in" in text] == [named]
@@ -102,4 +102,4 @@ def test_a_stand_in_group_size_is_named_only_where_one_stands_in(profile: Profil
     sampled = make_plan(request, profile=replace(profile, samples=samples))
     assert not any("stands in" in text for text in sampled.warnings)
     with pytest.raises(ProfileError, match="for 32 ranks"):
-        make_plan(replace(request, constraints={}), profile=profile)
+        make_plan(replace(request, allow_modelled=None), profile=profile)

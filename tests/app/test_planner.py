@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from moetune.app import planner as planner_module
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.plan import PlanRequest, make_plan, plan_for
+from moetune.app.plan import make_plan, plan_for
 from moetune.app.planner import ServicePlanner, open_planner
 from moetune.app.whatif import WhatIf, whatif
 from moetune.config import Settings
@@ -29,6 +29,7 @@ from moetune.domain.errors import (
 )
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
+from moetune.domain.question import Question
 from moetune.domain.request import PlanInputs
 from moetune.domain.spelling import AS_FIELDS
 from moetune.store import storable
@@ -67,7 +68,7 @@ def solved(monkeypatch: pytest.MonkeyPatch) -> list[PlanInputs]:
 def test_a_question_gets_the_plan_of_the_command_line_and_is_kept(planner: ServicePlanner) -> None:
     plan = planner.resolve(ASKED)
     profile = load_profile_file(bundled_profiles()[PUBLISHED])
-    assert plan == make_plan(PlanRequest(model="gpt-s"), profile=profile)
+    assert plan == make_plan(Question(model="gpt-s"), profile=profile)
     assert planner.reading.plan_documents([plan.id]) == {plan.id: canonical_json(plan)}
 
 
@@ -134,7 +135,7 @@ def test_a_stored_plan_whose_profile_is_called_like_a_file_reads_no_file(
     path = tmp_path / "secret.toml"
     path.write_text("secret = 1")
     profile = replace(load_profile_file(bundled_profiles()[PUBLISHED]), name=str(path))
-    plan = make_plan(PlanRequest(model="gpt-s"), profile=profile)
+    plan = make_plan(Question(model="gpt-s"), profile=profile)
     planner.store.save_plan(plan)
     assert "was not found" in planner.explain(plan).missing
     with pytest.raises(ProfileError, match="was not found"):
@@ -174,7 +175,7 @@ def test_the_planner_is_ready_until_its_database_is_gone_and_again_when_it_is_ba
 
 @pytest.mark.parametrize(("question", "part"), [
     (WhatIf(), "nothing is changed"),
-    (WhatIf(changes={"model": "gpt-xl"}), "unknown key 'model'"),
+    (WhatIf(changes={"degrees": 2}), "changes.constraints.degrees is no flag of a plan"),
     (WhatIf(speeds={"network": 2.0}), "unknown key 'network'"),
     (WhatIf(changes=DEGREES), "changes.constraints.max-degree must be from 1"),
     (WhatIf(changes=DEGREES, spelling=AS_FIELDS), "max-degree must be from 1"),

@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.app.plan import PlanRequest, make_plan
+from moetune.app.plan import make_plan
 from moetune.app.profile import with_steps
+from moetune.domain.document import encode
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
+from moetune.domain.question import Question
 from moetune.domain.samples import Sample, StepPoint
 from moetune.fit.speeds import Speeds, scale_profile
 from tests.report.lab import lab_profile
@@ -24,10 +26,11 @@ def load_of(profile: Profile) -> Workload:
 
 
 def planned(profile: Profile, degree: int = 1) -> Plan:
-    pins = {"forward-degree": str(degree), "strategy": "none", "allow-modelled": "true"}
-    request = PlanRequest(layer=LAYER, world_size=profile.machine.num_devices,
-                          tokens_per_rank=TOKENS, dtype="float32", constraints=pins)  # fmt: skip
-    return make_plan(request, profile=profile)
+    question = Question(
+        **encode(LAYER), world_size=profile.machine.num_devices, tokens=TOKENS, dtype="float32",
+        forward_degree=degree, strategy="none", allow_modelled=True,
+    )  # fmt: skip
+    return make_plan(question, profile=profile)
 
 
 def with_step(profile: Profile, factor: float, degree: int = 1) -> Profile:

@@ -6,12 +6,14 @@ from dataclasses import replace
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.plan import PlanRequest, make_plan
+from moetune.app.plan import make_plan
 from moetune.app.whatif import WhatIf, WhatIfAnswer, change_plan
+from moetune.domain.document import encode
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
+from moetune.domain.question import Question
 from moetune.fit.speeds import Speeds, scale_profile
 from tests.fit.measured import measured_profile
 from tests.solve.clusters import GB, cluster_profile
@@ -21,8 +23,7 @@ pytestmark = pytest.mark.unmeasured
 PROFILE = load_profile_file(bundled_profiles()["rtx2080ti-x64"])
 MEASURED = measured_profile()
 LAYER = LayerShape(d_model=512, d_hidden=2048, num_experts=4)
-SMALL = PlanRequest(layer=LAYER, tokens_per_rank=2048)
-PINNED = {"forward-degree": "7", "max-degree": "16"}
+SMALL = Question(**encode(LAYER), tokens=2048)
 
 
 def changed(
@@ -38,7 +39,7 @@ def changed(
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return make_plan(PlanRequest(model="gpt-xl"), profile=PROFILE)
+    return make_plan(Question(model="gpt-xl"), profile=PROFILE)
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +48,15 @@ def measured() -> Plan:
 
 
 @pytest.mark.parametrize(("changes", "request_"), [
-    ({"tokens_per_rank": 32768}, PlanRequest(model="gpt-xl", tokens_per_rank=32768)),
-    ({"dtype": "float16"}, PlanRequest(model="gpt-xl", dtype="float16")),
-    ({"memory_limit_bytes": 2**31}, PlanRequest(model="gpt-xl", memory_limit_bytes=2**31)),
+    ({"tokens_per_rank": 32768}, Question(model="gpt-xl", tokens=32768)),
+    ({"dtype": "float16"}, Question(model="gpt-xl", dtype="float16")),
+    ({"memory_limit_bytes": 2**31}, Question(model="gpt-xl", memory_limit=2**31)),
     ({"constraints": {"max-degree": "2"}, "tokens_per_rank": 512},
-     PlanRequest(model="gpt-xl", tokens_per_rank=512, constraints={"max-degree": "2"})),
-    ({"tokens_per_rank": None}, PlanRequest(model="gpt-xl")),
+     Question(model="gpt-xl", tokens=512, max_degree=2)),
+    ({"tokens_per_rank": None}, Question(model="gpt-xl")),
 ])  # fmt: skip
 def test_changed_inputs_give_the_plan_that_would_be_made_for_them(
-    plan: Plan, changes: dict[str, object], request_: PlanRequest
+    plan: Plan, changes: dict[str, object], request_: Question
 ) -> None:
     answer = changed(plan, changes=changes)
     assert answer.before == plan
@@ -63,7 +64,7 @@ def test_changed_inputs_give_the_plan_that_would_be_made_for_them(
 
 
 def test_a_constraint_is_taken_back_with_none() -> None:
-    plan = make_plan(PlanRequest(model="gpt-xl", constraints=PINNED), profile=PROFILE)
+    plan = make_plan(Question(model="gpt-xl", forward_degree=7, max_degree=16), profile=PROFILE)
     answer = changed(plan, changes={"constraints": {"forward-degree": None}})
     assert answer.after.as_layer().inputs.constraints == {"max-degree": "16"}
     assert answer.words[0] == "Without --forward-degree 7."
@@ -71,7 +72,7 @@ def test_a_constraint_is_taken_back_with_none() -> None:
 
 def test_experts_that_grow_with_the_ranks_grow() -> None:
     profile = cluster_profile(num_devices=64, between=2 * GB)
-    plan = make_plan(PlanRequest(model="tm-2", world_size=16), profile=profile)
+    plan = make_plan(Question(model="tm-2", world_size=16), profile=profile)
     answer = changed(plan, profile=profile, changes={"world_size": 64})
     assert answer.after.as_layer().inputs.layer.num_experts == 128
     assert "64 ranks instead of 16" in answer.words[0]
@@ -106,7 +107,7 @@ def test_speeds_give_the_plan_of_the_scaled_profile_and_it_is_labelled(measured:
 
 @pytest.mark.parametrize("profile", [MEASURED, PROFILE], ids=["measured", "published"])
 def test_everything_twice_as_fast_takes_half_the_time(profile: Profile) -> None:
-    request = SMALL if profile is MEASURED else PlanRequest(model="gpt-xl")
+    request = SMALL if profile is MEASURED else Question(model="gpt-xl")
     plan = make_plan(request, profile=profile)
     speeds = {"computation": 2.0, "communication": 2.0, "copies": 2.0}
     after = changed(plan, profile=profile, speeds=speeds).after.as_layer()

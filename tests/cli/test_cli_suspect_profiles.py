@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file, profile_to_toml
-from moetune.app.plan import PlanRequest, make_plan
+from moetune.app.plan import make_plan
 from moetune.app.subjects import LayerSubject
 from moetune.app.views.comparison import whatif_sections
 from moetune.app.views.plan import explanation_sections, plan_sections
@@ -17,6 +17,7 @@ from moetune.domain.any_plan import plan_from_document
 from moetune.domain.document import encode
 from moetune.domain.plan import Plan
 from moetune.domain.profile import FitError, Profile, ProfileQuality, SuspectGroup
+from moetune.domain.question import Question
 from moetune.report.section import Section
 from tests.cli.running import Cli
 from tests.report.lab import LAYER, lab_profile
@@ -43,7 +44,7 @@ def with_errors(profile: Profile, *, gemm: FitError) -> Profile:
 
 
 def plan_of(profile: Profile, *, tokens: int = 4096) -> Plan:
-    request = PlanRequest(layer=LAYER, tokens_per_rank=tokens, dtype="float32")
+    request = Question(**encode(LAYER), tokens=tokens, dtype="float32")
     return make_plan(request, profile=profile)
 
 

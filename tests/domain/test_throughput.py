@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.plan import PlanRequest, make_plan
+from moetune.app.plan import make_plan
 from moetune.domain.any_plan import plan_from_document
 from moetune.domain.chips import peak_flops
 from moetune.domain.document import encode
@@ -14,6 +14,7 @@ from moetune.domain.experts import RoutedExperts, Router
 from moetune.domain.layer import LayerShape, Throughput, Workload, layer_flops, rate
 from moetune.domain.model import MODELS
 from moetune.domain.plan import Plan
+from moetune.domain.question import Question
 from moetune.fit.speeds import Speeds, scale_profile
 
 GPT_XL = MODELS["gpt-xl"].layer(8)
@@ -22,7 +23,7 @@ GPT_XL_FLOPS = 6 * 8192 * 2 * 2048 * 8192
 
 
 def plan_on(profile: str, **asked: Any) -> Plan:
-    return make_plan(PlanRequest(**asked), profile=load_profile_file(bundled_profiles()[profile]))
+    return make_plan(Question(**asked), profile=load_profile_file(bundled_profiles()[profile]))
 
 
 def workload(**fields: Any) -> Workload:
@@ -77,7 +78,7 @@ def test_older_plans_are_counted_again_without_a_peak(profile: str, asked: dict[
 
 def test_a_faster_device_than_there_is_has_no_mfu() -> None:
     profile = load_profile_file(bundled_profiles()["h100-x8"])
-    request = PlanRequest(model="gpt-xl", dtype="bfloat16")
+    request = Question(model="gpt-xl", dtype="bfloat16")
     links = scale_profile(profile, Speeds(communication=2.0))
     assert make_plan(request, profile=links).predicted.mfu is not None
     faster = scale_profile(profile, Speeds(computation=2.0))

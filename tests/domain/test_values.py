@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.plan import PlanRequest
+from moetune.app.plan import check_layer
 from moetune.app.profile_keys import in_si
 from moetune.domain.cluster import Machine, process_bytes
+from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.interference import CompSpeed
 from moetune.domain.layer import Activation, LayerShape, Workload
@@ -182,22 +183,18 @@ def test_quality_follows_the_spread_of_four_blocks_and_any_mark_spoils_it() -> N
     assert sample(1.0, error="out of memory").quality == "suspect"
 
 
-def pinned(constraints: dict[str, str], *, model: str) -> PlanRequest:
-    return PlanRequest(model=model, constraints=constraints)
-
-
-@pytest.mark.parametrize(("request_of", "what"), [
-    (lambda: PlanRequest(layer=SHAPE, tokens_per_rank=0),
+@pytest.mark.parametrize(("question_of", "what"), [
+    (lambda: Question(**encode(SHAPE), tokens=0),
      "--tokens must be from 1 to 2147483648, got 0"),
-    (lambda: PlanRequest(layer=SHAPE), "the number of tokens is missing"),
-    (PlanRequest, "there is nothing to plan for"),
-    (lambda: PlanRequest(model="ppmoe-6.7b"), "ppmoe-6.7b is a whole model, and no layer"),
-    (lambda: pinned({"order": "interleaved", "expert-parallel": "tensor"}, model="gpt-s"),
+    (lambda: Question(**encode(SHAPE)), "the number of tokens is missing"),
+    (Question, "there is nothing to plan for"),
+    (lambda: Question(model="ppmoe-6.7b"), "ppmoe-6.7b is a whole model, and no layer"),
+    (lambda: Question(model="gpt-s", order="interleaved", expert_parallel="tensor"),
      "--order interleaved excludes --expert-parallel tensor, where a chunk has one transfer"),
 ])  # fmt: skip
-def test_a_wrong_request_is_refused(request_of: Callable[[], PlanRequest], what: str) -> None:
+def test_a_wrong_request_is_refused(question_of: Callable[[], Question], what: str) -> None:
     with pytest.raises(InputError) as caught:
-        request_of().check()
+        check_layer(question_of())
     assert caught.value.what == what
 
 

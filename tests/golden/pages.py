@@ -16,7 +16,7 @@ from typing import Any
 import moetune
 from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.app.library import StoredPlan
-from moetune.app.plan import PlanRequest, make_plan
+from moetune.app.plan import make_plan
 from moetune.app.profiles import FoundProfile
 from moetune.app.subjects import LayerSubject, Subject, subject_of
 from moetune.app.verify import Verification, VerifiedStep
@@ -29,8 +29,10 @@ from moetune.app.views.stored_plans import stored_plans_table
 from moetune.app.whatif import WhatIf, change_plan
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.constraints import Strategy
+from moetune.domain.document import encode
 from moetune.domain.model import MODELS
 from moetune.domain.plan import Plan
+from moetune.domain.question import Question
 from moetune.domain.records import PlanInfo, Stored
 from moetune.report.section import Section, values_of
 from moetune.report.text import text_of
@@ -51,13 +53,10 @@ OTHER_TRAINING = training_plan(
 )
 
 
-def explained(**constraints: str) -> LayerSubject:
+def explained(**answers: Any) -> LayerSubject:
     """Return the explanation of a layer's plan on eight ranks of a described cluster."""
     profile = cluster_profile(num_devices=8)
-    request = PlanRequest(
-        layer=LAYER, world_size=8, tokens_per_rank=8192, dtype="float16",
-        constraints=constraints,
-    )  # fmt: skip
+    request = Question(**encode(LAYER), world_size=8, tokens=8192, dtype="float16", **answers)
     return LayerSubject(plan=make_plan(request, profile=profile), profile=profile)
 
 
@@ -71,11 +70,9 @@ def placed() -> tuple[Plan, Plan]:
     profile = load_profile_file(Path(bundled_profiles()["rtx2080ti-x64"]))
 
     def plan(order: str) -> Plan:
-        constraints = {
-            "allow-modelled": "true", "routing": f"{STEEP} / 1", "expert-placement": order
-        }  # fmt: skip
-        request = PlanRequest(model="gpt-s", world_size=8, constraints=constraints)
-        return make_plan(request, profile=profile)
+        question: dict[str, Any] = {"model": "gpt-s", "world_size": 8, "allow_modelled": True}
+        question |= {"routing": f"{STEEP} / 1", "expert_placement": order}
+        return make_plan(Question(**question), profile=profile)
 
     return plan("natural"), plan("planned")
 
@@ -178,11 +175,9 @@ PAGES: Mapping[str, Callable[[], Iterable[Section]]] = {
     "layer-limit": lambda: drawn(
         LayerSubject(plan=lab_plan(memory_limit_bytes=120 * 2**20), profile=lab_profile())
     ),
-    "layer-tensor": lambda: explanation_sections(explained(**{"expert-parallel": "tensor"})),
+    "layer-tensor": lambda: explanation_sections(explained(expert_parallel="tensor")),
     "layer-pinned": lambda: explanation_sections(explained(strategy="S4", order="interleaved")),
-    "layer-one-chunk": lambda: explanation_sections(
-        explained(**{"forward-degree": "1", "backward-degree": "1"})
-    ),
+    "layer-one-chunk": lambda: explanation_sections(explained(forward_degree=1, backward_degree=1)),
     "layer-without-profile": without_profile,
     "layer-placed": lambda: plan_sections(LayerSubject(plan=placed()[1], profile=None)),
     "placed-differ": lambda: comparison(*placed()),

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.plan import PlanRequest, make_plan
+from moetune.app.plan import make_plan
 from moetune.app.recording import Progress, RecordedRun
 from moetune.domain.cluster import Cluster, Fingerprint, Machine
-from moetune.domain.layer import LayerShape
+from moetune.domain.question import Question
 from moetune.domain.samples import GemmPoint, Sample
 from moetune.measure.device import open_device
 from moetune.measure.ranks import MeasuringRanks
@@ -66,10 +66,8 @@ def test_the_profiles_machine_has_the_memory_that_was_measured(tmp_path: Path) -
 
 def test_the_most_tokens_of_a_plan_are_those_that_leave_it() -> None:
     profile = load_profile_file(bundled_profiles()["rtx2080ti-x64"])
-    request = PlanRequest(
-        layer=LayerShape(d_model=1024, d_hidden=4096, num_experts=64), tokens_per_rank=4096
-    )
+    request = Question(d_model=1024, d_hidden=4096, num_experts=64, tokens=4096)
     planned = make_plan(request, profile=profile)
-    limit = replace(request, memory_limit_bytes=profile.machine.memory_bytes * 92 // 100)
+    limit = replace(request, memory_limit=profile.machine.memory_bytes * 92 // 100)
     limited = make_plan(limit, profile=profile)
     assert planned.pipeline.ranges == limited.pipeline.ranges

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from moetune.app.plan import PlanRequest, make_plan
+from moetune.app.plan import make_plan
 from moetune.domain.cluster import Fingerprint, Machine
+from moetune.domain.document import encode
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
+from moetune.domain.question import Question
 from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,
@@ -47,9 +49,9 @@ def lab_profile(name: str = "lab", *, slower: float = 1.0) -> Profile:
 @cache
 def lab_plan(tokens: int = 4096, *, memory_limit_bytes: int | None = None) -> Plan:
     """Return a plan for the lab."""
-    request = PlanRequest(
-        layer=LAYER, tokens_per_rank=tokens, dtype="float32",
-        memory_limit_bytes=memory_limit_bytes, constraints={"max-degree": "8"},
+    request = Question(
+        **encode(LAYER), tokens=tokens, dtype="float32", memory_limit=memory_limit_bytes,
+        max_degree=8,
     )  # fmt: skip
     return make_plan(request, profile=lab_profile())
 

@@ -20,6 +20,8 @@ CHANGES: list[tuple[dict[str, Any], int, str]] = [
     ({"plan_id": "3f9c21"}, 404, "3f9c21"),
     ({"inputs": SMALL, "speeds": {"communication": "2"}}, 422, "communication"),
     ({"inputs": SMALL}, 422, "nothing is changed"),
+    ({"inputs": SMALL, "changes": {"routing": "/etc/passwd"}}, 422, "neither balanced nor natural"),
+    ({"inputs": SMALL, "changes": {"model": "/etc/passwd"}}, 422, "must be a name"),
     ({"inputs": SMALL, "change": {}}, 422, "unknown key 'change'"),
     ({}, 422, "not named"),
     ({"plan_id": "ab" * 32, "inputs": SMALL}, 422, "not named"),

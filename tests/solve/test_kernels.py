@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 
 from moetune.app.files import load_profile_file, profile_to_toml, write_text
-from moetune.app.plan import PlanRequest, make_plan
+from moetune.app.plan import make_plan
 from moetune.app.subjects import LayerSubject
 from moetune.app.views.plan import explanation_sections
+from moetune.domain.document import encode
 from moetune.domain.errors import ProfileError
 from moetune.domain.kernels import KernelName
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
+from moetune.domain.question import Question, read_texts
 from moetune.domain.samples import GemmPoint, Point, Sample
 from moetune.measure.points import PointScope
 from tests.fit.measured import fitted
@@ -50,9 +52,8 @@ def profile(factors: Mapping[KernelName, float]) -> Profile:
 
 
 def plan(machine: Profile, **constraints: str) -> Plan:
-    texts = {name.replace("_", "-"): text for name, text in constraints.items()}
-    request = PlanRequest(layer=LAYER, world_size=2, tokens_per_rank=2048, constraints=texts)
-    return make_plan(request, profile=machine)
+    asked = encode(LAYER) | {"world_size": 2, "tokens": 2048} | read_texts(constraints)
+    return make_plan(Question(**asked), profile=machine)
 
 
 def alone(factors: Mapping[KernelName, float], kernel: KernelName) -> float:

@@ -7,16 +7,17 @@ from typing import Any
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.plan import PlanRequest, make_plan
+from moetune.app.plan import make_plan
 from moetune.app.subjects import LayerSubject
 from moetune.domain.any_plan import plan_from_json
 from moetune.domain.constraints import Bounds, Constraints
-from moetune.domain.document import canonical_json
+from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.placement import PlacementChoice, places_of
 from moetune.domain.plan import Plan
-from moetune.domain.request import encode_constraints
+from moetune.domain.question import Question
+from moetune.domain.request import answers_of
 from moetune.fit.costs import costs_of
 from moetune.solve.trace import plan_step
 
@@ -27,22 +28,14 @@ STEEP = [round(1000 / (expert + 1)) for expert in range(64)]
 
 
 def planned(loads: list[int] | None = None, *, layer: LayerShape = LAYER, **options: Any) -> Plan:
-    rule = options.pop("rule", "planned")
     spread, bounds = options.pop("spread", 1), options.pop("bounds", Bounds())
-    routing = options.pop("routing", "")
+    options["expert_placement"] = options.pop("rule", None)
     if loads is not None:
-        routing = f"{' '.join(map(str, loads))} / {spread}"
-    request = PlanRequest(
-        layer=layer, dtype="float16",
-        constraints=encode_constraints(
-            Constraints(
-                routing=routing, allow_modelled=True, expert_placement=rule, bounds=bounds
-            )
-        ),
-        **{"world_size": 8, "tokens_per_rank": 4096, **options},
-    )  # fmt: skip
-    request.check()
-    return make_plan(request, profile=PROFILE)
+        options["routing"] = f"{' '.join(map(str, loads))} / {spread}"
+    usual = {"dtype": "float16", "world_size": 8, "tokens": 4096, "allow_modelled": True}
+    pins = answers_of(Constraints(bounds=bounds))
+    question = Question(**encode(layer) | usual | pins | options)
+    return make_plan(question, profile=PROFILE)
 
 
 def test_uneven_experts_are_placed_and_the_step_is_that_of_the_fullest_rank() -> None:
@@ -99,16 +92,16 @@ def test_an_order_that_does_not_fit_is_placed() -> None:
     assert natural is not None
     assert placed is not None
     limit = (natural + placed) // 2
-    only = planned(STEEP, spread=1.2, bounds=pins, memory_limit_bytes=limit)
+    only = planned(STEEP, spread=1.2, bounds=pins, memory_limit=limit)
     assert only.placement is not None
     assert only.experts
     assert only.placement.natural_step_seconds is None
     assert only.placement.gain is None
     assert "do not fit" in only.placement.why
     with pytest.raises(InfeasiblePlanError):
-        planned(STEEP, rule="natural", spread=1.2, bounds=pins, memory_limit_bytes=limit)
+        planned(STEEP, rule="natural", spread=1.2, bounds=pins, memory_limit=limit)
     with pytest.raises(InfeasiblePlanError):
-        planned(STEEP, spread=1.2, bounds=pins, memory_limit_bytes=2**20)
+        planned(STEEP, spread=1.2, bounds=pins, memory_limit=2**20)
 
 
 @pytest.mark.unmeasured

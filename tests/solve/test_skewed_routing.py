@@ -1,16 +1,19 @@
 """Plans for uneven routing: the fullest rank's rows decide times and memory."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.plan import PlanRequest, make_plan
+from moetune.app.plan import check_layer, make_plan
+from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Plan
+from moetune.domain.question import Question
 from moetune.domain.routing import LayerRouting
 from moetune.solve.layer.peak import peak_bytes
 
@@ -20,12 +23,10 @@ DOUBLE = " ".join(["2"] + ["1"] * 62 + ["0"])
 """The first of 64 ranks, with one expert each, has twice the mean."""
 
 
-def planned(routing: str = "", tokens: int = 4096, **options: object) -> Plan:
-    request = PlanRequest(
-        layer=LAYER, world_size=64, tokens_per_rank=tokens, dtype="float16",
-        constraints={"routing": routing} if routing else {},
-        **options,  # type: ignore[arg-type] # inputs of any kind
-    )  # fmt: skip
+def planned(routing: str = "", tokens: int = 4096, **options: Any) -> Plan:
+    request = Question(
+        **encode(LAYER), world_size=64, tokens=tokens, dtype="float16", routing=routing, **options
+    )
     return make_plan(request, profile=PROFILE)
 
 
@@ -57,8 +58,8 @@ def test_memory_has_room_for_one_step_in_a_hundred() -> None:
     assert peak.ring_bytes == most.ring_bytes
     assert even.device_bytes < peak.device_bytes < most.device_bytes
     limit = (even.device_bytes + peak.device_bytes) // 2
-    assert planned(memory_limit_bytes=limit).memory.strategy == "none"
-    assert planned(f"{DOUBLE} / 1.5", memory_limit_bytes=limit).memory.strategy == "S4"
+    assert planned(memory_limit=limit).memory.strategy == "none"
+    assert planned(f"{DOUBLE} / 1.5", memory_limit=limit).memory.strategy == "S4"
 
 
 @given(
@@ -82,6 +83,6 @@ def test_the_skew_is_the_fullest_block_of_neighbours(
 
 
 def test_routing_is_of_layers_with_all_to_alls() -> None:
-    tensor = {"routing": "natural", "expert-parallel": "tensor"}
+    tensor = Question(**encode(LAYER), tokens=8, routing="natural", expert_parallel="tensor")
     with pytest.raises(InputError, match="excludes --expert-parallel tensor"):
-        PlanRequest(layer=LAYER, tokens_per_rank=8, constraints=tensor).check()
+        check_layer(tensor)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal
 
-from moetune.app.plan import changed_request, drawn_costs, plan_again
+from moetune.app.plan import changed_question, check_layer, drawn_costs, plan_again
 from moetune.app.subjects.values import (
     GIB,
     Asked,
@@ -25,6 +25,7 @@ from moetune.domain.costs import Costs
 from moetune.domain.document import encode
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.plan import Alternative, Decision, Plan
+from moetune.domain.question import read_texts
 from moetune.domain.spelling import AS_FLAGS, spelled
 from moetune.domain.terms import LayerTerms, PhaseTerms, StrategyTerms
 from moetune.domain.units import format_chunks, format_share
@@ -114,17 +115,18 @@ class LayerSubject(PricedPlan):
             texts["strategy"] = question.strategy
         names = dict.fromkeys(("forward-degree", "backward-degree"), "--degree")
         with spelled(replace(AS_FLAGS, names={**AS_FLAGS.names, **names})):
-            changed_request(self.plan.inputs, texts)
-        return Asked(texts=texts, pins=texts)
+            answers = read_texts({flag.replace("-", "_"): text for flag, text in texts.items()})
+            check_layer(changed_question(self.plan.inputs, answers))
+        return Asked(texts=texts, pins=answers)
 
     def instead(self, asked: Asked) -> Instead:
         """Return these pins' plan, or what it would be if memory had no limit."""
         try:
-            plan = self._changed(asked.texts)
+            plan = self._changed(asked.pins)
         except (InputError, InfeasiblePlanError) as error:
             choice = None
             with suppress(InputError, InfeasiblePlanError):
-                choice = _choice_of(self._changed(asked.texts, memory_limit_bytes=LARGEST_BYTES))
+                choice = _choice_of(self._changed({**asked.pins, "memory_limit": LARGEST_BYTES}))
             return Instead(choice=choice, refused=Refusal.of(error))
         warnings = [warning for warning in plan.warnings if warning not in self.plan.warnings]
         return Instead(
@@ -149,7 +151,7 @@ class LayerSubject(PricedPlan):
                 note = "" if row.fits else "does not fit"
                 yield Neighbour("strategy", degree_name(row), row.step_seconds, note)
         limit = (self.memory_limit_bytes or 0) + self.plan.inputs.pinned.memory_taken_bytes + GIB
-        roomy = _choice_of(self._changed({}, memory_limit_bytes=limit))
+        roomy = _choice_of(self._changed({"memory_limit": limit}))
         yield Neighbour("memory-limit", f"1 GiB more memory: {roomy.name}", roomy.step_seconds)
 
     def timelines(self) -> Timelines:
@@ -176,8 +178,8 @@ class LayerSubject(PricedPlan):
                 step = plan_step(plan=self.plan, costs=self.costs, decision=choice)
                 yield Neighbour("degree", degree_name(choice), step.seconds)
 
-    def _changed(self, constraints: Mapping[str, str], **sizes: int) -> Plan:
-        return plan_again(changed_request(self.plan.inputs, constraints, **sizes), self.machine)
+    def _changed(self, answers: Mapping[str, object]) -> Plan:
+        return plan_again(changed_question(self.plan.inputs, answers), self.machine)
 
     def _chance(self, plan: Plan) -> float:
         """Return the share of refits under which another plan's step is the shorter one."""

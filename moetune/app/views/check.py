@@ -10,6 +10,7 @@ from moetune.app.views.words import parts_table, run_highlights, run_words, spee
 from moetune.domain.document import encode
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.launches.reading import Problem, Row
+from moetune.report.doubts import uncounted_words
 from moetune.report.section import Cell, Highlight, Section, Table, plural, seconds_span
 
 CHECK_SCHEMA = "moetune.check/1"
@@ -99,7 +100,7 @@ def _answer(checked: Checked) -> Section:
         scope=f"{ranks} · {batch} of {job.length:,} tokens · {job.dtype} · {reading.target.label}",
         paragraphs=(
             f"{reading.model_words}: {reading.layout.words}.", verdict, *_price(checked),
-            *reading.decoder.uncounted_words,
+            *uncounted_words(reading.decoder),
         ),
         highlights=highlights,
     )  # fmt: skip

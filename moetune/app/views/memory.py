@@ -6,6 +6,7 @@ from moetune.domain.document import encode
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingMemory
 from moetune.domain.units import format_bytes
+from moetune.report.doubts import uncounted_words
 from moetune.report.section import Cell, Highlight, Section, Table, percent, plural
 from moetune.solve.model.fits import FittedLayout, MemoryAnswer
 from moetune.solve.model.memory import ERROR_SHARE, RankMemory
@@ -57,7 +58,7 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
             name="answer",
             paragraphs=(
                 words, *tuning_words(job.tuning, trained_of(job, question.target)),
-                *job.decoder.uncounted_words,
+                *uncounted_words(job.decoder),
             ),
             highlights=(
                 Highlight("GPUs", Cell.count(job.world_size), fewest),

@@ -11,6 +11,7 @@ from moetune.domain.document import encode
 from moetune.domain.experts import Amounts, DenseFfn, RoutedExperts
 from moetune.domain.model import MODELS, WHOLE_MODELS, Model
 from moetune.huggingface.registry import FoundModel, RegisteredModel
+from moetune.report.doubts import uncounted_words
 from moetune.report.section import EMPTY, Cell, Section, Table, facts, plural
 
 _BILLION = 10**9
@@ -88,7 +89,7 @@ def decoder_sections(model: FoundModel, *, length: int) -> tuple[Section, ...]:
     overview = Section(
         name="model",
         title=f"{model.title} ({model.source})",
-        paragraphs=decoder.uncounted_words,
+        paragraphs=uncounted_words(decoder),
         tables=(facts("model", rows),),
     )
     return overview, _blocks_section(decoder), _parts_section(decoder, length)

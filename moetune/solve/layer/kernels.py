@@ -1,13 +1,12 @@
 """Choice of the experts' kernel: the layer is solved with each kernel that was measured for it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from moetune.domain.cluster import DeviceKind
 from moetune.domain.errors import ProfileError
 from moetune.domain.kernels import ExpertKernel, KernelChoice, KernelName, KernelTime
 from moetune.domain.layer import Workload
 from moetune.domain.samples import GemmPoint, Sample
-from moetune.domain.units import format_share
 from moetune.solve.layer.choose import NOISE
 
 _NUM_FORMS = 3
@@ -62,33 +61,16 @@ class MeasuredKernels:
     def choice(
         self, chosen: KernelName, seconds: Mapping[KernelName, float]
     ) -> KernelChoice | None:
-        """Return the choice for the plan; None where there was none to make."""
+        """Return the choice for the plan, without its words; None where there was none to make."""
         slower = sorted((seconds[name], name) for name in seconds if name != chosen)
         if not slower and self._pinned is None:
             return None
-        name = chosen or self.usual
         return KernelChoice(
-            name=name, is_usual=not chosen, why=self._why(name, seconds[chosen], slower),
+            name=chosen or self.usual, is_usual=not chosen, why="",
             others=tuple(
                 KernelTime(name=rival or self.usual, step_seconds=time) for time, rival in slower
             ),
         )  # fmt: skip
-
-    def _why(
-        self, name: ExpertKernel, seconds: float, slower: Sequence[tuple[float, KernelName]]
-    ) -> str:
-        if self._pinned is not None:
-            return f"{name} was asked for."
-        words = ", ".join(
-            f"{rival or self.usual} takes {_against(time / seconds - 1)}" for time, rival in slower
-        )
-        return f"Of the kernels measured for the experts, {name} is taken: {words}."
-
-
-def _against(share: float) -> str:
-    if abs(share) <= NOISE:
-        return "as long within the measurement's noise"
-    return f"{format_share(share)} longer"
 
 
 def _measured(samples: Iterable[Sample], workload: Workload) -> tuple[KernelName, ...]:

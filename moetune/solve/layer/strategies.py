@@ -14,7 +14,7 @@ from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.kernels import KernelChoice
 from moetune.domain.layer import Workload
 from moetune.domain.layout import divisors
-from moetune.domain.units import format_bytes, format_chunks, format_seconds, format_share
+from moetune.domain.units import format_bytes, format_chunks
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser, Ranking, rank_degrees
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
@@ -33,11 +33,13 @@ class Declined:
     """Several chunks that were not taken, as they may lose more than they promise.
 
     Args:
-        because: why they were not, in words.
+        least_seconds: of one chunk within the profile's error; None where times were not measured.
+        mean_loss: by which several chunks may be longer, as a share of one chunk's step.
     """
 
     step: StepTime
-    because: str
+    least_seconds: float | None = None
+    mean_loss: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,46 +144,34 @@ def choose_safely(ranked: RankedLayer, resamples: Sequence[Refit]) -> RankedLaye
         )
         return phases + overhead
 
-    because = (
-        _luck(several, seconds(1)) if is_measured else _risk(seconds(several.degree) / seconds(1))
-    )
-    if not because:
+    if is_measured:
+        declined = _luck(several, seconds(1))
+    else:
+        declined = _risk(several, seconds(several.degree) / seconds(1))
+    if declined is None:
         return ranked
     best = ranking.in_one_chunk()
     contenders = (
         best if contender.strategy == best.strategy else contender
         for contender in ranked.contenders
     )
-    declined = Declined(step=several, because=because)
     return replace(ranked, best=best, contenders=tuple(contenders), declined=declined)
 
 
-def _luck(several: StepTime, seconds_of_one: Floats) -> str:
-    """Return why chunks that hide little are declined; "" where they gain beyond the error."""
+def _luck(several: StepTime, seconds_of_one: Floats) -> Declined | None:
+    """Return chunks that hide little as declined; None where they gain beyond the error."""
     least = float(np.percentile(seconds_of_one, 5))
-    if several.seconds < least:
-        return ""
-    return (
-        "most of that is smaller products that are quicker, within the profile's error: "
-        f"one chunk may take {format_seconds(least)}, too"
-    )
+    return None if several.seconds < least else Declined(step=several, least_seconds=least)
 
 
-def _risk(ratios: Floats) -> str:
-    """Return why chunks that rest on what was not measured are declined; "" where they are not.
+def _risk(several: StepTime, ratios: Floats) -> Declined | None:
+    """Return chunks that rest on what was not measured as declined; None where they are not.
 
     Args:
         ratios: their seconds over one chunk's, of each refit.
     """
-    regret, regret_of_one = (
-        float(np.maximum(ratio - 1, 0.0).mean()) for ratio in (ratios, 1 / ratios)
-    )
-    if regret < regret_of_one:
-        return ""
-    return (
-        "that rests on times that were not measured; as far as these may be wrong, more is lost by "
-        f"cutting ({format_share(regret)} on average) than gained"
-    )
+    loss, loss_of_one = (float(np.maximum(ratio - 1, 0.0).mean()) for ratio in (ratios, 1 / ratios))
+    return None if loss < loss_of_one else Declined(step=several, mean_loss=loss)
 
 
 def _allowed(budget: MemoryBudget, costs: LayerCosts, bounds: Bounds) -> Sequence[Strategy]:

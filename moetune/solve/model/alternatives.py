@@ -7,7 +7,7 @@ of their bytes, and those that may not beat the fastest step so far are left out
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -64,9 +64,10 @@ def as_graphed(pins: LayoutRequest, layout: FoldedLayout) -> LayoutRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FasterLayout:
-    """A faster layout, and the flag that leads to it."""
+    """A faster layout, the pins that lead to it, and those that it leaves out."""
 
-    change: str
+    change: LayoutRequest = field(default_factory=LayoutRequest)
+    left_out: LayoutRequest = field(default_factory=LayoutRequest)
     priced: PricedLayout
 
 
@@ -91,7 +92,7 @@ class Savings:
         plain = BestLayouts.of(self.search, free).best()
         graphed = with_graphs(self.search, free, plain)
         best = plain if graphed is None else graphed.best()
-        return FasterLayout(change="", priced=best) if best.step.seconds < self._most else None
+        return FasterLayout(priced=best) if best.step.seconds < self._most else None
 
     def of_flags(self) -> list[FasterLayout]:
         """Return faster layouts with one flag changed, or memory alone, the fastest first."""
@@ -99,7 +100,7 @@ class Savings:
         for name, pins in self._questions():
             best = BestLayouts.of(self.search, pins).best_below(self._most)
             if best is not None:
-                savings.append(FasterLayout(change=self._change(best.layout, name), priced=best))
+                savings.append(self._changed(best, name))
         savings += self._beyond_memory()
         return sorted(savings, key=lambda saving: saving.priced.step.seconds)
 
@@ -140,14 +141,14 @@ class Savings:
             return
         priced = self.search.price(layout)
         if priced.step.seconds < self._most and not self.search.fits(layout):
-            yield FasterLayout(change=self._change(layout, name), priced=priced)
+            yield self._changed(priced, name)
 
-    def _change(self, layout: FoldedLayout, name: str) -> str:
-        """Return the flag with the value that a layout has; a pin that it has not is left out."""
-        value: dict[str, Any] = {name: getattr(layout, name)}
+    def _changed(self, priced: PricedLayout, name: str) -> FasterLayout:
+        """Return a layout with the pin of its own value; a pin that it has not is left out."""
+        value: dict[str, Any] = {name: getattr(priced.layout, name)}
         if value[name] is None:
-            return f"leaving out {self.pins.only(name).words}"
-        return LayoutRequest(**value).words
+            return FasterLayout(left_out=self.pins.only(name), priced=priced)
+        return FasterLayout(change=LayoutRequest(**value), priced=priced)
 
     @property
     def _most(self) -> float:

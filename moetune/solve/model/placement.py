@@ -1,15 +1,14 @@
 """A model's layouts with its experts placed by the loads of each layer, where that is worth it."""
 
 from dataclasses import dataclass, replace
-from statistics import fmean
 from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 from moetune.domain.once import once
 from moetune.domain.placement import LayerPlacement, ModelPlacement
 from moetune.domain.routing_record import RecordedLayers
 from moetune.domain.targets import Target
 from moetune.domain.training import LayoutRequest, TrainingJob, ZeroStage
-from moetune.domain.units import format_share
 from moetune.solve.layer.placed import WORTH_PLACING, least_fullest, place_experts
 from moetune.solve.model.best import BestLayouts
 from moetune.solve.model.machine import Trusts
@@ -67,7 +66,19 @@ def placed_job(job: TrainingJob) -> TrainingJob:
     return replace(job, routing=PlacedLayers.of(job.routing))
 
 
-def solve_placed(search: FoldedSearch, pins: LayoutRequest) -> tuple[BestLayouts, ModelPlacement]:
+Untried = Literal["", "pinned", "target", "zero", "memory"]
+"""Why layouts that place experts were not tried: pins, the target, or none that fits."""
+
+
+class PlacedLayouts(NamedTuple):
+    """The best layouts with their placement, whose words are not yet there."""
+
+    layouts: BestLayouts
+    placement: ModelPlacement
+    untried: Untried = ""
+
+
+def solve_placed(search: FoldedSearch, pins: LayoutRequest) -> PlacedLayouts:
     """Return the best layouts of recorded layers, their experts placed where that saves enough.
 
     In the natural order and placed, each is the best of its own search: what balances ranks may
@@ -87,34 +98,24 @@ def solve_placed(search: FoldedSearch, pins: LayoutRequest) -> tuple[BestLayouts
         natural_step_seconds=_seconds(search, best),
     )  # fmt: skip
     if pins.expert_placement == "natural":
-        return natural, _unplaced(choice, "as pinned")
+        return PlacedLayouts(natural, _in_order(choice), "pinned")
     if not search.target.places_experts:
         step = replace(prices, job=job).step(best.layout)
-        choice = _judged(replace(choice, placed_step_seconds=step.seconds))
-        would = "placed ones would save less than the predictions' error"
-        if choice.is_taken:
-            would = f"--target moetune does: {choice.why}"
-        return natural, _keep_natural(choice, f"{search.target.name} places none, and {would}")
+        choice = replace(choice, placed_step_seconds=step.seconds)
+        return PlacedLayouts(natural, _in_order(choice), "target")
     if (pins.zero or 0) > _MOST_ZERO:
-        why = f"with ZeRO stage {pins.zero} their shards are in the order of the ranks"
-        return natural, _unplaced(choice, why)
+        return PlacedLayouts(natural, _in_order(choice), "zero")
     device = replace(prices.device, trusts=Trusts())
     wholes = replace(prices, job=job, device=device, target=placing(search.target))
     placed = BestLayouts.of(replace(search, wholes=wholes), of_layouts)
     layers = job.routing.placements(placed.best().layout.ep)
     seconds = _seconds(placed.search, placed.best())
     if seconds is None:
-        return natural, _keep_natural(choice, "no layout that places them fits")
-    choice = _judged(replace(choice, layers=layers, placed_step_seconds=seconds))
-    return placed if choice.is_taken else natural, choice
-
-
-def _unplaced(choice: ModelPlacement, why: str) -> ModelPlacement:
-    """Return the natural order that nothing was tried against, with how full its ranks are."""
-    mean = f"the mean rows, the mean of {len(choice.layers)} layers"
-    return _keep_natural(
-        choice, f"{why}; the fullest ranks have {_mean(choice, 'natural_skew')} × {mean}"
-    )
+        return PlacedLayouts(natural, _in_order(choice), "memory")
+    choice = replace(choice, layers=layers, placed_step_seconds=seconds)
+    if not is_worth_placing(choice):
+        return PlacedLayouts(natural, _in_order(choice))
+    return PlacedLayouts(placed if choice.is_taken else natural, choice)
 
 
 def _seconds(search: FoldedSearch, best: PricedLayout) -> float | None:
@@ -122,31 +123,12 @@ def _seconds(search: FoldedSearch, best: PricedLayout) -> float | None:
     return best.step.seconds if search.fits(best.layout) else None
 
 
-def _mean(choice: ModelPlacement, name: str) -> str:
-    """Return how full the fullest ranks are on the mean of the layers."""
-    return f"{fmean(getattr(layer, name) for layer in choice.layers):.2f}"
+def is_worth_placing(choice: ModelPlacement) -> bool:
+    """Return whether placed experts save more than predictions miss, or alone fit."""
+    return choice.gain is None or choice.gain > WORTH_PLACING
 
 
-def _judged(choice: ModelPlacement) -> ModelPlacement:
-    """Return the placement that a plan takes, or the natural order that it keeps, and why."""
-    before, rows = _mean(choice, "natural_skew"), "× the mean rows"
-    if choice.gain is None:
-        why = f"in their order they do not fit: the fullest ranks have {before} {rows}"
-        return replace(choice, why=why)
-    gain = format_share(choice.gain)
-    if choice.gain > WORTH_PLACING:
-        why = (
-            f"the fullest ranks have {_mean(choice, 'placed_skew')} {rows}, the mean of "
-            f"{len(choice.layers)} layers, instead of {before}, saving {gain} of the step"
-        )
-        return replace(choice, why=why)
-    least = format_share(WORTH_PLACING, digits=0)
-    why = f"placed ones save {gain} of the step: less than {least} is within the predictions' error"
-    return _keep_natural(choice, why)
-
-
-def _keep_natural(choice: ModelPlacement, why: str) -> ModelPlacement:
-    """Return the natural order, with the reason."""
-    return replace(
-        choice, layers=tuple(replace(layer, experts=()) for layer in choice.layers), why=why
-    )
+def _in_order(choice: ModelPlacement) -> ModelPlacement:
+    """Return the natural order of the experts."""
+    layers = tuple(replace(layer, experts=()) for layer in choice.layers)
+    return replace(choice, layers=layers)

@@ -10,6 +10,7 @@ from moetune.domain.routing import ExpertLoads
 from moetune.domain.routing_record import RecordedLayer, RecordedLayers
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
+from moetune.report.reasons import placement_words
 from moetune.solve.model.alternatives import memory_front
 from moetune.solve.model.best import BestLayouts
 from moetune.solve.model.placement import PlacedLayers, placing, solve_placed
@@ -130,12 +131,11 @@ def test_layouts_that_place_have_no_shards_of_experts() -> None:
     assert (target.zero, target.zero_with_pp) == ((0, 1), 1)
     search = search_of(job_of(recorded(*LOADS, top_k=TOP_K)), target="moetune")
     for zero in (0, 1):
-        _, choice = solve_placed(search, LayoutRequest(tp=1, pp=1, zero=zero))
-        assert choice is not None
-        assert choice.placed_step_seconds is not None
-    _, choice = solve_placed(search, LayoutRequest(tp=1, pp=1, zero=3))
-    assert choice is not None
-    assert "ZeRO stage 3" in choice.why
+        placed = solve_placed(search, LayoutRequest(tp=1, pp=1, zero=zero))
+        assert placed.placement.placed_step_seconds is not None
+    placed = solve_placed(search, LayoutRequest(tp=1, pp=1, zero=3))
+    assert placed.untried == "zero"
+    assert "with ZeRO stage 3" in placement_words(placed, target="moetune", zero=3)
 
 
 @pytest.mark.parametrize(
@@ -152,17 +152,17 @@ def test_a_placement_is_taken_where_the_step_gains_more_than_two_percent(
         .ranked()[0]
         .step.seconds
     )
-    layouts, choice = solve_placed(search_of(job_of(loads), target="moetune"), pins)
-    assert choice is not None
+    layouts, choice, untried = solve_placed(search_of(job_of(loads), target="moetune"), pins)
+    assert untried == ""
     assert choice.gain == pytest.approx(1 - placed / natural, rel=1e-9)
     assert choice.is_taken is is_taken is ((choice.gain or 0.0) > 0.02)
     assert layouts.best().step.seconds == pytest.approx(placed if is_taken else natural)
     kept = solve_placed(
         search_of(job_of(loads), target="moetune"), replace(pins, expert_placement="natural")
-    )[1]
-    assert kept is not None
-    assert not kept.is_taken
-    assert kept.why.startswith("as pinned; the fullest ranks have ")
+    )
+    assert not kept.placement.is_taken
+    words = placement_words(kept, target="moetune", zero=None)
+    assert words.startswith("as pinned; the fullest ranks have ")
 
 
 def test_a_placement_is_taken_where_nothing_else_fits() -> None:
@@ -173,10 +173,8 @@ def test_a_placement_is_taken_where_nothing_else_fits() -> None:
         for one in (loads, PlacedLayers.of(loads))
     ]
     assert peaks[1] < peaks[0]
-    layouts, choice = solve_placed(
-        search_of(job_of(loads), gib=sum(peaks) / 2**31, target="moetune"), pins
-    )
-    assert choice is not None
-    assert choice.is_taken
-    assert "they do not fit" in choice.why
+    placed = solve_placed(search_of(job_of(loads), gib=sum(peaks) / 2**31, target="moetune"), pins)
+    assert placed.placement.is_taken
+    assert "they do not fit" in placement_words(placed, target="moetune", zero=1)
+    layouts = placed.layouts
     assert layouts.search.fits(layouts.best().layout)

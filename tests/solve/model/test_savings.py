@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from moetune.app.training_plan import saving_of
 from moetune.domain.pipeline import read_stages
 from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.solve.model.alternatives import LEAST_SAVED, Savings
 from moetune.solve.model.best import BestLayouts
-from moetune.solve.model.search import FoldedSearch
+from moetune.solve.model.search import FoldedSearch, PricedLayout
 from tests.solve.model.brute_force import OLMOE, search_of
 
 SMALL = replace(OLMOE, blocks=OLMOE.blocks[:8])
@@ -21,6 +22,10 @@ def search() -> FoldedSearch:
     return search_of(job, target="megatron")
 
 
+def changes_of(found: Savings) -> dict[str, PricedLayout]:
+    return {saving_of(one, 1.0).change: one.priced for one in found.of_flags()}
+
+
 def savings_of(search: FoldedSearch, pins: LayoutRequest) -> Savings:
     return Savings(search=search, pins=pins, best=BestLayouts(search, pins).best())
 
@@ -28,7 +33,7 @@ def savings_of(search: FoldedSearch, pins: LayoutRequest) -> Savings:
 def test_a_pin_that_is_left_out_has_the_value_of_the_best_layout(search: FoldedSearch) -> None:
     pins = LayoutRequest(tp=4, pp=2, micro_batch=1, cuda_graphs="none", zero=1)
     found = savings_of(search, pins)
-    changes = {one.change: one.priced for one in found.of_flags()}
+    changes = changes_of(found)
     most = found.best.step.seconds * (1 - LEAST_SAVED)
     for name in ("tp", "pp", "micro_batch", "zero"):
         best = BestLayouts(search, replace(pins, **{name: None})).best()
@@ -47,7 +52,7 @@ def test_a_pin_that_is_left_out_has_the_value_of_the_best_layout(search: FoldedS
 
 def test_graphs_that_a_layout_has_not_are_tried(search: FoldedSearch) -> None:
     pins = LayoutRequest(tp=4, micro_batch=1)
-    changes = {one.change: one.priced for one in savings_of(search, pins).of_flags()}
+    changes = changes_of(savings_of(search, pins))
     graphs = BestLayouts(search, replace(pins, cuda_graphs="partial")).best()
     assert changes["--cuda-graphs partial"].step.seconds == graphs.step.seconds
 
@@ -56,7 +61,7 @@ def test_a_pin_that_the_best_layout_has_not_is_left_out(search: FoldedSearch) ->
     stages = read_stages("E|tttttt|t|tL")  # one rank has most of the blocks
     pins = LayoutRequest(pp=4, tp=1, ep=1, vpp=1, micro_batch=1, zero=1, stages=stages)
     best = BestLayouts(search, replace(pins, stages=None)).best()
-    changes = {one.change: one.priced for one in savings_of(search, pins).of_flags()}
+    changes = changes_of(savings_of(search, pins))
     assert best.layout.stages is None
     found = next(
         one for change, one in changes.items() if change.startswith("leaving out --stages")
@@ -76,7 +81,7 @@ def test_a_step_without_recomputation_is_named_where_memory_alone_forbids_it(
                          offload_activations=0.0, offload_optimizer=0.0)  # fmt: skip
     plain = BestLayouts(search, replace(pins, recompute=())).best()
     tight = replace(search, limit_bytes=share * plain.memory.peak_bytes)
-    changes = {one.change: one.priced for one in savings_of(tight, pins).of_flags()}
+    changes = changes_of(savings_of(tight, pins))
     assert ("--recompute none" in changes) == (share < 1)
     if share < 1:
         assert changes["--recompute none"].step.seconds == plain.step.seconds
@@ -88,7 +93,7 @@ def test_what_hides_more_collectives_is_named_where_memory_alone_forbids_it(sequ
     job = TrainingJob(decoder=SMALL, world_size=64, global_batch=sequences, length=2048)
     search = search_of(job, target="deepspeed", gib=9)
     found = savings_of(search, LayoutRequest())
-    best, changes = found.best, {one.change: one.priced for one in found.of_flags()}
+    best, changes = found.best, changes_of(found)
     assert search.fits(best.layout)
     assert best.step.bound_by_replicas + best.step.parts["gradients"] > 0.1 * best.step.seconds
     # The micro-batch of 64 sequences on 64 ranks is 1 in any case.
@@ -103,4 +108,4 @@ def test_what_hides_more_collectives_is_named_where_memory_alone_forbids_it(sequ
         assert saving.step.seconds < best.step.seconds * (1 - LEAST_SAVED)
         assert BestLayouts(roomy, pins).best().step.seconds <= saving.step.seconds * 1.01
     pinned = savings_of(search, LayoutRequest(zero=3, micro_batch=1))
-    assert not {one.change for one in pinned.of_flags()} & {*changes}
+    assert not {*changes_of(pinned)} & {*changes}
