@@ -31,13 +31,13 @@ from moetune.measure.schedule import (
 )
 from moetune.measure.timing import Effort, FailedPointError, Timing, explain, measure
 
+_QUICK = Effort(min_blocks=5, max_blocks=20, max_seconds=0.08, warmup_seconds=0.05)
+_FULL = Effort(min_blocks=10, max_blocks=100, max_seconds=0.6, warmup_seconds=0.6)
 _EFFORTS: dict[tuple[Preset, DeviceKind], Effort] = {
-    ("quick", "cpu"): Effort(min_blocks=5, max_blocks=20, max_seconds=0.08, warmup_seconds=0.05),
-    ("full", "cpu"): Effort(min_blocks=10, max_blocks=100, max_seconds=0.6, warmup_seconds=0.6),
-    ("quick", "cuda"): Effort(min_blocks=5, max_blocks=20, max_seconds=0.08, warmup_seconds=0.05),
+    ("quick", "cpu"): _QUICK, ("quick", "cuda"): _QUICK, ("full", "cpu"): _FULL,
     # A GPU's clock moves by more than blocks may differ: warm-ups lasted as long as they were let.
-    ("full", "cuda"): Effort(min_blocks=10, max_blocks=100, max_seconds=0.6, warmup_seconds=0.05),
-}
+    ("full", "cuda"): replace(_FULL, warmup_seconds=0.05),
+}  # fmt: skip
 _LARGEST_SHARE, _SHORT_SECONDS = 1 / 6, 1.0
 _PROBE = Effort(min_blocks=3, max_blocks=3, max_seconds=0.1, warmup_seconds=0.05)
 
