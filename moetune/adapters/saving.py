@@ -211,7 +211,7 @@ def _wrap(kind: Any, name: str, around: Callable[..., Any]) -> None:
 
 
 def _is_spread(model: object) -> bool:
-    return isinstance(model, nn.Module) and any(True for _ in spread_layers(model))
+    return isinstance(model, nn.Module) and bool(spread_layers(model))
 
 
 def _trains_experts(model: object) -> bool:

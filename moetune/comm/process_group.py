@@ -80,22 +80,15 @@ class GroupRank:
         )
 
 
+@dataclass(slots=True)
 class GroupTransfer:
     """A transfer of a process group: one or several of torch's works."""
 
-    def __init__(
-        self,
-        works: Sequence[dist.Work],
-        tensors: tuple[torch.Tensor, ...],
-        collective: str,
-        name: str,
-        group_rank: GroupRank,
-    ) -> None:
-        self._works = works
-        self._tensors = tensors
-        self._collective = collective
-        self._name = name
-        self._group_rank = group_rank
+    works: Sequence[dist.Work]
+    tensors: tuple[torch.Tensor, ...]
+    collective: str
+    name: str
+    group_rank: GroupRank
 
     def wait(self) -> None:
         """Order the current stream (on a CPU: the caller) behind the end of all works.
@@ -104,17 +97,15 @@ class GroupTransfer:
             CollectiveError: one failed.
         """
         try:
-            for work in self._works:
+            for work in self.works:
                 work.wait()
         except RuntimeError as error:
-            raise self._group_rank.error(
-                self._collective, self._name, self._tensors, error
-            ) from error
-        self._works, self._tensors = (), ()
+            raise self.group_rank.error(self.collective, self.name, self.tensors, error) from error
+        self.works, self.tensors = (), ()
 
     def future(self) -> torch.futures.Future[object]:
         """Return the future of the only work, which layers' exchanges and sums have."""
-        (work,) = self._works
+        (work,) = self.works
         future: torch.futures.Future[object] = work.get_future()
         return future
 

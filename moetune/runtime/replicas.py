@@ -1,6 +1,6 @@
 """Data-parallel replicas of a layer's experts, and their gradients for DistributedDataParallel."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,26 +15,28 @@ from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.weight_grads import GradientMean
 
 
-def spread_layers(model: nn.Module) -> Iterator[tuple[str, PlannedLayer]]:
-    """Yield the layers, by name, whose experts are spread over several ranks."""
-    for name, module in model.named_modules():
-        if isinstance(module, PlannedLayer) and module.communicator.num_ranks > 1:
-            yield name, module
+def named_layers(model: nn.Module) -> list[tuple[str, PlannedLayer]]:
+    """Return the layers of experts, by name."""
+    return [(name, part) for name, part in model.named_modules() if isinstance(part, PlannedLayer)]
+
+
+def spread_layers(model: nn.Module) -> list[tuple[str, PlannedLayer]]:
+    """Return the layers, by name, whose experts are spread over several ranks."""
+    return [named for named in named_layers(model) if named[1].communicator.num_ranks > 1]
+
+
+def owners_of(layers: Iterable[tuple[str, PlannedLayer]]) -> dict[int, PlannedLayer]:
+    """Return the layer of each parameter of experts, by the parameter's id."""
+    return {id(value): layer for _, layer in layers for value in layer.experts.parameters()}
 
 
 def expert_layers(model: nn.Module) -> dict[str, PlannedLayer]:
     """Return the layer of each parameter that expert-parallel ranks do not replicate, by name."""
-    owners = {
-        id(parameter): layer
-        for _, layer in spread_layers(model)
-        if layer.expert_parallel == "all_to_all"
-        for parameter in layer.experts.parameters()
-    }
-    return {
-        name: owners[id(parameter)]
-        for name, parameter in model.named_parameters()
-        if id(parameter) in owners
-    }
+    owners = owners_of(
+        named for named in spread_layers(model) if named[1].expert_parallel == "all_to_all"
+    )
+    named = model.named_parameters()
+    return {name: owners[id(value)] for name, value in named if id(value) in owners}
 
 
 def replicas_of(layer: PlannedLayer, ranks: Sequence[int]) -> Communicator:

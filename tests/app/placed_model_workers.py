@@ -15,7 +15,7 @@ from moetune.domain.document import decode
 from moetune.domain.errors import InputError
 from moetune.domain.placement import ModelPlacement
 from moetune.domain.routing_record import ModelRoutingRecord
-from moetune.runtime.parallel.own_layers import named_layers
+from moetune.runtime.replicas import named_layers
 from tests.app import parallelize_workers as own
 
 ORDERS = ((2, 0, 3, 1), (1, 3, 2, 0))

@@ -8,7 +8,6 @@ pass's only stop. The host needs them for the sizes of exchanges and products.
 P ranks, C chunks, L local experts of a rank.
 """
 
-import itertools
 from collections.abc import Sequence
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -193,14 +192,7 @@ class AllGather(AllToAll):
         if permutation is None:
             return heads.tolist(), None
         counts_C1L = permutation.counts_CPL
-        values = torch.cat((heads.reshape(-1), counts_C1L.reshape(-1))).tolist()
-        rows = [
-            values[low : low + OPENING_VALUES] for low in range(0, heads.numel(), OPENING_VALUES)
-        ]
-        rows_CL = [
-            values[low : low + self._num_local]
-            for low in range(heads.numel(), len(values), self._num_local)
-        ]
+        rows, rows_CL = _lists((heads, counts_C1L[:, 0]))
         return rows, _local_counts(counts_C1L, rows_CL)
 
     def policy(self, dispatch: Dispatch, context: PipelineContext, *_: object) -> MemoryPolicy:
@@ -258,29 +250,26 @@ def _read(
     heads: torch.Tensor, send_CPX: torch.Tensor, receive_PCX: torch.Tensor
 ) -> tuple[list[list[int]], RowCounts]:
     """Return every rank's head and the counts, which the host reads at once."""
-    num_chunks, num_ranks, num_numbers = send_CPX.shape
+    num_numbers = send_CPX.shape[2]
     num_local = max(1, num_numbers - 1)
     receive_PCL = receive_PCX[..., :num_local]
     rows_CPX = receive_PCX[..., num_local:].transpose(0, 1)
     sums = [send_CPX[..., :num_local].sum(2), receive_PCL.sum(2).T, receive_PCL.sum(0)]
     if num_numbers > num_local:
-        sums += [send_CPX[..., num_local], rows_CPX]
-    values = iter(torch.cat([numbers.reshape(-1) for numbers in (heads, *sums)]).tolist())
-
-    def rows_of(number: int, width: int) -> list[list[int]]:
-        return [[*itertools.islice(values, width)] for _ in range(number)]
-
-    listed = rows_of(num_ranks, heads.shape[1])
-    send_CP, receive_CP, rows_CL = (
-        rows_of(num_chunks, num) for num in (num_ranks, num_ranks, num_local)
-    )
+        sums += [send_CPX[..., num_local], rows_CPX.squeeze(2)]
+    listed, send_CP, receive_CP, rows_CL, *of_tokens = _lists((heads, *sums))
     tokens = None
-    if num_numbers > num_local:
-        tokens = TokenCounts(
-            send_CP=rows_of(num_chunks, num_ranks), receive_CP=rows_of(num_chunks, num_ranks),
-            received_CP=rows_CPX.squeeze(2),
-        )  # fmt: skip
+    if of_tokens:
+        sent, received = of_tokens
+        tokens = TokenCounts(send_CP=sent, receive_CP=received, received_CP=sums[-1])
     return listed, RowCounts(
         send_CP=send_CP, receive_CP=receive_CP, rows_CL=rows_CL, receive_PCL=receive_PCL,
         tokens=tokens,
     )  # fmt: skip
+
+
+def _lists(tables: Sequence[torch.Tensor]) -> list[list[list[int]]]:
+    """Return tables of numbers, which the host reads at once."""
+    read = torch.cat([*map(torch.flatten, tables)]).cpu()
+    parts = read.split([*map(torch.numel, tables)])
+    return [part.view(table.shape).tolist() for part, table in zip(parts, tables, strict=True)]

@@ -73,7 +73,7 @@ class PlannedLayer(nn.Module):
         self.communicator, self.mesh = communicator, mesh
         self.recorder = SpanRecorder()
         self.decision = SAFE_DECISION
-        self._num_dropped = 0
+        self.num_dropped = 0
         self._kernels: dict[tuple[object, ...], GroupedKernel | None] = {}
         self._decisions = decisions
         self._workspace = Workspace()
@@ -182,11 +182,6 @@ class PlannedLayer(nn.Module):
         """
         self._decisions.pin(decision)
 
-    @property
-    def num_dropped(self) -> int:
-        """Pairs over the capacity in the last forward pass."""
-        return self._num_dropped
-
     def routing_record(self) -> RoutingRecord:
         """Return how the tokens of training steps were routed; all ranks call this together.
 
@@ -259,7 +254,7 @@ class PlannedLayer(nn.Module):
             grouped = GroupedRows.of(counts, like=x_TD, bias=bias, kernel=kernel)
         dispatch = permutation.dispatch(counts, grouped=grouped)
         if self.expert_parallel == "all_to_all":  # in a tensor group other ranks have the rest
-            self._num_dropped = permutation.num_pairs - len(dispatch.pairs_N)
+            self.num_dropped = dispatch.rows_TK.numel() - len(dispatch.pairs_N)
         context = PipelineContext(
             communicator=self.communicator, activation=self.shape.activation,
             recorder=self.recorder, workspace=self._workspace, gradients=self.experts.gradients,

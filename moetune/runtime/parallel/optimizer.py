@@ -10,7 +10,6 @@ from moetune.comm.group import Communicator, OneRank
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.optimizer_states import spread_parameters
 from moetune.runtime.moe.placement import is_dtensor
-from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.total_norm import (
     clip_parts,
     gradient_parts,
@@ -18,6 +17,7 @@ from moetune.runtime.moe.total_norm import (
     norm_over_ranks,
 )
 from moetune.runtime.parallel.groups import ParallelGroups
+from moetune.runtime.replicas import named_layers, owners_of
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Makes torch's optimizer of this rank's parameters, or of its shards of them."""
@@ -95,11 +95,7 @@ class SummedGradients:
     def __init__(
         self, parts: nn.ModuleList, ranks: ParallelGroups, parameters: Iterable[nn.Parameter]
     ) -> None:
-        experts = {
-            id(parameter)
-            for module in parts.modules() if isinstance(module, PlannedLayer)
-            for parameter in module.experts.parameters()
-        }  # fmt: skip
+        experts = owners_of(named_layers(parts))
         replicas, whole = map(communicator_of, (ranks.spread.get_group("replicas"), ranks.whole))
         self._summed: dict[Communicator, list[nn.Parameter]] = {replicas: [], whole: []}
         for parameter in parameters:

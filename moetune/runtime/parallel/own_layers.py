@@ -16,7 +16,7 @@ from moetune.domain.errors import InputError
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer, RoutedLayer
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.parallel.groups import ParallelGroups
-from moetune.runtime.replicas import equalize
+from moetune.runtime.replicas import equalize, named_layers, owners_of
 
 
 def check_layers(model: nn.Module, blocks: nn.ModuleList) -> None:
@@ -35,18 +35,13 @@ def check_layers(model: nn.Module, blocks: nn.ModuleList) -> None:
             )
 
 
-def named_layers(model: nn.Module) -> list[tuple[str, PlannedLayer]]:
-    """Return the layers of experts, by name."""
-    return [(name, part) for name, part in model.named_modules() if isinstance(part, PlannedLayer)]
-
-
 def equal_values(model: nn.Module, ranks: ParallelGroups, world: Communicator) -> None:
     """Give all ranks the first one's values of what every rank has; a collective.
 
     Raises:
         CollectiveError: a rank left.
     """
-    spread = {id(value) for _, layer in named_layers(model) for value in layer.experts.parameters()}
+    spread = owners_of(named_layers(model))
     values = [value for value in (*model.parameters(), *model.buffers()) if id(value) not in spread]
     equalize(values, world, device=ranks.mesh.device_type)
 

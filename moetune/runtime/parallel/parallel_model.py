@@ -28,10 +28,10 @@ from moetune.runtime.parallel.own_layers import (
     draw_values,
     equal_values,
     give_memory,
-    named_layers,
     spread_experts,
 )
 from moetune.runtime.parallel.stages import LossOf, Shapes, Stages
+from moetune.runtime.replicas import named_layers
 
 
 class ParallelModel(Stages):
