@@ -172,11 +172,7 @@ def dtype_of(experts: nn.Module, family: ExpertsFamily) -> torch.dtype:
 
 
 def check_dtype(plan: GivenPlan, dtype: torch.dtype) -> None:
-    """Raise InputError unless a plan is for experts of a dtype, or, under autocast, a narrower one.
-
-    Raises:
-        InputError: it is not, or it is no plan.
-    """
+    """Raise InputError unless a plan is for experts of a dtype, or, under autocast, a narrower."""
     if plan is None or isinstance(plan, PlanBook):
         return
     plans, name = plans_of(plan), dtype_name(dtype)

@@ -81,12 +81,7 @@ def adapt(
 
 
 def _ranks_of(mesh: DeviceMesh | None) -> Communicator:
-    """Return the ranks that share the experts, None for all; the mesh's ranks call this together.
-
-    Raises:
-        InputError: this rank is not among them, or the mesh has too many dimensions.
-        CollectiveError: a rank left.
-    """
+    """Return the ranks that share the experts, this one among them; all of them call this."""
     check_joined("the model")
     if mesh is None:
         return shared_communicator()
@@ -183,11 +178,7 @@ def _usable(
     checkpoint: str | os.PathLike[str] | None,
     num_ranks: int,
 ) -> Sequence[_ExpertModule]:
-    """Return the model's experts.
-
-    Raises:
-        InputError: it has none that can be adapted, or the plan or the checkpoint are not for it.
-    """
+    """Return the model's experts; InputError where the plan or the checkpoint are not for them."""
     if not isinstance(model, nn.Module):
         raise InputError(
             f"{type(model).__name__} is no model",
@@ -228,11 +219,7 @@ def _described(modules: Sequence[_ExpertModule]) -> list[str]:
 
 
 def _expert_modules(model: nn.Module) -> Iterator[_ExpertModule]:
-    """Yield the modules of experts.
-
-    Raises:
-        InputError: one is of an unknown class, or adapted already.
-    """
+    """Yield the modules of experts; InputError where a class is unknown, or adapted already."""
     for prefix, block in model.named_modules():
         for name, experts in block.named_children():
             if not is_experts(experts):

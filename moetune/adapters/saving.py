@@ -60,11 +60,7 @@ def whole_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _meet(world: Communicator) -> None:
-    """Wait for all ranks, and say so where that takes long.
-
-    Raises:
-        CollectiveError: a rank did not come within the timeout.
-    """
+    """Wait for all ranks, and say so where that takes long."""
     warning = threading.Timer(_PATIENCE_SECONDS, _LOGGER.warning, [_WAITS])
     warning.daemon = True
     warning.start()
@@ -223,12 +219,7 @@ def _trains_experts(model: object) -> bool:
 
 
 def _save_pretrained(method: Callable[..., Any], *args: Any, **options: Any) -> None:
-    """Write all ranks' experts; all ranks call this.
-
-    Raises:
-        InputError: the state dict that was given has parts of experts.
-        CollectiveError: a rank left, or the first one could not write.
-    """
+    """Write all ranks' experts; all ranks call this, without a state dict of parts of experts."""
     bound = inspect.signature(method).bind(*args, **options)
     model, *_ = args
     state = bound.arguments.get("state_dict")

@@ -26,13 +26,10 @@ def communicator_of(group: dist.ProcessGroup | None) -> Communicator:
 
 
 def check_joined(what: str) -> None:
-    """Check that this process is alone, or in torch.distributed's world.
+    """Raise InputError where a launcher started several ranks, and there is no process group yet.
 
     Args:
-        what: would silently run on one rank alone; the subject of the error.
-
-    Raises:
-        InputError: a launcher started several ranks, and there is no process group yet.
+        what: would silently run on each rank alone; the subject of the error.
     """
     num_ranks = os.environ.get("WORLD_SIZE", "1")  # noqa: TID251 - the launcher's, as torch reads it
     if num_ranks == "1" or (dist.is_available() and dist.is_initialized()):

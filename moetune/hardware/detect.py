@@ -163,11 +163,7 @@ def _cuda_software(root: Path) -> Readers:
 
 
 def _throttling() -> str:
-    """Return that a low clock would be seen.
-
-    Raises:
-        ModuleNotFoundError: it would not, without nvidia-ml-py.
-    """
+    """Return that a low clock would be seen; without nvidia-ml-py there is an error instead."""
     torch.cuda.clock_rate()
     return "seen"
 

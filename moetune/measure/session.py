@@ -102,7 +102,6 @@ def run_session(
 
     Raises:
         InputError: the budget holds no point; on every rank.
-        CollectiveError: a rank is gone.
     """
     start = time.perf_counter()
     control = ranks.control
@@ -156,11 +155,7 @@ def _affordable(
 def _estimates(
     assignment: Assignment, by_worth: Sequence[Sequence[Point]], seconds: Mapping[Point, float]
 ) -> Estimates:
-    """Return the points that a budget is long enough for, all if there is none.
-
-    Raises:
-        InputError: it is not long enough for the first.
-    """
+    """Return the points that a budget is long enough for, all if there is none."""
     total = NUM_VISITS * sum(seconds.values())
     budget_seconds = assignment.budget_seconds
     if budget_seconds is None:

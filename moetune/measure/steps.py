@@ -178,9 +178,6 @@ def measure_steps(
     """Time every decision once per round, each round beginning with the next one.
 
     All ranks call this together and return the same.
-
-    Raises:
-        CollectiveError: an exchange failed.
     """
     world = communicator_of(None)
     deviations = [_deviation(steps, decision) for decision in decisions]

@@ -123,7 +123,6 @@ class Stopwatch:
 
         Raises:
             FailedPointError: it failed on a rank; raised on all of them.
-            CollectiveError: a rank is gone.
         """
 
         def work() -> list[tuple[float, bool, float]]:
@@ -140,7 +139,6 @@ class Stopwatch:
 
         Raises:
             FailedPointError: it failed on a rank; raised on all of them.
-            CollectiveError: a rank is gone.
         """
 
         def work() -> list[tuple[float, bool, float]]:
@@ -240,7 +238,6 @@ def measure(
 
     Raises:
         FailedPointError: it failed on a rank, or the background loads paused too often.
-        CollectiveError: a rank is gone.
     """
     effort = effort.for_experiment(experiment)
     device.synchronize()

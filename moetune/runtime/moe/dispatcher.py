@@ -77,11 +77,7 @@ class AllToAll:
         )  # fmt: skip
 
     def count(self, permutation: TokenPermutation) -> RowCounts:
-        """Exchange and read the numbers of rows.
-
-        Raises:
-            CollectiveError: the exchange failed.
-        """
+        """Exchange and read the numbers of rows."""
         counts_CPL = permutation.counts_CPL
         if self._communicator.num_ranks == 1:
             return _local_counts(counts_CPL, counts_CPL[:, 0].tolist())
@@ -106,9 +102,6 @@ class AllToAll:
         Returns:
             Every rank's opening, where there are several, and the numbers; None where the ranks'
             chunks differ.
-
-        Raises:
-            CollectiveError: the exchange failed.
         """
         if self._communicator.num_ranks == 1:
             return [], None if permutation is None else self.count(permutation)
@@ -221,18 +214,12 @@ def _local_counts(counts_C1L: torch.Tensor, rows_CL: Sequence[Sequence[int]]) ->
 def _exchange(
     head: Sequence[int], send_CPX: torch.Tensor, width: int, communicator: Communicator, name: str
 ) -> tuple[list[list[int]], RowCounts]:
-    """Exchange numbers and counts of rows in one block for each rank, and read both.
+    """Exchange numbers and counts of rows in a block for each rank; return all heads, and counts.
 
     Args:
         head: this rank's numbers, for all ranks.
         send_CPX: as of `TokenPermutation.numbers_CPX`.
         width: numbers of a block; those that the counts leave are zeros.
-
-    Returns:
-        Every rank's head, and the counts.
-
-    Raises:
-        CollectiveError: the exchange failed.
     """
     num_chunks, num_ranks, num_numbers = send_CPX.shape
     first, last = len(head), len(head) + num_chunks * num_numbers

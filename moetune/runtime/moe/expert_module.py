@@ -105,11 +105,10 @@ class LocalExperts(ABC):
         return (getattr(self.module, name) for name in self.names.all)
 
     def check_wrappers(self) -> None:
-        """Check that no data-parallel wrapper mixes the experts of different ranks.
+        """Raise InputError where something mixes the experts of different ranks.
 
-        Raises:
-            InputError: one does, a parametrization makes a rank's experts, or a state dict's copies
-                of experts were written into.
+        It is a data-parallel wrapper, a parametrization that makes a rank's experts, or a load that
+        wrote into a state dict's copies of experts.
         """
         if self._wrapper_check is not None:
             check_plain(self.module, self.names.all)

@@ -54,12 +54,7 @@ class LoadRecorder:
         self._num_without_gradients = 0
 
     def record(self, communicator: Communicator, *, top_k: int) -> RoutingRecord:
-        """Return the record of all ranks' experts; all ranks call this together.
-
-        Raises:
-            InputError: no step was recorded; on all ranks.
-            CollectiveError: the exchange failed.
-        """
+        """Return the record of all ranks' experts; all ranks call this together."""
         num_steps = len(self._rows_S)
         mine = [num_steps, *self._totals_L, *self._rows_S]
         values = torch.zeros(

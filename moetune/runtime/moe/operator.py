@@ -200,11 +200,7 @@ def _carrier(value: object) -> torch.Tensor:
 
 
 def _carried(tensor: torch.Tensor) -> Any:  # noqa: ANN401
-    """Return what a tensor's memory carries.
-
-    Raises:
-        InputError: it is a copy, such as one that hooks on saved tensors have made.
-    """
+    """Return what a tensor's memory carries; InputError where hooks on saved tensors copied it."""
     value = getattr(tensor.untyped_storage(), "carried", None)
     if value is None:
         raise InputError(

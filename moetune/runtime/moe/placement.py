@@ -169,7 +169,6 @@ class ExpertPlacement:
 
         Raises:
             InputError: the layer's communicator is no process group.
-            CollectiveError: the exchange failed.
         """
         from torch.distributed.tensor import DTensor, Shard
 
@@ -195,8 +194,7 @@ class ExpertPlacement:
             kind: of the state dict.
 
         Raises:
-            InputError: it is of one of several ranks, of another one or one that it does not tell.
-            CollectiveError: the exchange failed.
+            InputError: it is of a single rank, of another or of one that it does not tell.
         """
         self.copies.forget(kind)
         if is_dtensor(value):
@@ -261,10 +259,7 @@ def _moved(local: torch.Tensor, sources: Sequence[int], group: dist.ProcessGroup
 
     Args:
         local: (rows, …), of as many rows on each rank.
-        sources: of all ranks' rows of the result, the one of `local` that each is.
-
-    Raises:
-        CollectiveError: the exchange failed.
+        sources: of all ranks' rows of the result, the row of `local` that it is.
     """
     communicator = GroupCommunicator(group)
     num_ranks, rank = communicator.num_ranks, communicator.rank

@@ -169,8 +169,8 @@ class PlannedLayer(nn.Module):
 
         Raises:
             InputError: no rank can use its plan.
-            RankMismatchError: the ranks have different plans, or one cannot use its own; on all.
-            CollectiveError: the exchange failed.
+            RankMismatchError: the ranks have different layers or plans, or some cannot use theirs;
+                on all.
         """
         self._decisions.agree(self.communicator, 0)
 
@@ -217,11 +217,6 @@ class PlannedLayer(nn.Module):
 
         Returns:
             The tokens to look plans up by, the routing, its rows, and their numbers.
-
-        Raises:
-            InputError: the input has a problem (one rank).
-            RankMismatchError: the ranks differ; the same on every rank.
-            CollectiveError: an exchange failed.
         """
         if not self._decisions.has_met:  # a layer that was made on the meta device
             self.agree_on_plans()

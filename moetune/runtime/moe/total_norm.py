@@ -67,9 +67,6 @@ def norm_of_parts(
 
     Args:
         device: of the result where there are no gradients.
-
-    Raises:
-        CollectiveError: a rank left.
     """
     norms = [_norm_over(groups, grads, norm_type) for groups, grads in parts.items()]
     norms = norms or [torch.zeros((), dtype=torch.float64, device=device)]

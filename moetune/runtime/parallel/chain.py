@@ -231,11 +231,7 @@ class _Trace(TorchFunctionMode):
         return getattr(self._blocks[number], name)
 
     def check(self, outputs: object, name: str, *, batch: int) -> torch.Tensor:
-        """Return the hidden states.
-
-        Raises:
-            InputError: the pass did not call all blocks, or returned no tensor of the batch.
-        """
+        """Return the hidden states; InputError where blocks, or a tensor of the batch, lack."""
         if self._called != len(self._blocks) or self._hidden is None:
             raise InputError(
                 f"{name} calls {self._called} of its {len(self._blocks)} blocks",

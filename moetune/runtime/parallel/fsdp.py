@@ -170,7 +170,6 @@ def shard_fully(parts: nn.ModuleList, ranks: ParallelGroups) -> list[nn.Module]:
 
     Raises:
         InputError: an expert's sizes do not divide by its replicas.
-        CollectiveError: a rank left.
     """
     again = ranks.layout.zero == _SHARDS_PARAMETERS
     mesh = DeviceMesh.from_group(ranks.whole, ranks.mesh.device_type, mesh_dim_names=("stage",))

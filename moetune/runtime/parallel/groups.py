@@ -39,9 +39,6 @@ def _groups(
     Args:
         named: rows of ranks, each of which is a group; equal rows are one group.
         device_type: of what travels in the groups.
-
-    Raises:
-        CollectiveError: a rank did not come.
     """
     by_rows: dict[str, dist.ProcessGroup] = {}
     for name, rows in named.items():
@@ -127,12 +124,7 @@ class ParallelGroups:
 
 
 def _decision(layout: FoldedLayout) -> Decision:
-    """Return in how many chunks a layer exchanges its tokens.
-
-    Raises:
-        InputError: overlap "chunks" without a degree, which the planner's answer has, or with two
-            different ones.
-    """
+    """Return in how many chunks a layer exchanges its tokens; plans of chunks have a degree."""
     degrees = layout.degree or Degrees.of_both(1)
     if layout.overlap == "chunks" and layout.degree is None:
         raise InputError(

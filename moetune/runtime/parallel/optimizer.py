@@ -104,11 +104,7 @@ class SummedGradients:
             self._summed[replicas if id(parameter) in experts else whole].append(parameter)
 
     def over_replicas(self) -> None:
-        """Sum the gradients in place.
-
-        Raises:
-            CollectiveError: a rank left.
-        """
+        """Sum the gradients in place."""
         for ranks, parameters in self._summed.items():
             for parameter in parameters:
                 if is_dtensor(parameter) and is_dtensor(parameter.grad):  # whole, or summands

@@ -36,11 +36,7 @@ def check_layers(model: nn.Module, blocks: nn.ModuleList) -> None:
 
 
 def equal_values(model: nn.Module, ranks: ParallelGroups, world: Communicator) -> None:
-    """Give all ranks the first one's values of what every rank has; a collective.
-
-    Raises:
-        CollectiveError: a rank left.
-    """
+    """Give all ranks the first rank's values of what every rank has; a collective."""
     spread = owners_of(named_layers(model))
     values = [value for value in (*model.parameters(), *model.buffers()) if id(value) not in spread]
     equalize(values, world, device=ranks.mesh.device_type)
@@ -61,8 +57,7 @@ def spread_experts(
         placements: of each layer, the expert of each place; empty for the natural order.
 
     Raises:
-        InputError: a layer cannot be spread so, or is one already.
-        CollectiveError: a rank left.
+        InputError: a layer cannot be spread so, or is spread already.
     """
     mine = {id(module) for block in blocks for module in block.modules()}
     layers = named_layers(model)

@@ -89,11 +89,7 @@ class ParallelModel(Stages):
 
 
 def _spread_as(name: str, value: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor:
-    """Return a whole tensor as this rank has a value; a DTensor as it is.
-
-    Raises:
-        InputError: it is not there, or has another shape.
-    """
+    """Return a whole tensor as this rank has a value, a DTensor as it is; else InputError."""
     if given is None or given.shape != value.shape:
         there = "not there" if given is None else f"of shape {tuple(given.shape)}"
         raise InputError(
@@ -128,7 +124,6 @@ def parallel_model(
 
     Raises:
         InputError: the layout cannot run the model.
-        CollectiveError: a rank left.
     """
     layout = ranks.layout
     inputs = torch.empty((layout.micro_batch, length), dtype=torch.int64, device="meta")

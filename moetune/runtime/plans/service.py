@@ -230,11 +230,7 @@ class ServiceClient:
         return plan, "", ""
 
     def _retried(self, question: Question) -> bytes:
-        """Ask up to three times; once, if the answer is final; never, if the service is away.
-
-        Raises:
-            ServiceError: there is no answer.
-        """
+        """Ask up to three times; once, if the answer is final; never, if the service is away."""
         if self._away is not None:
             raise self._away
         path, document = "/v1/plans:resolve", None if isinstance(question, str) else question
@@ -266,14 +262,10 @@ def _remembered(file: Path, question: Question) -> tuple[Plan | None, str]:
 
 
 def _checked(text: bytes, question: Question, where: str) -> Plan:
-    """Return the plan in an answer.
+    """Return the plan in an answer; ServiceError where it is none, or not that of the question.
 
     Args:
         where: name of the answer in an error.
-
-    Raises:
-        ServiceError: it is no plan, its id is not the hash of its inputs, or its inputs are not
-            those of the question.
     """
     try:
         plan = plan_from_json(text, where).as_layer(where)

@@ -120,11 +120,7 @@ def _offload_policy(
     replicas: Communicator,
     device: torch.device,
 ) -> OffloadPolicy:
-    """Return where shards are, once all hosts have memory for them.
-
-    Raises:
-        AllocationError, RankMismatchError: as of `check_host_memory`.
-    """
+    """Return where shards are, once all hosts have memory for them."""
     if not options.offload:
         return OffloadPolicy()
     pins = device.type != "cpu"
@@ -266,11 +262,7 @@ def _check_dtypes(named: Mapping[str, Collection[nn.Parameter]]) -> None:
 
 
 def _capacity(chunks: Sequence[GatheredChunk], options: ShardOptions) -> int:
-    """Return the number of chunks that the cache may hold.
-
-    Raises:
-        InputError: the number is below two.
-    """
+    """Return the number of chunks that the cache may hold; InputError below two."""
     if options.cache_bytes is None or not chunks:
         return max(len(chunks), FEWEST_PLACES)
     largest = max(chunk.num_bytes for chunk in chunks)
@@ -304,12 +296,7 @@ def _give_shards(
 
 
 def _check_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Check that an optimizer can step shards of this model.
-
-    Raises:
-        InputError: it is of an unknown class or for another model, or has stepped before, or the
-            model has no parameters.
-    """
+    """Raise InputError unless an optimizer is a fresh one, of a known class, of this model."""
     if not parameters:
         raise InputError("the model has no parameters")
     if type(optimizer) not in _KINDS:
