@@ -156,7 +156,7 @@ def records_are_of_the_whole_model(layouts: Sequence[dict[str, Any]]) -> None:
 def what_cannot_place_refuses() -> None:
     layout = {"dp": 2, "ep": 2}
     with pytest.raises(
-        InputError, match=r"layers.1.ffn.*transformers model stay.*own order"
+        InputError, match=r"layers.1.ffn.*transformers model stay.*natural order"
     ) as error:
         moetune.parallelize(own.decoder_of_transformers(), placed_plan(layout), loss_of=own.loss_of)
     assert "--expert-placement natural" in str(error.value.hint)

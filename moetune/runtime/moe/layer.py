@@ -107,33 +107,27 @@ class ExpertLayer(PlannedLayer):
             d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
             activation=activation,
         )  # fmt: skip
-        if mesh is not None:
-            group = expert_group(mesh, group if communicator is None else communicator)
-        if communicator is None:
-            check_joined("the layer")
-            communicator = shared_communicator() if group is None else communicator_of(group)
-        check_divisible(num_experts, communicator.num_ranks)
+        ranks = _ranks_of(mesh, group, communicator)
+        check_divisible(num_experts, ranks.num_ranks)
         gate = Gate(
             shape, normalize_topk=normalize_topk, capacity_factor=capacity_factor,
             device=device, dtype=dtype,
         )  # fmt: skip
         key = LayerKey(
-            layer=shape, num_ranks=communicator.num_ranks,
+            layer=shape, num_ranks=ranks.num_ranks, expert_parallel=self.expert_parallel,
             dtype=dtype_name(dtype or torch.get_default_dtype()),
-            expert_parallel=self.expert_parallel,
         )  # fmt: skip
         decisions = LayerDecisions(
-            key, rank=communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,
-            plan=plan, placement=placement, expert_kernel=expert_kernel, dispatcher=dispatcher,
+            key, rank=ranks.rank, pipeline=pipeline, memory_reuse=memory_reuse, plan=plan,
+            placement=placement, expert_kernel=expert_kernel, dispatcher=dispatcher,
         )  # fmt: skip
         # Experts behind an all-to-all get gradients from every rank's tokens: a wrapper must not
         # average them. Tensor-parallel experts have data-parallel replicas, as dense layers do.
-        placed = ExpertPlacement.of(communicator, num_experts, decisions.placement)
         experts = Experts(
-            shape, placed, bias=bias, is_replicated=self.expert_parallel == "tensor",
-            device=device, dtype=dtype,
+            shape, ExpertPlacement.of(ranks, num_experts, decisions.placement), bias=bias,
+            is_replicated=self.expert_parallel == "tensor", device=device, dtype=dtype,
         )  # fmt: skip
-        super().__init__(shape, experts, communicator, decisions=decisions, mesh=mesh)
+        super().__init__(shape, experts, ranks, decisions=decisions, mesh=mesh)
         self._last_loss = LastLoss()
         self.gate, self.experts = gate, experts
         self.reset_parameters()
@@ -350,6 +344,18 @@ def _check_without_exchange(**options: object) -> None:
                 f"{name} is not available in a tensor-parallel group, whose experts drop no pair",
                 "omit it, or use moetune.MoELayer",
             )
+
+
+def _ranks_of(
+    mesh: DeviceMesh | None, group: dist.ProcessGroup | None, communicator: Communicator | None
+) -> Communicator:
+    """Return the ranks that experts are spread over, by what the caller gave of these."""
+    if mesh is not None:
+        group = expert_group(mesh, group if communicator is None else communicator)
+    if communicator is not None:
+        return communicator
+    check_joined("the layer")
+    return shared_communicator() if group is None else communicator_of(group)
 
 
 def expert_group(mesh: DeviceMesh, group: object) -> dist.ProcessGroup:

@@ -64,17 +64,7 @@ def spread_experts(
     _check_placements(layers, placements)
     for (name, layer), experts in zip(layers, placements or [()] * len(layers), strict=True):
         if not isinstance(layer, MoELayer):
-            if experts:
-                raise InputError(
-                    f"{name}: the plan places experts on other ranks, and those of a "
-                    "transformers model stay in their own order",
-                    "plan with --expert-placement natural",
-                )
-            if layer.communicator.members != ranks.expert_communicator.members:
-                raise InputError(
-                    f"{name} is spread over other ranks than the plan's",
-                    "leave moetune.adapt to moetune.parallelize",
-                )
+            _check_adapted(layer, ranks, experts, name)
             ranks.pin(layer)
             continue
         layer.experts.placement.check_natural("moetune.parallelize")
@@ -83,6 +73,23 @@ def spread_experts(
         if spread is not None:
             parent, _, last = name.rpartition(".")
             setattr(model.get_submodule(parent), last, spread)
+
+
+def _check_adapted(
+    layer: PlannedLayer, ranks: ParallelGroups, experts: Sequence[int], name: str
+) -> None:
+    """Raise InputError unless a layer of `adapt` has its experts where the plan has them."""
+    if experts:
+        raise InputError(
+            f"{name}: the plan places experts on other ranks, and those of a transformers model "
+            "stay in their natural order",
+            "plan with --expert-placement natural",
+        )
+    if layer.communicator.members != ranks.expert_communicator.members:
+        raise InputError(
+            f"{name} is spread over other ranks than the plan's",
+            "leave moetune.adapt to moetune.parallelize",
+        )
 
 
 @torch.no_grad()

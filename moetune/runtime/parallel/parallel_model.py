@@ -129,28 +129,20 @@ def parallel_model(
     inputs = torch.empty((layout.micro_batch, length), dtype=torch.int64, device="meta")
     check_layers(model, blocks)
     chain = trace_chain(model, blocks, inputs)
-    stages = stage_ranges(layout, len(blocks))
-    if len(stages) > 1 and chain.uncuttable:
-        raise InputError(
-            f"{type(model).__name__} cannot be cut into {len(stages)} stages: {chain.uncuttable}",
-            "pass hidden states alone from block to block, or plan with --pp 1",
-        )
-    mine = [stages[number] for number in ranks.stages()]
-    here = [blocks[number] for stage in mine for number in stage.blocks]
+    mine = _stages_here(type(model).__name__, chain, ranks)
+    here = [number for stage in mine for number in stage.blocks]
     from_meta = any(parameter.is_meta for parameter in model.parameters())
     if from_meta:
         check_can_draw(model)
     equal_values(model, ranks, communicator_of(None))
-    spread_experts(model, ranks, here, placements)
-    num_micro_batches = num_sequences // layout.micro_batch
+    spread_experts(model, ranks, [blocks[number] for number in here], placements)
     if balance:
-        losses = max(1, len(named_layers(model))) * num_micro_batches * layout.dp
-        add_balance([blocks[number] for stage in mine for number in stage.blocks], balance / losses)
-    parts = [_stage(model, chain, stage, layout, ranks) for stage in mine]
-    if from_meta:
-        for part in parts:
-            draw_values(part.model, seed)
+        num_losses = max(1, len(named_layers(model))) * (num_sequences // layout.micro_batch)
+        add_balance([blocks[number] for number in here], balance / (num_losses * layout.dp))
+    parts = [_stage(model, chain, stage, ranks) for stage in mine]
     for part in parts:
+        if from_meta:
+            draw_values(part.model, seed)
         part.stand_in(ranks.mesh.device_type)
     return ParallelModel(
         parts, ranks, loss_of=loss_of, gives_inputs=True,
@@ -160,6 +152,17 @@ def parallel_model(
             outputs=_of_batch(chain.outputs, num_sequences),
         ),
     )  # fmt: skip
+
+
+def _stages_here(name: str, chain: Chain, ranks: ParallelGroups) -> list[StageRange]:
+    """Return this rank's stages; InputError where a model of that name has none such."""
+    stages = stage_ranges(ranks.layout, len(chain.blocks))
+    if len(stages) > 1 and chain.uncuttable:
+        raise InputError(
+            f"{name} cannot be cut into {len(stages)} stages: {chain.uncuttable}",
+            "pass hidden states alone from block to block, or plan with --pp 1",
+        )
+    return [stages[number] for number in ranks.stages()]
 
 
 def _of_batch(micro_batch: torch.Tensor, num_sequences: int) -> torch.Tensor:
@@ -192,25 +195,18 @@ def stage_ranges(layout: FoldedLayout, num_blocks: int) -> list[StageRange]:
     ]
 
 
-def _stage(
-    model: nn.Module,
-    chain: Chain,
-    part: StageRange,
-    layout: FoldedLayout,
-    ranks: ParallelGroups,
-) -> ModelStage:
+def _stage(model: nn.Module, chain: Chain, part: StageRange, ranks: ParallelGroups) -> ModelStage:
     """Return a stage with memory on the rank's device."""
-    owned = frozenset[int]()
-    if part.is_first:
-        owned |= chain.first
-    if part.is_last:
-        owned |= chain.last
+    nothing = frozenset[int]()
+    before = nothing if part.is_first else chain.first
+    of_others = before | (nothing if part.is_last else chain.last)
     elsewhere: dict[int, Any] = {
         id(parameter): torch.empty_like(parameter, device="meta", requires_grad=False)
         for parameter in model.parameters()
-        if id(parameter) in chain.first | chain.last and id(parameter) not in owned
+        if id(parameter) in of_others
     }
-    stage = ModelStage(model, chain.blocks, part, elsewhere, recompute="full" in layout.recompute)
+    recompute = "full" in ranks.layout.recompute
+    stage = ModelStage(model, chain.blocks, part, elsewhere, recompute=recompute)
     give_memory(stage, ranks.mesh.device_type)
     return stage.to(ranks.mesh.device_type)
 

@@ -186,18 +186,11 @@ def _in_chunks(
     """Shard a model's modules and experts, whose gathering the chunks' cache rules from now on."""
     layers = [layer for _, layer in spread_layers(model)]
     experts = {parameter for layer in layers for parameter in layer.experts.parameters()}
-    packed = in_chunks(find_units(model, experts), chunk_bytes=options.chunk_bytes)
-    packed += [
-        [_unit_of(model, layer.experts.module)]
-        for layer in layers
-        if options.offload or replicas.num_ranks > _num_summed(layer)
-    ]
-    named = {unit.name: {*unit.parameters.values()} for units in packed for unit in units}
+    chunks = _packed(model, layers, experts, options, replicas)
+    units = [unit for chunk in chunks for unit in chunk.units]
+    named = {unit.name: {*unit.parameters.values()} for unit in units}
     rest = {*model.parameters()} - experts.union(*named.values())
     _check_dtypes({**named, "the model itself": rest, "the layers of experts": experts})
-    chunks = [
-        GatheredChunk(number=number, units=tuple(units)) for number, units in enumerate(packed)
-    ]
     held = ModelChunks(model, Cache(chunks, _capacity(chunks, options)), replicas)
     for chunk in chunks:
         held.watch_backward(chunk)
@@ -218,6 +211,23 @@ def _in_chunks(
     sharded(model, rest)
     held.watch_model()
     return held
+
+
+def _packed(
+    model: nn.Module,
+    layers: Sequence[PlannedLayer],
+    experts: Collection[nn.Parameter],
+    options: ShardOptions,
+    replicas: Communicator,
+) -> list[GatheredChunk]:
+    """Return modules in chunks, those of experts in chunks of their own where they are sharded."""
+    packed = in_chunks(find_units(model, experts), chunk_bytes=options.chunk_bytes)
+    packed += [
+        [_unit_of(model, layer.experts.module)]
+        for layer in layers
+        if options.offload or replicas.num_ranks > _num_summed(layer)
+    ]
+    return [GatheredChunk(number=number, units=tuple(units)) for number, units in enumerate(packed)]
 
 
 def _num_summed(layer: PlannedLayer) -> int:
