@@ -5,6 +5,8 @@ routing, and hands the tokens to `function` with the dispatcher's memory policy.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from operator import index
 from typing import Any, ClassVar
@@ -16,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.agree import Opening
 from moetune.comm.group import Communicator
+from moetune.domain.errors import RankMismatchError
 from moetune.domain.layer import ExpertParallel, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.domain.routing_record import RoutingRecord
@@ -223,8 +226,12 @@ class PlannedLayer(nn.Module):
         dispatcher, routing, permutation = self.dispatcher, None, None
         degree = self._decisions.expected_degree(opening.num_tokens, dtype)
         if not opening.problem:
-            routing = route()
-            permutation = dispatcher.permute(routing, degree)
+            try:
+                routing = route()
+                permutation = dispatcher.permute(routing, degree)
+            except Exception as error:
+                self._report(error, opening, x.device)
+                raise
         rows, counts = dispatcher.open(opening, permutation, x.device)
         planned = max(opening.agree(rows, self.communicator))
         assert routing is not None  # noqa: S101 - a problem on any rank has raised on all
@@ -235,6 +242,14 @@ class PlannedLayer(nn.Module):
         if self.training:
             self._loads.add_pass(counts.rows_CL)
         return planned, routing, permutation, counts
+
+    def _report(self, error: Exception, opening: Opening, device: torch.device) -> None:
+        """Give the other ranks this rank's error, for which they would wait until their timeout."""
+        if self.communicator.num_ranks > 1:
+            failed = replace(opening, problem=f"{type(error).__name__}: {error}")
+            rows, _ = self.dispatcher.open(failed, None, device)
+            with suppress(RankMismatchError):
+                failed.agree(rows, self.communicator)
 
     def _policy(
         self, permutation: TokenPermutation, counts: RowCounts, x_TD: torch.Tensor
