@@ -173,10 +173,7 @@ def _weigh_inputs(
 
 
 def _usable(
-    model: nn.Module,
-    plan: GivenPlan,
-    checkpoint: str | os.PathLike[str] | None,
-    num_ranks: int,
+    model: nn.Module, plan: GivenPlan, checkpoint: str | os.PathLike[str] | None, num_ranks: int
 ) -> Sequence[_ExpertModule]:
     """Return the model's experts; InputError where the plan or the checkpoint are not for them."""
     if not isinstance(model, nn.Module):

@@ -217,11 +217,7 @@ def _check_sizes(group_sizes: Sequence[int], num_ranks: int) -> None:
 
 
 def _workloads(
-    layers: Sequence[LayerShape],
-    *,
-    dtypes: Sequence[str],
-    group_sizes: Sequence[int],
-    tokens: int,
+    layers: Sequence[LayerShape], *, dtypes: Sequence[str], group_sizes: Sequence[int], tokens: int
 ) -> list[Workload]:
     """Return every layer with experts, in every dtype, on every group that may share them."""
     return [

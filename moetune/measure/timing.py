@@ -252,8 +252,7 @@ def measure(
         blocks = _blocks(watch, iterations, effort, is_stream=experiment.is_stream)
     at_once = experiment.victim.at_once
     return Timing(
-        seconds=tuple(seconds / at_once for seconds in blocks),
-        num_iterations=iterations * at_once,
+        seconds=tuple(seconds / at_once for seconds in blocks), num_iterations=iterations * at_once
     )
 
 

@@ -85,10 +85,7 @@ class AllToAll:
         return _exchange((), permutation.numbers_CPX, width, self._communicator, name)[1]
 
     def open(
-        self,
-        opening: Opening,
-        permutation: TokenPermutation | None,
-        device: torch.device,
+        self, opening: Opening, permutation: TokenPermutation | None, device: torch.device
     ) -> tuple[list[list[int]], RowCounts | None]:
         """Exchange openings and numbers of rows at once, and read both.
 
@@ -174,10 +171,7 @@ class AllGather(AllToAll):
         return _local_counts(counts_C1L, counts_C1L[:, 0].tolist())
 
     def open(
-        self,
-        opening: Opening,
-        permutation: TokenPermutation | None,
-        device: torch.device,
+        self, opening: Opening, permutation: TokenPermutation | None, device: torch.device
     ) -> tuple[list[list[int]], RowCounts | None]:
         """Exchange openings, and read them with the numbers of rows."""
         mine = few_values(opening.values, device)

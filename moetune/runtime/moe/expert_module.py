@@ -115,12 +115,7 @@ class LocalExperts(ABC):
             self._wrapper_check.run(self.module, self.up)
             self.placement.copies.check()
 
-    def run(
-        self,
-        x_TD: torch.Tensor,
-        weights_TK: torch.Tensor,
-        step: RunStep,
-    ) -> torch.Tensor:
+    def run(self, x_TD: torch.Tensor, weights_TK: torch.Tensor, step: RunStep) -> torch.Tensor:
         """Return Σₖ weightₖ · expertₖ(x) of this step's routing (T, D).
 
         Args:

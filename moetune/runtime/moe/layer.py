@@ -16,13 +16,7 @@ from moetune.comm.gloo import check_joined, communicator_of, shared_communicator
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.kernels import ExpertKernel
-from moetune.domain.layer import (
-    Activation,
-    ExpertParallel,
-    LayerKey,
-    LayerShape,
-    check_divisible,
-)
+from moetune.domain.layer import Activation, ExpertParallel, LayerKey, LayerShape, check_divisible
 from moetune.runtime.moe.decisions import LayerDecisions, dtype_name, forced_strategy
 from moetune.runtime.moe.expert_module import Experts, LocalExperts
 from moetune.runtime.moe.gate import Gate, Routing

@@ -105,13 +105,7 @@ class Offload:
         offloads_middle: the pre-activations are copied.
     """
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        copies: DeviceCopies,
-        *,
-        is_needed: bool,
-    ) -> None:
+    def __init__(self, strategy: Strategy, copies: DeviceCopies, *, is_needed: bool) -> None:
         self.offloads_input = strategy in OFFLOADS_INPUT
         self.offloads_middle = strategy in OFFLOADS_MIDDLE
         self._copies, self._is_needed = copies, is_needed

@@ -22,10 +22,7 @@ from moetune.domain.errors import RankMismatchError
 from moetune.domain.layer import ExpertParallel, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.domain.routing_record import RoutingRecord
-from moetune.runtime.autograd import (
-    sees_selective_checkpoints,
-    unseen_by_selective_checkpoints,
-)
+from moetune.runtime.autograd import sees_selective_checkpoints, unseen_by_selective_checkpoints
 from moetune.runtime.moe.decisions import LayerDecisions
 from moetune.runtime.moe.dispatch import GroupedRows, RowCounts, TokenPermutation
 from moetune.runtime.moe.dispatcher import AllGather, AllToAll

@@ -80,12 +80,7 @@ class TokenExchange:
         sum_TD: (T, D), to which the sums of each token's results are written.
     """
 
-    def __init__(
-        self,
-        dispatch: Dispatch,
-        ring: Ring,
-        sum_TD: torch.Tensor,
-    ) -> None:
+    def __init__(self, dispatch: Dispatch, ring: Ring, sum_TD: torch.Tensor) -> None:
         self._dispatch = dispatch
         self._num_sent = [rows.stop - rows.start for rows in dispatch.sent]
         self._ring, self._sum_TD = ring, sum_TD

@@ -15,12 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    fully_shard,
-)
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from moetune.comm.gloo import group_of_this_rank
@@ -64,11 +59,7 @@ def prepare_fsdp(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Modul
 
 
 def shard_experts(
-    model: nn.Module,
-    mesh: DeviceMesh,
-    options: dict[str, Any],
-    *,
-    keeps_placed: bool,
+    model: nn.Module, mesh: DeviceMesh, options: dict[str, Any], *, keeps_placed: bool
 ) -> None:
     """Make DTensors of a model's experts, as of `prepare_fsdp`.
 

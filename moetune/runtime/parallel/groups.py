@@ -134,10 +134,7 @@ def _decision(layout: FoldedLayout) -> Decision:
 
 
 def join(
-    layout: FoldedLayout,
-    *,
-    device_type: str = "cpu",
-    timeout: dt.timedelta | None = None,
+    layout: FoldedLayout, *, device_type: str = "cpu", timeout: dt.timedelta | None = None
 ) -> ParallelGroups:
     """Make the groups of a layout; all ranks of the world call this together.
 

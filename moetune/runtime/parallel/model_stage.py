@@ -72,9 +72,7 @@ class _RoutedBlock:
 
 
 def with_blocks(
-    module: nn.Module,
-    replaced: dict[int, nn.Module],
-    elsewhere: Mapping[int, torch.Tensor],
+    module: nn.Module, replaced: dict[int, nn.Module], elsewhere: Mapping[int, torch.Tensor]
 ) -> nn.Module:
     """Return a model of the same code and tensors, with other blocks.
 

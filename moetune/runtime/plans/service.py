@@ -186,11 +186,7 @@ class ServiceClient:
     """
 
     def __init__(
-        self,
-        connection: ServiceConnection,
-        cache: Path,
-        *,
-        pause_seconds: float = 0.25,
+        self, connection: ServiceConnection, cache: Path, *, pause_seconds: float = 0.25
     ) -> None:
         self._connection, self._cache, self._pause_seconds = connection, cache, pause_seconds
         self._away: ServiceError | None = None

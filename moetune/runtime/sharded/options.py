@@ -148,8 +148,7 @@ def _check_ranks(plan: TrainingDocument, model: nn.Module, num_ranks: int, name:
     layout = plan.layout
     if layout.dp != num_ranks:
         raise InputError(
-            f"{name} shards over {layout.dp} ranks, the data-parallel group has {num_ranks}",
-            _ELSE,
+            f"{name} shards over {layout.dp} ranks, the data-parallel group has {num_ranks}", _ELSE
         )
     for _, layer in named_layers(model):
         num_spread = layer.communicator.num_ranks
