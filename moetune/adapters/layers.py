@@ -138,7 +138,7 @@ def titan_family_of(experts: nn.Module) -> ExpertsFamily:
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Return whether a module looks like one of experts, of any class."""
+    """Return whether a module looks like a module of experts, of any class."""
     is_stack = any(parameter.dim() == _STACK_DIMS for parameter in module.parameters(recurse=False))
     return is_stack and "Expert" in type(module).__name__
 

@@ -53,9 +53,9 @@ def adapt(
 ) -> ModelT:
     """Make a transformers model's experts run in chunks over the ranks, and return it.
 
-    Routers, shared experts and everything else stay the model's own. Experts are spread over the
+    Routers, shared experts and everything else stay the model's. Experts are spread over the
     ranks, rank r of P keeping experts r·E/P … (r+1)·E/P − 1 of each layer; parameters keep their
-    names, and are cut in place, before an optimizer is made. Every rank has tokens of its own.
+    names, and are cut in place, before an optimizer is made. Every rank has other tokens.
     Gradients of experts are sums over all ranks' tokens: see `moetune.prepare_ddp`. State dicts
     have DTensors of all experts, and `save_pretrained`, which all ranks then call together, writes
     what it would write of the model before.
@@ -64,10 +64,10 @@ def adapt(
         model: of transformers 5.20 or newer, equal on all ranks, which all call this.
         plan: of the model's expert layers, the path of a plan file, or a book of plans; None runs
             one chunk and reuses no memory.
-        mesh: experts are spread over its last dimension, and a first one has their replicas;
+        mesh: experts are spread over its last dimension, and a first dimension has their replicas;
             default all ranks.
         checkpoint: a folder of safetensors to fill a model with that was built on the meta device;
-            each rank reads its own experts alone.
+            each rank reads the experts that it has, alone.
 
     Raises:
         InputError: it is no module, has no experts, or some of a class that is not supported; it is
@@ -184,7 +184,8 @@ def _usable(
     modules = list(_expert_modules(model))
     if not modules:
         raise InputError(
-            f"{type(model).__name__} has no experts", "moetune.MoELayer is for models of your own"
+            f"{type(model).__name__} has no experts",
+            "moetune.MoELayer is for models that you write",
         )
     for module in modules:
         _check_plain(module.experts)

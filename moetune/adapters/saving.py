@@ -1,7 +1,7 @@
 """Saving and loading a model whose experts are spread over ranks as the model of one rank.
 
 Experts are gathered parameter by parameter on the CPU of the first rank, which writes.
-transformers' own loader reads: it knows the names and layouts that checkpoints have.
+transformers' loader reads: it knows the names and layouts that checkpoints have.
 
 transformers, its Trainer and accelerate take a rank's parameters for the whole model, and save on
 the first rank alone. They have no hooks for that: their methods are wrapped, once a process. Models
@@ -42,7 +42,7 @@ def whole_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
 
     Returns:
         On rank 0 of the world plain tensors with the names and shapes of the model before
-        `moetune.adapt`, experts on the CPU; elsewhere an empty one.
+        `moetune.adapt`, experts on the CPU; elsewhere nothing.
 
     Raises:
         CollectiveError: a rank left, or did not call this within the timeout.
@@ -84,7 +84,7 @@ def _whole(name: str, value: torch.Tensor, layer: PlannedLayer | None) -> torch.
 def _gathered(local: torch.Tensor, layer: PlannedLayer, name: str) -> torch.Tensor | None:
     """Return all ranks' experts on the first rank's CPU.
 
-    Its device has one of each rank at once, and the devices of other ranks nothing but their own.
+    Its device has an expert of each rank at once, and the devices of other ranks only theirs.
     """
     num_local, communicator = len(local), layer.communicator
     is_first, to_first = communicator.rank == 0, [0] * communicator.num_ranks
@@ -116,7 +116,7 @@ def save_whole(model: nn.Module, write: Callable[..., None], arguments: Mapping[
     """Write what the model before `moetune.adapt` would write; all ranks call this.
 
     Args:
-        write: the class's own method.
+        write: the method of the class.
         arguments: of it, without a state dict.
 
     Raises:
@@ -253,7 +253,7 @@ def _refuse_to_save(
 
 
 def _save_of_trainer(method: Callable[..., Any], trainer: Any, *args: Any, **options: Any) -> None:
-    """Let the ranks that write nothing send their experts to the first one, which writes."""
+    """Let the ranks that write nothing send their experts to the first rank, which writes."""
     from transformers import PreTrainedModel
 
     takes_part = isinstance(trainer.model, PreTrainedModel) and _is_spread(trainer.model)

@@ -27,8 +27,8 @@ class Opening:
     Args:
         num_tokens: of this rank.
         signature: describes what must be equal on all ranks: shapes, dtype, plan.
-        problem: describes a fault of this rank's input, empty without one. The other ranks get
-            it, and so do not wait for this one in the next collective.
+        problem: describes a fault of this rank's input, empty without any. The other ranks get
+            it, and so do not wait for this rank in the next collective.
     """
 
     num_tokens: int
@@ -49,7 +49,7 @@ class Opening:
 
         Raises:
             InputError: the input has a problem, in a group of one rank.
-            RankMismatchError: the ranks differ, or one has a problem; the same text on all.
+            RankMismatchError: the ranks differ, or some have a problem; the same text on all.
             CollectiveError: the exchange of the texts failed.
         """
         if communicator.num_ranks == 1:
@@ -80,7 +80,7 @@ def agree(
     describe: Callable[[T], Sequence[str]],
     what: str,
 ) -> T:
-    """Return what each rank's own work gives, if it gives what the others' does.
+    """Return what each rank's work gives, if it gives the same on all.
 
     Args:
         work: without exchanges; raises MoetuneError.
@@ -117,8 +117,8 @@ def raise_on_all(communicator: Communicator, problem: MoetuneError | None, what:
         what: cannot be done; for the error.
 
     Raises:
-        MoetuneError: this rank's problem, where all ranks have one.
-        RankMismatchError: some have one; the same text on all.
+        MoetuneError: this rank's problem, where all ranks have a problem.
+        RankMismatchError: some have a problem; the same text on all.
         CollectiveError: the exchange failed.
     """
     if not vote(communicator, problem is not None, f"the agreement on {what}")():
@@ -164,7 +164,7 @@ def largest(communicator: Communicator, values: Sequence[float], name: str) -> t
 
 
 def first_text(communicator: Communicator, text: str, name: str) -> str:
-    """Return the text of the first rank that has one, empty where none has."""
+    """Return the text of the first rank that has any, empty where none has."""
     return next(filter(None, communicator.all_gather_object(text, name)), "")
 
 

@@ -111,7 +111,7 @@ class GroupTransfer:
 
 
 def _spelled(members: Sequence[int]) -> str:
-    """Return the ranks in words: consecutive ones by the first and last, others one by one."""
+    """Return the ranks in words: consecutive ranks by the first and last, others singly."""
     first, last = members[0], members[-1]
     if len(members) > 1 and list(members) == list(range(first, last + 1)):
         return f"ranks {first} to {last} of the world"
@@ -122,7 +122,7 @@ def _spelled(members: Sequence[int]) -> str:
 class GroupCommunicator(Communicator):
     """A torch.distributed group (gloo or NCCL).
 
-    With NCCL a collective runs on the group's own stream, behind everything issued to the current
+    With NCCL a collective runs on the group's stream, behind everything issued to the current
     stream so far. Waiting orders the current stream behind it. The tensors live until then, so
     that the caching allocator does not hand out their memory early.
 
@@ -215,7 +215,7 @@ class GroupCommunicator(Communicator):
             for peer, values in parts.items()
         ]
         tensors = (*to.values(), *source.values())
-        # torch refuses an empty batch; a stage without neighbours has one.
+        # torch refuses an empty batch; a stage without neighbours has it.
         return self._start(
             "send_receive", name, tensors, lambda: dist.batch_isend_irecv(ops) if ops else ()
         )

@@ -142,7 +142,7 @@ def ladder(smallest: int, largest: int, step: int) -> Iterable[int]:
 
 
 def interference(*, has_link: bool) -> Iterator[Point]:
-    """Yield each class of operations alone, beside each other one, and beside both.
+    """Yield each class of operations alone, with each of the others, and with both.
 
     Args:
         has_link: there is a wire, or a loopback in its place.

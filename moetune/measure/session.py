@@ -125,7 +125,7 @@ def run_session(
 
 
 def _open_groups(assignment: Assignment, ranks: MeasuringRanks) -> None:
-    """Open the groups of all points that need one, and that of all ranks."""
+    """Open the groups that points need, and that of all ranks."""
     num_ranks = ranks.control.num_ranks
     linked = (CollectivePoint, StepPoint)
     groups = {point.group for point in assignment.points if isinstance(point, linked)}
@@ -200,7 +200,7 @@ class _Visits:
         """Visit in rounds until every point is certain, or the budget is spent.
 
         Args:
-            seconds: estimated, of a visit; one that would take longer than what is left is omitted.
+            seconds: estimated, of a visit, which is omitted where less time is left.
         """
         budget = math.inf if assignment.budget_seconds is None else assignment.budget_seconds
 

@@ -175,7 +175,7 @@ def _layer(
 def measure_steps(
     steps: LayerSteps, decisions: Sequence[Decision], *, num_rounds: int
 ) -> tuple[MeasuredSteps, ...]:
-    """Time every decision once per round, each round beginning with the next one.
+    """Time every decision once per round, each round beginning with the next decision.
 
     All ranks call this together and return the same.
     """

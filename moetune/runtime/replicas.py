@@ -40,10 +40,10 @@ def expert_layers(model: nn.Module) -> dict[str, PlannedLayer]:
 
 
 def replicas_of(layer: PlannedLayer, ranks: Sequence[int]) -> Communicator:
-    """Return the ranks that have the same experts of a layer as this one; a collective.
+    """Return the ranks that have the same experts of a layer as this rank; a collective.
 
     Args:
-        ranks: the data-parallel ones, in the world. They train on different tokens, or on the same
+        ranks: the data-parallel ranks, in the world. They train on different tokens, or on the same
             tokens with other experts.
 
     Raises:
@@ -75,10 +75,10 @@ def replicas_of(layer: PlannedLayer, ranks: Sequence[int]) -> Communicator:
 def equalize(
     values: Iterable[torch.Tensor], replicas: Communicator, *, device: str | None = None
 ) -> None:
-    """Replace values of replicas by those of the first one, as wrappers do with all others.
+    """Replace values of replicas by those of the first replica, as wrappers do with all others.
 
     Args:
-        device: that they travel on; default, each value's own.
+        device: that they travel on; default, that of each value.
     """
     for value in values if replicas.num_ranks > 1 else ():
         if not value.is_meta:
@@ -92,9 +92,9 @@ def prepare_ddp(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.
 
     The wrapper then ignores the experts of a `MoELayer` on several ranks, which are no replicas.
     Their gradients are sums over the ranks' tokens already, while the wrapper averages the others'.
-    Scaled by 1 / ranks of the layer, and averaged over the experts' own replicas where there are
-    any, they fit the same learning rate, and a step equals one on the whole batch. Replicas get the
-    values of the first one, and are averaged behind the last micro-batch (`no_sync`), as the
+    Scaled by 1 / ranks of the layer, and averaged over the experts' replicas where there are any,
+    they fit the same learning rate, and a step equals that on the whole batch. Replicas get the
+    values of the first, and are averaged behind the last micro-batch (`no_sync`), as the
     wrapper does with everything else.
 
     Args:

@@ -21,7 +21,7 @@ class Stamp(Protocol):
     """A point in time."""
 
     def since(self, earlier: Self) -> float:
-        """Return the seconds from an earlier stamp of the same device, once this one has passed."""
+        """Return the seconds from an earlier stamp of the same device, once this has passed."""
 
 
 class HostStamp:
@@ -185,7 +185,7 @@ class TimelineRecorder(SpanRecorder):
         self, phase: Phase, name: str, chunk: int, transfer: Transfer, num_bytes: int,
         stream: torch.cuda.Stream,
     ) -> None:  # fmt: skip
-        """Record events around a wait for the exchange, in a stream of their own.
+        """Record events around a wait for the exchange, in a stream for these alone.
 
         A transfer's future is complete as soon as NCCL has issued it. The first event is over when
         the transfer before it has ended, and when the computing stream has reached the issue.
@@ -194,7 +194,7 @@ class TimelineRecorder(SpanRecorder):
         stream.wait_stream(torch.cuda.current_stream(self._device))
         step = _Step(phase, name, chunk, partial(CudaStamp, stream), num_bytes=num_bytes)
         if future is not None:
-            # Not the transfer's own wait, after which nothing holds its tensors.
+            # Not the wait of the transfer, after which nothing holds its tensors.
             with torch.cuda.stream(stream):
                 future.wait()
         step.set_end()

@@ -61,7 +61,7 @@ def gradients_are_those_of_the_natural_order() -> None:
     for orders in ((), ORDERS):
         trained = parallel(layout, orders) if orders else _natural(layout)
         tokens, wanted = own.batch_of(3)
-        share = trained.backward(trained.own_part(tokens), trained.own_part(wanted))
+        share = trained.backward(trained.local_batch(tokens), trained.local_batch(wanted))
         grads: dict[str, torch.Tensor] = {"loss": share}
         for name, layer in named_layers(trained.parts):
             grads[f"{name}.gate"] = _grad(layer.get_parameter("gate.weight"))
@@ -103,7 +103,7 @@ def checkpoints_have_the_experts_own_order(folder: str) -> None:
         again.load_state_dict(loaded)
         for name, value in again.state_dict().items():
             assert float((own.whole(value) - state[name]).abs().max()) < own.SAME, (name, orders)
-        again.backward(*map(again.own_part, own.batch_of(0)))
+        again.backward(*map(again.local_batch, own.batch_of(0)))
         folder = f"{folder}-{number}"
         save({"model": again.state_dict()}, checkpoint_id=folder)
 
@@ -132,7 +132,7 @@ def written_and_not_loaded_is_an_error() -> None:
         if ".ffn.experts." in name:
             value.to_local().add_(1)  # type: ignore[attr-defined]
     with pytest.raises(InputError, match="call load_state_dict"):
-        trained.backward(*map(trained.own_part, own.batch_of(0)))
+        trained.backward(*map(trained.local_batch, own.batch_of(0)))
 
 
 def records_are_of_the_whole_model(layouts: Sequence[dict[str, Any]]) -> None:
@@ -147,7 +147,7 @@ def records_are_of_the_whole_model(layouts: Sequence[dict[str, Any]]) -> None:
         for trained in (parallel(layout), _natural(layout)):
             with pytest.raises(InputError, match="no step was recorded"):
                 moetune.routing_record(trained)
-            trained.backward(trained.own_part(tokens), trained.own_part(wanted))
+            trained.backward(trained.local_batch(tokens), trained.local_batch(wanted))
             found = moetune.routing_record(trained)
             assert isinstance(found, ModelRoutingRecord)
             assert [one.loads for one in found.layers] == [one.loads for one in expected.layers]

@@ -31,7 +31,7 @@ class LayerDecisions:
     """The decisions of one layer, equal on all ranks if arguments and plan books are.
 
     Args:
-        key: of the layer; the step's dtype replaces its own.
+        key: of the layer; the step's dtype replaces the key's.
         rank: this rank's index in the layer's group; the first one warns.
         pipeline, memory_reuse, plan, placement, expert_kernel, dispatcher: as in `MoELayer`.
         can_place: whether the layer can have its experts in another than the natural order.
@@ -75,8 +75,8 @@ class LayerDecisions:
             self.placement = () if placed == tuple(range(key.layer.num_experts)) else placed
             if self.placement and not can_place:
                 raise InputError(  # noqa: TRY301 - raised on all ranks as the others
-                    "the plan places experts on other ranks, and this model's stay in their own "
-                    "order",
+                    "the plan places experts on other ranks, and this model's stay in their "
+                    "natural order",
                     "plan with --expert-placement natural",
                 )
         except InputError as error:

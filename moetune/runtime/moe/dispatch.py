@@ -266,7 +266,7 @@ class Dispatch:
         return last
 
     def tokens_of(self, chunk: int) -> slice:
-        """Return the chunk's tokens: all pairs of a token are in the same one."""
+        """Return the chunk's tokens: all pairs of a token are in the same chunk."""
         num_tokens = len(self.rows_TK)
         return slice(num_tokens * chunk // self.degree, num_tokens * (chunk + 1) // self.degree)
 

@@ -1,6 +1,6 @@
 """Dispatchers: the way of a layer's tokens to the experts of all ranks, and of the results back.
 
-`planned_layer` asks one for a step's rows and their numbers, and for the memory policy that runs
+`planned_layer` asks them for a step's rows and their numbers, and for the memory policy that runs
 the step: `keep` or `reuse` behind an all-to-all, `tensor` where all ranks have all tokens. Numbers
 are counted on the device, exchanged with the ranks' agreement, and read once: this read is the
 pass's only stop. The host needs them for the sizes of exchanges and products.
@@ -154,7 +154,7 @@ class AllToAll:
 class AllGather(AllToAll):
     """Every rank has all tokens, and its experts' results are summed over the ranks (PPMoE).
 
-    Numbers of rows are the rank's own: the openings alone are exchanged.
+    Numbers of rows are this rank's: the openings alone are exchanged.
     """
 
     def permute(self, routing: Routing, degree: int) -> TokenPermutation:

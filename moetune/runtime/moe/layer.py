@@ -214,9 +214,9 @@ class MoELayer(ExpertLayer):
         plan: a plan, the path of a plan file, or a book that all ranks share: see
             `moetune.open_planbook`.
         placement: expert of each place, of which rank r of P has the r-th of P equal parts;
-            default, the plan's. The gate and checkpoints know experts by their own numbers.
+            default, the plan's. The gate and checkpoints know experts by their numbers.
         device, dtype: of the parameters.
-        communicator: in place of the group's, for example one that models a slower wire.
+        communicator: in place of the group's; a subclass may model a slower wire.
         expert_kernel: "grouped_mm", "liger" or "loop" for the experts' products; None takes the
             plan's, and without a plan torch's `grouped_mm` where the GPU has it.
         dispatcher: "all_to_all"; DeepEP's and other kernels are refused by name.
@@ -251,7 +251,7 @@ class TensorExpertLayer(ExpertLayer):
         group: tensor-parallel group, default the world. All its ranks construct the layer.
         mesh: in place of a group, as in `MoELayer`.
         pipeline: as in `MoELayer`: a chunk of the output, or of the gradient of x, is summed
-            over the ranks while the next one is computed.
+            over the ranks while the next is computed.
         memory_reuse: True, False or "none", which are the same here.
         dispatcher: "all_gather".
 

@@ -19,7 +19,7 @@ MOST_STEPS = 1024
 
 
 class LoadRecorder:
-    """Rows of this rank's experts, summed over steps, and of the newest steps one by one."""
+    """Rows of this rank's experts, summed over steps, and of each of the newest steps."""
 
     def __init__(self, num_local: int) -> None:
         self._totals_L = [0] * num_local

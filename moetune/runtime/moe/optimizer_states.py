@@ -182,7 +182,7 @@ def _loaded_part(
 def _agree_on_overflow(ranks_of: Callable[[Optimizer], Iterable[Communicator]]) -> None:
     """Let every GradScaler of this process agree on overflow, from now on.
 
-    torch's looks at a rank's own gradients: an overflow in one rank's experts alone would let that
+    torch's looks at the gradients of a rank: an overflow in one rank's experts alone would let that
     rank skip its step, and the others take theirs. torch's ShardedGradScaler agrees, for FSDP;
     loops and libraries that make the plain one call the same method for it.
 

@@ -94,7 +94,7 @@ class PlannedLayer(nn.Module):
 
         Args:
             x: (…, d_model), this rank's tokens; ranks may have different numbers of them.
-            problem: why this rank has no routing; "" if it has one.
+            problem: why this rank has no routing; "" if it has it.
 
         Returns:
             The same shape and dtype as `x`.

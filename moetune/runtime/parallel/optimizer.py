@@ -30,7 +30,7 @@ class MasterOptimizer:
     """torch's optimizer of what a rank has of its parameters.
 
     Parameters of two bytes are updated in copies of float32, which only this optimizer has. Shards
-    are plain tensors to it: torch updates no DTensor in one call with plain ones.
+    are plain tensors to it: torch updates no DTensor in one call with plain tensors.
 
     Attributes:
         inner: torch's optimizer, whose rates a scheduler may change.
@@ -140,7 +140,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
 
 @torch.no_grad()
 def clip_gradients(model: nn.Module, max_norm: float, stages: Communicator) -> torch.Tensor:
-    """Scale all gradients as `clip_grad_norm_` does, of a model or of a rank's stages of one.
+    """Scale all gradients as `clip_grad_norm_` does, of a model or of a rank's stages.
 
     Args:
         stages: the ranks that have the other stages.

@@ -1,4 +1,4 @@
-"""A model of one's own under a layout: what a training loop calls.
+"""A model of the caller's under a layout: what a training loop calls.
 
 `moetune.parallelize` makes it. The whole model is cut into this rank's stages, which `Stages`
 trains.
@@ -21,7 +21,8 @@ from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.parallel.chain import Chain, trace_chain
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.model_stage import ModelStage, StageRange
-from moetune.runtime.parallel.own_layers import (
+from moetune.runtime.parallel.stages import LossOf, Shapes, Stages
+from moetune.runtime.parallel.whole_model import (
     add_balance,
     check_can_draw,
     check_layers,
@@ -30,7 +31,6 @@ from moetune.runtime.parallel.own_layers import (
     give_memory,
     spread_experts,
 )
-from moetune.runtime.parallel.stages import LossOf, Shapes, Stages
 from moetune.runtime.replicas import named_layers
 
 
@@ -43,14 +43,14 @@ class ParallelModel(Stages):
             part of the global batch that this rank trains on.
     """
 
-    def own_part(self, batch: torch.Tensor) -> torch.Tensor:
+    def local_batch(self, batch: torch.Tensor) -> torch.Tensor:
         """Return this rank's sequences (B / dp, …) of a global batch (B, …)."""
         return batch.tensor_split(self.ranks.layout.dp)[self.ranks.replica]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return this rank's parameters and buffers under the model's own names.
+        """Return this rank's parameters and buffers under the model's names.
 
-        Tensors have the model's own shapes; those of which ranks have parts are DTensors. All
+        Tensors have the model's shapes; those of which ranks have parts are DTensors. All
         stages together have every name: `torch.distributed.checkpoint` saves the whole model, and
         loads it under any other layout, or into the model on one rank. Values are not copied, but
         of experts that the plan has placed: give them to `load_state_dict` after
@@ -216,7 +216,7 @@ def routing_record(model: nn.Module | ParallelModel) -> ModelRoutingRecord:
 
     Counts that the host reads anyway are summed, and exchanged here alone: each layer's over its
     ranks, and those of pipeline stages over the pipeline. Replicas of the experts have records of
-    their own tokens; a plan takes one rank's.
+    different tokens; a plan takes a single rank's.
 
     Args:
         model: with layers of experts, or of `moetune.parallelize`.

@@ -194,7 +194,7 @@ def share_plans(
     Args:
         find: called on the group's first rank only.
         find_settled: decisions of earlier searches for plans, oldest first; as `find`.
-        make_tuner: for a book that searches online, see `OnlineSearch`; None for one that does not.
+        make_tuner: for a book that searches online, see `OnlineSearch`; None where it does not.
 
     Raises:
         MoetuneError: raised by `find`; raised on every rank.

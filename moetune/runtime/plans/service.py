@@ -1,4 +1,4 @@
-"""A plan service as training jobs use it: its plans when a job starts, or its last good ones.
+"""A plan service as training jobs use it: its plans when a job starts, or its last good plans.
 
 `moetune.open_planbook` asks on the group's first rank, once for every question. A request is
 bounded in time and size, and goes to one host alone: urllib's handlers of redirections and proxies,
@@ -82,7 +82,7 @@ class ServiceConnection:
             self._opener.add_handler(handler())
 
     def request(self, path: str, document: object = None) -> bytes:
-        """Send a document, or GET without one, and return the body of the answer.
+        """Send a document, or GET where there is none, and return the body of the answer.
 
         A socket's timeout bounds neither the look-up of a name nor an answer that trickles, so that
         a thread asks, which ends by itself.
@@ -192,7 +192,7 @@ class ServiceClient:
         self._away: ServiceError | None = None
 
     def ask(self, questions: Sequence[Question]) -> tuple[Plan | None, ...]:
-        """Return a plan for each question, None without one.
+        """Return a plan for each question, None where there is none.
 
         After a question that got no answer at all, the service is not asked again.
         """

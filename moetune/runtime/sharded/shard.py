@@ -220,7 +220,7 @@ def _packed(
     options: ShardOptions,
     replicas: Communicator,
 ) -> list[GatheredChunk]:
-    """Return modules in chunks, those of experts in chunks of their own where they are sharded."""
+    """Return modules in chunks, those of experts in separate chunks where they are sharded."""
     packed = in_chunks(find_units(model, experts), chunk_bytes=options.chunk_bytes)
     packed += [
         [_unit_of(model, layer.experts.module)]
@@ -306,7 +306,7 @@ def _give_shards(
 
 
 def _check_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raise InputError unless an optimizer is a fresh one, of a known class, of this model."""
+    """Raise InputError unless an optimizer is fresh, of a known class, and of this model."""
     if not parameters:
         raise InputError("the model has no parameters")
     if type(optimizer) not in _KINDS:

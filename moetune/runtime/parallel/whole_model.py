@@ -1,6 +1,6 @@
 """Values and layers of experts of a model that was built whole, on the ranks of a layout.
 
-A model on the meta device has no memory until its stages have; then every module draws its own
+A model on the meta device has no memory until its stages have; then every module draws its
 values, from a seed and the module's name.
 """
 
@@ -48,7 +48,7 @@ def spread_experts(
     blocks: Iterable[nn.Module],
     placements: Sequence[Sequence[int]] = (),
 ) -> None:
-    """Replace the layers of experts by ones over the ranks of the layout; a collective.
+    """Replace the layers of experts by layers over the ranks of the layout; a collective.
 
     Their gates stay the modules that they are, and experts keep their values.
 
@@ -94,7 +94,7 @@ def _check_adapted(
 
 @torch.no_grad()
 def _give_experts(layer: MoELayer, spread: ExpertLayer | None, name: str) -> None:
-    """Give a spread layer its experts, one of each rank at a time; ranks without it take part."""
+    """Give a spread layer its experts, singly, from all ranks; ranks without it take part."""
     wanted = () if spread is None else spread.experts.placement.experts
     into = [*spread.experts.parameters()] if spread is not None else []
     for number, parameter in enumerate(layer.experts.parameters()):
@@ -147,7 +147,7 @@ def give_memory(module: nn.Module, device: torch.device | str) -> None:
     """Give parameters and buffers on the meta device memory, without values."""
     made: dict[int, torch.Tensor] = {}
     for child in module.modules():
-        tensors: tuple[dict[str, Any], ...] = child._parameters, child._buffers  # noqa: SLF001 - named ones skip tied ones
+        tensors: tuple[dict[str, Any], ...] = child._parameters, child._buffers  # noqa: SLF001 - names skip tied tensors
         for values in tensors:
             for name, value in values.items():
                 if value is None or not value.is_meta:
@@ -208,8 +208,8 @@ def add_balance(blocks: Iterable[nn.Module], weight: float) -> None:
         for name, layer in named_layers(block):
             if not isinstance(layer, ExpertLayer):
                 raise InputError(
-                    f"{name} has no balance loss: its router is the model's own",
-                    "give balance=0, and add the router's loss to your own",
+                    f"{name} has no balance loss: its router is the model's",
+                    "give balance=0, and add the router's loss to yours",
                 )
             layer.register_forward_hook(lambda moe, _, y: with_loss(y, moe.aux_loss, weight))
 
