@@ -5,6 +5,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TypeVar
@@ -83,7 +84,7 @@ def agree(
     """Return what each rank's work gives, if it gives the same on all.
 
     Args:
-        work: without exchanges; raises MoetuneError.
+        work: without exchanges; raises MoetuneError. Another error is raised on its rank as it is.
         describe: lines that must be equal on all ranks; the first that differs is in the error.
         what: the ranks are about to do; for the error.
 
@@ -98,6 +99,10 @@ def agree(
         results.append(work())
     except MoetuneError as error:
         problem = error
+    except Exception as error:
+        with suppress(MoetuneError):  # the other ranks raise it, and would wait for this rank
+            raise_on_all(communicator, MoetuneError(f"{type(error).__name__}: {error}"), what)
+        raise
     raise_on_all(communicator, problem, what)
     (result,) = results
     rows = communicator.all_gather_object(list(describe(result)), f"the agreement on {what}")
@@ -140,7 +145,7 @@ def decide_on_first(communicator: Communicator, decide: Callable[[], T], name: s
     """Return on every rank what `decide`, called on rank 0 alone, returns there.
 
     Raises:
-        MoetuneError: what `decide` raised, on every rank.
+        MoetuneError: what `decide` raised, on every rank; of another error, its text.
         CollectiveError: the exchange failed.
     """
     message: tuple[T | None, MoetuneError | None] = (None, None)
@@ -149,6 +154,10 @@ def decide_on_first(communicator: Communicator, decide: Callable[[], T], name: s
             message = decide(), None
         except MoetuneError as error:
             message = None, error
+        except Exception as error:  # noqa: BLE001 - the other ranks would wait for this rank
+            failed = MoetuneError(f"{name} failed on the first rank: {error!r}")
+            failed.__cause__ = error
+            message = None, failed
     value, failure = communicator.broadcast_object(message, name)
     if failure is not None:
         raise failure
