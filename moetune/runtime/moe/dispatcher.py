@@ -70,6 +70,8 @@ class AllToAll:
 
     def permute(self, routing: Routing, degree: int) -> TokenPermutation:
         """Return this rank's rows, before the host knows their numbers."""
+        if routing.aux_loss is None:
+            _check_choices(routing.experts_TK, self._placement.num_experts)
         num_ranks = self._communicator.num_ranks
         return TokenPermutation(
             self.places_of(routing.experts_TK), routing.kept_TK,
@@ -191,6 +193,22 @@ class AllGather(AllToAll):
     def signature(self, x: torch.Tensor) -> str:
         """Return what must be equal on all ranks of their tokens' numbers."""
         return f", {x.shape[:-1].numel()} tokens on every rank"
+
+
+def _check_choices(experts_TK: torch.Tensor, num_experts: int) -> None:
+    """Raise InputError where a caller's router chose experts that the layer has not.
+
+    They would be dropped, or be other experts in another chunk. The host would wait for those of a
+    GPU, which are not looked at.
+    """
+    if experts_TK.device.type == "cpu" and experts_TK.numel():
+        low, high = map(int, torch.aminmax(experts_TK))
+        if low < 0 or high >= num_experts:
+            raise InputError(
+                f"the router chose experts {low} to {high}, and the layer has 0 to "
+                f"{num_experts - 1}",
+                "give the layer choices among all ranks' experts, numbered from 0",
+            )
 
 
 def _local_counts(counts_C1L: torch.Tensor, rows_CL: Sequence[Sequence[int]]) -> RowCounts:
