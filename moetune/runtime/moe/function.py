@@ -135,7 +135,7 @@ def _run_backward(
     """Return a backward phase whose steps are issued; its last results may still travel."""
     policy: MemoryPolicy = ctx.policy
     weights_TK, *saved = ctx.saved_tensors
-    parameters = [saved.pop() for _ in range(_NUM_PARAMETERS)][::-1]
+    saved, parameters = saved[:-_NUM_PARAMETERS], saved[-_NUM_PARAMETERS:]
     needs = ctx.needs_input_grad[-_NUM_PARAMETERS:]
     dtypes = [
         parameter.dtype if is_needed else None
