@@ -27,8 +27,8 @@ from moetune.domain.training import TrainingJob
 from moetune.huggingface.registry import paper_decoder
 from moetune.runtime.moe.layer import ExpertLayer
 from moetune.runtime.parallel.groups import ParallelGroups
-from moetune.runtime.parallel.own_layers import with_loss
 from moetune.runtime.parallel.stages import Shapes, Stages
+from moetune.runtime.parallel.whole_model import with_loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,7 +87,7 @@ def main() -> None:
     size = arguments.batch, arguments.length + 1
     for step in range(arguments.steps):
         text_BS = torch.randint(VOCABULARY, size, generator=generator) // 16 * 16
-        text_BS = trained.own_part(text_BS).to(trained.ranks.mesh.device_type)
+        text_BS = trained.local_batch(text_BS).to(trained.ranks.mesh.device_type)
         share = trained.backward(text_BS[:, :-1], text_BS[:, 1:])
         trained.clip_grad_norm_(1.0)
         optimizer.step()

@@ -138,7 +138,7 @@ def titan_family_of(experts: nn.Module) -> ExpertsFamily:
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Return whether a module looks like one of experts, of any class."""
+    """Return whether a module looks like a module of experts, of any class."""
     is_stack = any(parameter.dim() == _STACK_DIMS for parameter in module.parameters(recurse=False))
     return is_stack and "Expert" in type(module).__name__
 
@@ -172,11 +172,7 @@ def dtype_of(experts: nn.Module, family: ExpertsFamily) -> torch.dtype:
 
 
 def check_dtype(plan: GivenPlan, dtype: torch.dtype) -> None:
-    """Raise InputError unless a plan is for experts of a dtype, or, under autocast, a narrower one.
-
-    Raises:
-        InputError: it is not, or it is no plan.
-    """
+    """Raise InputError unless a plan is for experts of a dtype, or, under autocast, a narrower."""
     if plan is None or isinstance(plan, PlanBook):
         return
     plans, name = plans_of(plan), dtype_name(dtype)

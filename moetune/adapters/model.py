@@ -53,9 +53,9 @@ def adapt(
 ) -> ModelT:
     """Make a transformers model's experts run in chunks over the ranks, and return it.
 
-    Routers, shared experts and everything else stay the model's own. Experts are spread over the
+    Routers, shared experts and everything else stay the model's. Experts are spread over the
     ranks, rank r of P keeping experts r·E/P … (r+1)·E/P − 1 of each layer; parameters keep their
-    names, and are cut in place, before an optimizer is made. Every rank has tokens of its own.
+    names, and are cut in place, before an optimizer is made. Every rank has other tokens.
     Gradients of experts are sums over all ranks' tokens: see `moetune.prepare_ddp`. State dicts
     have DTensors of all experts, and `save_pretrained`, which all ranks then call together, writes
     what it would write of the model before.
@@ -64,10 +64,10 @@ def adapt(
         model: of transformers 5.20 or newer, equal on all ranks, which all call this.
         plan: of the model's expert layers, the path of a plan file, or a book of plans; None runs
             one chunk and reuses no memory.
-        mesh: experts are spread over its last dimension, and a first one has their replicas;
+        mesh: experts are spread over its last dimension, and a first dimension has their replicas;
             default all ranks.
         checkpoint: a folder of safetensors to fill a model with that was built on the meta device;
-            each rank reads its own experts alone.
+            each rank reads the experts that it has, alone.
 
     Raises:
         InputError: it is no module, has no experts, or some of a class that is not supported; it is
@@ -81,12 +81,7 @@ def adapt(
 
 
 def _ranks_of(mesh: DeviceMesh | None) -> Communicator:
-    """Return the ranks that share the experts, None for all; the mesh's ranks call this together.
-
-    Raises:
-        InputError: this rank is not among them, or the mesh has too many dimensions.
-        CollectiveError: a rank left.
-    """
+    """Return the ranks that share the experts, this one among them; all of them call this."""
     check_joined("the model")
     if mesh is None:
         return shared_communicator()
@@ -178,16 +173,9 @@ def _weigh_inputs(
 
 
 def _usable(
-    model: nn.Module,
-    plan: GivenPlan,
-    checkpoint: str | os.PathLike[str] | None,
-    num_ranks: int,
+    model: nn.Module, plan: GivenPlan, checkpoint: str | os.PathLike[str] | None, num_ranks: int
 ) -> Sequence[_ExpertModule]:
-    """Return the model's experts.
-
-    Raises:
-        InputError: it has none that can be adapted, or the plan or the checkpoint are not for it.
-    """
+    """Return the model's experts; InputError where the plan or the checkpoint are not for them."""
     if not isinstance(model, nn.Module):
         raise InputError(
             f"{type(model).__name__} is no model",
@@ -196,7 +184,8 @@ def _usable(
     modules = list(_expert_modules(model))
     if not modules:
         raise InputError(
-            f"{type(model).__name__} has no experts", "moetune.MoELayer is for models of your own"
+            f"{type(model).__name__} has no experts",
+            "moetune.MoELayer is for models that you write",
         )
     for module in modules:
         _check_plain(module.experts)
@@ -228,11 +217,7 @@ def _described(modules: Sequence[_ExpertModule]) -> list[str]:
 
 
 def _expert_modules(model: nn.Module) -> Iterator[_ExpertModule]:
-    """Yield the modules of experts.
-
-    Raises:
-        InputError: one is of an unknown class, or adapted already.
-    """
+    """Yield the modules of experts; InputError where a class is unknown, or adapted already."""
     for prefix, block in model.named_modules():
         for name, experts in block.named_children():
             if not is_experts(experts):

@@ -1,7 +1,7 @@
 """Saving and loading a model whose experts are spread over ranks as the model of one rank.
 
 Experts are gathered parameter by parameter on the CPU of the first rank, which writes.
-transformers' own loader reads: it knows the names and layouts that checkpoints have.
+transformers' loader reads: it knows the names and layouts that checkpoints have.
 
 transformers, its Trainer and accelerate take a rank's parameters for the whole model, and save on
 the first rank alone. They have no hooks for that: their methods are wrapped, once a process. Models
@@ -42,7 +42,7 @@ def whole_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
 
     Returns:
         On rank 0 of the world plain tensors with the names and shapes of the model before
-        `moetune.adapt`, experts on the CPU; elsewhere an empty one.
+        `moetune.adapt`, experts on the CPU; elsewhere nothing.
 
     Raises:
         CollectiveError: a rank left, or did not call this within the timeout.
@@ -60,11 +60,7 @@ def whole_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _meet(world: Communicator) -> None:
-    """Wait for all ranks, and say so where that takes long.
-
-    Raises:
-        CollectiveError: a rank did not come within the timeout.
-    """
+    """Wait for all ranks, and say so where that takes long."""
     warning = threading.Timer(_PATIENCE_SECONDS, _LOGGER.warning, [_WAITS])
     warning.daemon = True
     warning.start()
@@ -88,7 +84,7 @@ def _whole(name: str, value: torch.Tensor, layer: PlannedLayer | None) -> torch.
 def _gathered(local: torch.Tensor, layer: PlannedLayer, name: str) -> torch.Tensor | None:
     """Return all ranks' experts on the first rank's CPU.
 
-    Its device has one of each rank at once, and the devices of other ranks nothing but their own.
+    Its device has an expert of each rank at once, and the devices of other ranks only theirs.
     """
     num_local, communicator = len(local), layer.communicator
     is_first, to_first = communicator.rank == 0, [0] * communicator.num_ranks
@@ -120,7 +116,7 @@ def save_whole(model: nn.Module, write: Callable[..., None], arguments: Mapping[
     """Write what the model before `moetune.adapt` would write; all ranks call this.
 
     Args:
-        write: the class's own method.
+        write: the method of the class.
         arguments: of it, without a state dict.
 
     Raises:
@@ -211,7 +207,7 @@ def _wrap(kind: Any, name: str, around: Callable[..., Any]) -> None:
 
 
 def _is_spread(model: object) -> bool:
-    return isinstance(model, nn.Module) and any(True for _ in spread_layers(model))
+    return isinstance(model, nn.Module) and bool(spread_layers(model))
 
 
 def _trains_experts(model: object) -> bool:
@@ -223,12 +219,7 @@ def _trains_experts(model: object) -> bool:
 
 
 def _save_pretrained(method: Callable[..., Any], *args: Any, **options: Any) -> None:
-    """Write all ranks' experts; all ranks call this.
-
-    Raises:
-        InputError: the state dict that was given has parts of experts.
-        CollectiveError: a rank left, or the first one could not write.
-    """
+    """Write all ranks' experts; all ranks call this, without a state dict of parts of experts."""
     bound = inspect.signature(method).bind(*args, **options)
     model, *_ = args
     state = bound.arguments.get("state_dict")
@@ -262,7 +253,7 @@ def _refuse_to_save(
 
 
 def _save_of_trainer(method: Callable[..., Any], trainer: Any, *args: Any, **options: Any) -> None:
-    """Let the ranks that write nothing send their experts to the first one, which writes."""
+    """Let the ranks that write nothing send their experts to the first rank, which writes."""
     from transformers import PreTrainedModel
 
     takes_part = isinstance(trainer.model, PreTrainedModel) and _is_spread(trainer.model)

@@ -38,7 +38,7 @@ class PlannedRoutedExperts(moe.RoutedExperts):  # type: ignore[misc] # torchtita
     """`RoutedExperts` whose exchanges run in chunks behind the experts, as a plan has it.
 
     A module of experts keeps its parameters, and is never called. Experts compute in the dtype of
-    their tokens, which is `training.mixed_precision_param`; torchtitan's own always multiply in
+    their tokens, which is `training.mixed_precision_param`; torchtitan's always multiply in
     bfloat16.
     """
 

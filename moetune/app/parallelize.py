@@ -63,7 +63,7 @@ def parallelize(
         trained = moetune.parallelize(model, "plan.json", loss_of=loss_of)
         optimizer = trained.optimizer(lambda parts: torch.optim.AdamW(parts, lr=1e-3))
         for tokens, targets in batches:                 # (global batch, S), equal on all ranks
-            loss = trained.backward(trained.own_part(tokens), trained.own_part(targets))
+            loss = trained.backward(trained.local_batch(tokens), trained.local_batch(targets))
             trained.clip_grad_norm_(1.0)
             optimizer.step()
 
@@ -86,7 +86,7 @@ def parallelize(
 
     Returns:
         What a training loop calls: `backward`, `evaluate`, `total_loss`, `optimizer`,
-        `clip_grad_norm_`, `state_dict`, `load_state_dict`, `own_part`.
+        `clip_grad_norm_`, `state_dict`, `load_state_dict`, `local_batch`.
 
     Raises:
         InputError: there is no process group, or no such plan; it is for another runtime, model or

@@ -5,6 +5,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TypeVar
@@ -27,8 +28,8 @@ class Opening:
     Args:
         num_tokens: of this rank.
         signature: describes what must be equal on all ranks: shapes, dtype, plan.
-        problem: describes a fault of this rank's input, empty without one. The other ranks get
-            it, and so do not wait for this one in the next collective.
+        problem: describes a fault of this rank's input, empty without any. The other ranks get
+            it, and so do not wait for this rank in the next collective.
     """
 
     num_tokens: int
@@ -49,7 +50,7 @@ class Opening:
 
         Raises:
             InputError: the input has a problem, in a group of one rank.
-            RankMismatchError: the ranks differ, or one has a problem; the same text on all.
+            RankMismatchError: the ranks differ, or some have a problem; the same text on all.
             CollectiveError: the exchange of the texts failed.
         """
         if communicator.num_ranks == 1:
@@ -80,10 +81,10 @@ def agree(
     describe: Callable[[T], Sequence[str]],
     what: str,
 ) -> T:
-    """Return what each rank's own work gives, if it gives what the others' does.
+    """Return what each rank's work gives, if it gives the same on all.
 
     Args:
-        work: without exchanges; raises MoetuneError.
+        work: without exchanges; raises MoetuneError. Another error is raised on its rank as it is.
         describe: lines that must be equal on all ranks; the first that differs is in the error.
         what: the ranks are about to do; for the error.
 
@@ -98,6 +99,10 @@ def agree(
         results.append(work())
     except MoetuneError as error:
         problem = error
+    except Exception as error:
+        with suppress(MoetuneError):  # the other ranks raise it, and would wait for this rank
+            raise_on_all(communicator, MoetuneError(f"{type(error).__name__}: {error}"), what)
+        raise
     raise_on_all(communicator, problem, what)
     (result,) = results
     rows = communicator.all_gather_object(list(describe(result)), f"the agreement on {what}")
@@ -117,8 +122,8 @@ def raise_on_all(communicator: Communicator, problem: MoetuneError | None, what:
         what: cannot be done; for the error.
 
     Raises:
-        MoetuneError: this rank's problem, where all ranks have one.
-        RankMismatchError: some have one; the same text on all.
+        MoetuneError: this rank's problem, where all ranks have a problem.
+        RankMismatchError: some have a problem; the same text on all.
         CollectiveError: the exchange failed.
     """
     if not vote(communicator, problem is not None, f"the agreement on {what}")():
@@ -140,7 +145,7 @@ def decide_on_first(communicator: Communicator, decide: Callable[[], T], name: s
     """Return on every rank what `decide`, called on rank 0 alone, returns there.
 
     Raises:
-        MoetuneError: what `decide` raised, on every rank.
+        MoetuneError: what `decide` raised, on every rank; of another error, its text.
         CollectiveError: the exchange failed.
     """
     message: tuple[T | None, MoetuneError | None] = (None, None)
@@ -149,6 +154,10 @@ def decide_on_first(communicator: Communicator, decide: Callable[[], T], name: s
             message = decide(), None
         except MoetuneError as error:
             message = None, error
+        except Exception as error:  # noqa: BLE001 - the other ranks would wait for this rank
+            failed = MoetuneError(f"{name} failed on the first rank: {error!r}")
+            failed.__cause__ = error
+            message = None, failed
     value, failure = communicator.broadcast_object(message, name)
     if failure is not None:
         raise failure
@@ -164,7 +173,7 @@ def largest(communicator: Communicator, values: Sequence[float], name: str) -> t
 
 
 def first_text(communicator: Communicator, text: str, name: str) -> str:
-    """Return the text of the first rank that has one, empty where none has."""
+    """Return the text of the first rank that has any, empty where none has."""
     return next(filter(None, communicator.all_gather_object(text, name)), "")
 
 

@@ -13,7 +13,7 @@ from moetune.domain.errors import InputError
 
 
 def communicator_of(group: dist.ProcessGroup | None) -> Communicator:
-    """Return the communicator of a group, `OneRank` for a group of one.
+    """Return the communicator of a group, `OneRank` for a single rank.
 
     Args:
         group: None is the world; without torch.distributed, one rank.
@@ -26,13 +26,10 @@ def communicator_of(group: dist.ProcessGroup | None) -> Communicator:
 
 
 def check_joined(what: str) -> None:
-    """Check that this process is alone, or in torch.distributed's world.
+    """Raise InputError where a launcher started several ranks, and there is no process group yet.
 
     Args:
-        what: would silently run on one rank alone; the subject of the error.
-
-    Raises:
-        InputError: a launcher started several ranks, and there is no process group yet.
+        what: would silently run on each rank alone; the subject of the error.
     """
     num_ranks = os.environ.get("WORLD_SIZE", "1")  # noqa: TID251 - the launcher's, as torch reads it
     if num_ranks == "1" or (dist.is_available() and dist.is_initialized()):
@@ -45,10 +42,10 @@ def check_joined(what: str) -> None:
 
 
 def shared_communicator() -> Communicator:
-    """Return the world's communicator for layers without a group of their own, made once.
+    """Return the world's communicator for layers without another group, made once.
 
-    Where NCCL takes part it is a group of its own, with a stream of high priority: in the world's
-    own group exchanges would queue behind other code's collectives, as gradients of a data-parallel
+    Where NCCL takes part it is another group, with a stream of high priority: in the group of the
+    world exchanges would queue behind other code's collectives, as gradients of a data-parallel
     wrapper. All ranks of the world call this together the first time.
     """
     if not (dist.is_available() and dist.is_initialized()):
@@ -69,7 +66,7 @@ def new_communicator(
 ) -> Communicator:
     """Make a group of all ranks for one purpose, whose collectives no other code's come between.
 
-    On GPUs it has a stream of high priority of its own. All ranks call this together. Without
+    On GPUs it has a stream of high priority. All ranks call this together. Without
     torch.distributed, or for one rank, it is `OneRank`.
 
     Args:

@@ -158,7 +158,7 @@ class Communicator:
     def sum_in_place(self, tensors: Iterable[torch.Tensor], name: str, *, divisor: int = 1) -> None:
         """Replace tensors by their sums over the ranks, divided by a number; blocking.
 
-        Sums are in float32 at least: one in bfloat16 would be rounded at every rank. A few narrow
+        Sums are in float32 at least: a sum in bfloat16 would be rounded at every rank. A few narrow
         tensors at once have wide copies.
         """
         pending: deque[Callable[[], None]] = deque()

@@ -80,22 +80,15 @@ class GroupRank:
         )
 
 
+@dataclass(slots=True)
 class GroupTransfer:
     """A transfer of a process group: one or several of torch's works."""
 
-    def __init__(
-        self,
-        works: Sequence[dist.Work],
-        tensors: tuple[torch.Tensor, ...],
-        collective: str,
-        name: str,
-        group_rank: GroupRank,
-    ) -> None:
-        self._works = works
-        self._tensors = tensors
-        self._collective = collective
-        self._name = name
-        self._group_rank = group_rank
+    works: Sequence[dist.Work]
+    tensors: tuple[torch.Tensor, ...]
+    collective: str
+    name: str
+    group_rank: GroupRank
 
     def wait(self) -> None:
         """Order the current stream (on a CPU: the caller) behind the end of all works.
@@ -104,23 +97,21 @@ class GroupTransfer:
             CollectiveError: one failed.
         """
         try:
-            for work in self._works:
+            for work in self.works:
                 work.wait()
         except RuntimeError as error:
-            raise self._group_rank.error(
-                self._collective, self._name, self._tensors, error
-            ) from error
-        self._works, self._tensors = (), ()
+            raise self.group_rank.error(self.collective, self.name, self.tensors, error) from error
+        self.works, self.tensors = (), ()
 
     def future(self) -> torch.futures.Future[object]:
         """Return the future of the only work, which layers' exchanges and sums have."""
-        (work,) = self._works
+        (work,) = self.works
         future: torch.futures.Future[object] = work.get_future()
         return future
 
 
 def _spelled(members: Sequence[int]) -> str:
-    """Return the ranks in words: consecutive ones by the first and last, others one by one."""
+    """Return the ranks in words: consecutive ranks by the first and last, others singly."""
     first, last = members[0], members[-1]
     if len(members) > 1 and list(members) == list(range(first, last + 1)):
         return f"ranks {first} to {last} of the world"
@@ -131,7 +122,7 @@ def _spelled(members: Sequence[int]) -> str:
 class GroupCommunicator(Communicator):
     """A torch.distributed group (gloo or NCCL).
 
-    With NCCL a collective runs on the group's own stream, behind everything issued to the current
+    With NCCL a collective runs on the group's stream, behind everything issued to the current
     stream so far. Waiting orders the current stream behind it. The tensors live until then, so
     that the caching allocator does not hand out their memory early.
 
@@ -224,7 +215,7 @@ class GroupCommunicator(Communicator):
             for peer, values in parts.items()
         ]
         tensors = (*to.values(), *source.values())
-        # torch refuses an empty batch; a stage without neighbours has one.
+        # torch refuses an empty batch; a stage without neighbours has it.
         return self._start(
             "send_receive", name, tensors, lambda: dist.batch_isend_irecv(ops) if ops else ()
         )

@@ -25,7 +25,7 @@ Readers = dict[str, Callable[[], object]]
 def read_facts(readers: Readers) -> tuple[dict[str, str], list[str]]:
     """Return facts by name, and notes on those that could not be read, which are "unknown".
 
-    The readers call drivers, files and libraries of many versions: whatever one of them raises, or
+    The readers call drivers, files and libraries of many versions: whatever any of them raises, or
     None, means only that this fact is not available here.
     """
     values, notes = {}, []
@@ -150,7 +150,7 @@ def _cuda_software(root: Path) -> Readers:
     """Return readers of CUDA's, cuDNN's, NCCL's and the driver's versions, and of two settings.
 
     float32 products are several times as fast with TF32, and a throttled GPU's slower; whether
-    either was so cannot be told from the times.
+    either was so does not show in the times.
     """
     return {
         "cuda": lambda: torch.version.cuda,
@@ -163,11 +163,7 @@ def _cuda_software(root: Path) -> Readers:
 
 
 def _throttling() -> str:
-    """Return that a low clock would be seen.
-
-    Raises:
-        ModuleNotFoundError: it would not, without nvidia-ml-py.
-    """
+    """Return that a low clock would be seen; without nvidia-ml-py there is an error instead."""
     torch.cuda.clock_rate()
     return "seen"
 
@@ -181,7 +177,7 @@ def _peer_access() -> str:
 
 
 def _driver(root: Path) -> str | None:
-    """Return the driver's version, such as 570.86.15, from the kernel module's own file."""
+    """Return the driver's version, such as 570.86.15, from the kernel module's file."""
     for file in ("sys/module/nvidia/version", "proc/driver/nvidia/version"):
         path = root / file
         if path.exists():

@@ -19,7 +19,7 @@ from moetune.measure.ranks import MeasuringRanks
 MIN_OVERLAP = 0.95
 _START_TURNS = 2
 _TURN_SECONDS = 2e-3
-# Between turns of its own it leaves the engine: one run each, where a run is as long as a copy is.
+# Between its turns it leaves the engine: a run each, where a run is as long as a copy is.
 _ONE_BY_ONE_TURN_SECONDS = 1e-3
 _PATIENCE_SECONDS = 30.0
 _LONGEST_BLOCK_SECONDS = 10.0
@@ -43,7 +43,7 @@ def overlap(window: Window, busy: Sequence[Window]) -> float:
 def proves(window: Window, busy: Sequence[Window]) -> bool:
     """Return whether the intervals prove that an operation ran through the whole window.
 
-    It completed a turn inside the window and one after it, and ran for 95 % of the window.
+    It completed a turn inside the window and another after it, and ran for 95 % of the window.
     """
     start, end = window
     inside = any(start < done <= end for _, done in busy)
@@ -52,7 +52,7 @@ def proves(window: Window, busy: Sequence[Window]) -> bool:
 
 
 class BackgroundLoad(threading.Thread):
-    """A thread that runs one operation in turns, each issued before the last one is done.
+    """A thread that runs one operation in turns, each issued before the last is done.
 
     It ends by itself when a block takes far too long: what is measured may be waiting for it.
 
@@ -185,7 +185,7 @@ class Background:
             load.join(_PATIENCE_SECONDS)
 
     def begin_block(self) -> None:
-        """Run on for the time of a block, however long that is but for one that waits for ever."""
+        """Run on for the time of a block, however long that is, unless it waits for ever."""
         for load in self._loads:
             load.expect_end_by(time.perf_counter() + _LONGEST_BLOCK_SECONDS)
 
@@ -193,7 +193,7 @@ class Background:
         """Return whether every background load provably ran through the whole window.
 
         Raises:
-            MoetuneError: one of them failed.
+            MoetuneError: a load failed.
         """
         return all(
             load.has_passed(window[1]) and proves(window, load.busy()) for load in self._loads

@@ -34,7 +34,7 @@ class Device:
     cache_bytes = 0
 
     def use(self) -> AbstractContextManager[object]:
-        """Return a context in which this thread issues work on a stream of its own."""
+        """Return a context in which this thread issues work on a stream that no other has."""
         return nullcontext()
 
     def seconds(
@@ -88,7 +88,7 @@ class CudaDevice(Device):
     """One CUDA device, timed by events on the calling thread's stream.
 
     Threads take streams that earlier ones have left: torch's allocator keeps the memory of each
-    stream apart, and a new one for every point would hold what the last one freed.
+    stream apart, and a new stream for every point would hold what the last freed.
     """
 
     kind: DeviceKind = "cuda"
@@ -126,7 +126,7 @@ class CudaDevice(Device):
         """
         if head_start_seconds:
             asleep_seconds = min(head_start_seconds, _LONGEST_HEAD_START_SECONDS)
-            torch.cuda._sleep(int(asleep_seconds * _CYCLES_PER_SECOND))  # noqa: SLF001 - torch's own, for tests of streams
+            torch.cuda._sleep(int(asleep_seconds * _CYCLES_PER_SECOND))  # noqa: SLF001 - torch's, for tests of streams
         if lead_in is not None:
             lead_in()
 
@@ -152,7 +152,7 @@ class CudaDevice(Device):
         """Return the SM clock, None without nvidia-ml-py, which the fingerprint then says."""
         try:
             return float(torch.cuda.clock_rate(self.torch_device)) * 1e6
-        except Exception:  # noqa: BLE001 - the driver's library has errors of its own
+        except Exception:  # noqa: BLE001 - the driver's library has errors of many classes
             return None
 
 

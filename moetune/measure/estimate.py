@@ -39,7 +39,7 @@ _WARM_UP_BLOCKS = 6
 _OVERLAPPED_BLOCKS = 5
 _STREAM_BLOCKS = NUM_STREAM_BLOCKS + 3
 # Random numbers are drawn once for each tensor: a core draws a few hundred million a second, and
-# so does the one that writes each page of the host's memory once.
+# so does the core that writes each page of the host's memory once.
 _FILL_BYTES_PER_SECOND: Mapping[DeviceKind, float] = MappingProxyType({"cpu": 1e9, "cuda": 2e11})
 # To allocate, and to issue what is timed.
 _START_SECONDS: Mapping[DeviceKind, float] = MappingProxyType({"cpu": 0.0, "cuda": 0.02})

@@ -1,7 +1,7 @@
 """Grids of sizes to measure, spaced evenly on a logarithm, and points of these sizes."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -69,36 +69,30 @@ class Grid:
     queued: tuple[CollectiveOp, ...]
 
 
-GRIDS = MappingProxyType[tuple[Preset, DeviceKind], Grid](
-    {
-        ("quick", "cpu"): Grid(
-            degrees=(1, 4, 16, 64), queued_degrees=(3, 8, 24, 64),
-            fractions=(1, 4, 16), shapes=((512, 1024),),
-            row_divisors=(1, 16, 256), experts=(1, 2), max_macs=2**31, max_bytes=2**22,
-            bytes_step=4, copy_bytes_step=8, queued=("all_to_all",),
-        ),
-        ("full", "cpu"): Grid(
-            degrees=(1, 2, 4, 8, 16, 32, 64),
-            queued_degrees=(3, 4, 6, 8, 12, 16, 24, 32, 64), fractions=(1, 2, 4, 8, 16),
-            shapes=((256, 1024), (512, 2048), (1024, 4096)),
-            row_divisors=(1, 4, 16, 64, 256, 1024), experts=(1, 2, 4),
-            max_macs=2**34, max_bytes=2**26, bytes_step=2, copy_bytes_step=4, queued=OPS,
-        ),
-        ("quick", "cuda"): Grid(
-            degrees=(1, 4, 16, 64), queued_degrees=(3, 8, 24, 64),
-            fractions=(1, 4, 16), shapes=((1024, 4096), (2048, 8192)),
-            row_divisors=(1, 8, 64, 512), experts=(1, 4), max_macs=2**39, max_bytes=2**28,
-            bytes_step=4, copy_bytes_step=8, queued=("all_to_all",),
-        ),
-        ("full", "cuda"): Grid(
-            degrees=(1, 2, 4, 8, 16, 32, 64),
-            queued_degrees=(3, 4, 6, 8, 12, 16, 24, 32, 64), fractions=(1, 2, 4, 8, 16),
-            shapes=((512, 2048), (1024, 4096), (2048, 8192), (4096, 14336)),
-            row_divisors=(1, 2, 4, 8, 16, 32, 64, 256, 1024), experts=(1, 2, 4, 8),
-            max_macs=2**40, max_bytes=2**30, bytes_step=2, copy_bytes_step=4, queued=OPS,
-        ),
-    }
+_QUICK = Grid(
+    degrees=(1, 4, 16, 64), queued_degrees=(3, 8, 24, 64), fractions=(1, 4, 16),
+    shapes=((512, 1024),), row_divisors=(1, 16, 256), experts=(1, 2), max_macs=2**31,
+    max_bytes=2**22, bytes_step=4, copy_bytes_step=8, queued=("all_to_all",),
 )  # fmt: skip
+_FULL = Grid(
+    degrees=(1, 2, 4, 8, 16, 32, 64), queued_degrees=(3, 4, 6, 8, 12, 16, 24, 32, 64),
+    fractions=(1, 2, 4, 8, 16), shapes=((256, 1024), (512, 2048), (1024, 4096)),
+    row_divisors=(1, 4, 16, 64, 256, 1024), experts=(1, 2, 4), max_macs=2**34,
+    max_bytes=2**26, bytes_step=2, copy_bytes_step=4, queued=OPS,
+)  # fmt: skip
+GRIDS = MappingProxyType[tuple[Preset, DeviceKind], Grid]({
+    ("quick", "cpu"): _QUICK,
+    ("full", "cpu"): _FULL,
+    ("quick", "cuda"): replace(
+        _QUICK, shapes=((1024, 4096), (2048, 8192)), row_divisors=(1, 8, 64, 512), experts=(1, 4),
+        max_macs=2**39, max_bytes=2**28,
+    ),
+    ("full", "cuda"): replace(
+        _FULL, shapes=((512, 2048), (1024, 4096), (2048, 8192), (4096, 14336)),
+        row_divisors=(1, 2, 4, 8, 16, 32, 64, 256, 1024), experts=(1, 2, 4, 8), max_macs=2**40,
+        max_bytes=2**30,
+    ),
+})  # fmt: skip
 
 
 def gemm_points(dtype: str, experts: int, rows: int, d_in: int, d_out: int) -> Iterator[GemmPoint]:
@@ -148,7 +142,7 @@ def ladder(smallest: int, largest: int, step: int) -> Iterable[int]:
 
 
 def interference(*, has_link: bool) -> Iterator[Point]:
-    """Yield each class of operations alone, beside each other one, and beside both.
+    """Yield each class of operations alone, with each of the others, and with both.
 
     Args:
         has_link: there is a wire, or a loopback in its place.

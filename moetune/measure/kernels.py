@@ -1,6 +1,6 @@
 """Operations of layers and models as functions that run them once, on tensors that are filled.
 
-The GEMMs, activations and whole chunked layers are the runtime's own functions. Operands take
+The GEMMs, activations and whole chunked layers are the runtime's functions. Operands take
 turns: a layer's weights and rows come from memory, as between two uses of a matrix a whole model
 runs, and a block that repeats one operation on the same tensors finds up to a cache's size of them
 there.
@@ -48,7 +48,7 @@ _LAUNCH_EXPERTS = 2
 def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
     """Return a function that runs the GEMM once, on tensors that are already filled.
 
-    On a CPU each run takes other operands than the one before, as within a layer: weights take
+    On a CPU each run takes other operands than the run before, as within a layer: weights take
     turns, and chunks of rows come and go. The same ones every time were 5 to 15 % faster.
     """
     make = tensor_maker(device, point.dtype)
@@ -115,7 +115,7 @@ def _num_operands(point: GemmPoint, device: Device) -> tuple[int, int]:
 
 
 def _num_weights(point: GemmPoint) -> int:
-    """Return how many matrices a chunk goes through before it comes back to the first one.
+    """Return how many matrices a chunk goes through before it comes back to the first.
 
     Backward it adds to both weights' gradients, too: with two matrices of 8 MiB, as many as caches
     held, gradients of 64 rows an expert took 2.2 ms, in a layer 3.2. Larger ones are in no cache.
@@ -214,7 +214,7 @@ def _gate_backward(point: RowsPoint, device: Device) -> Callable[[], None]:
 
     def run() -> None:
         whole = torch.zeros_like(probabilities).scatter_(1, chosen, grad)
-        torch.ops.aten._softmax_backward_data(  # noqa: SLF001 - autograd's own kernel
+        torch.ops.aten._softmax_backward_data(  # noqa: SLF001 - autograd's kernel
             whole, probabilities, -1, torch.float32
         )
 
@@ -304,7 +304,7 @@ def chunked_layer(point: RowsPoint, device: Device) -> Callable[[], None]:
 
 
 def num_sets(num_bytes: int, device: Device) -> int:
-    """Return how many sets of tensors fill the device's cache twice: 1 if one does, or no cache.
+    """Return how many sets of tensors fill the device's cache twice; 1 without a cache.
 
     Args:
         num_bytes: of one set.

@@ -47,7 +47,7 @@ _GROUPED_DTYPE = "bfloat16"
 _FEW_TOKENS = 16
 """Part of the tokens for which an exchange that is alone is measured, too."""
 _STEP_DEGREES: Mapping[int, tuple[int, ...]] = MappingProxyType({1: (1, 4, 16), 4: (1, 4)})
-"""Numbers of chunks whose whole steps are measured, by the share of the tokens: one over it."""
+"""Numbers of chunks whose whole steps are measured, by the divisor of the tokens."""
 
 
 def layer_points(
@@ -74,9 +74,9 @@ def _gemms(load: Workload, degree: int) -> Iterator[GemmPoint]:
 
 
 def uneven_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:
-    """Yield the GEMMs of layers where one of a rank's experts has most of the rows.
+    """Yield the GEMMs of layers where a single expert of a rank has most of the rows.
 
-    A kernel for all experts takes longer then; one for each takes as long as with even loads.
+    A kernel for all experts takes longer then; a kernel for each takes as long as with even loads.
     """
     for load in workloads:
         if load.local_experts == 1 or load.dtype != _GROUPED_DTYPE:
@@ -157,7 +157,7 @@ def tensor_points(
 def overlapped_exchanges(
     workloads: Sequence[Workload], grid: Grid, *, num_ranks: int
 ) -> tuple[CollectivePoint, ...]:
-    """Return exchanges that overlap others: the smallest, a middle one, and one that is alone.
+    """Return exchanges that overlap others: the smallest, the middle, and the largest alone.
 
     Args:
         num_ranks: all that measure: they exchange, and their number divides the bytes.
@@ -211,7 +211,7 @@ def decoder_points(
     """Yield the points of one micro-batch at every tensor-parallel width that divides the model.
 
     Args:
-        group_sizes: ranks of a tensor-parallel group, in addition to one.
+        group_sizes: ranks of a tensor-parallel group, in addition to a single rank.
         groups: that may reduce gradients and gather parameters.
         max_tokens: of the largest micro-batch; of others, the grid's fractions of it, in whole
             sequences.
@@ -233,7 +233,7 @@ def decoder_points(
 
 
 def _sequences(length: int, max_tokens: int, grid: Grid) -> list[int]:
-    """Return the sequences of each size of micro-batch, at least one."""
+    """Return the sequences of each size of micro-batch, at least 1."""
     most = max(max_tokens // length, 1)
     return list(dict.fromkeys(max(most // fraction, 1) for fraction in grid.fractions))
 

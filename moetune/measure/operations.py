@@ -44,7 +44,7 @@ class TimedOperation:
             the caller) behind its end.
         at_once: the point's operations that one run issues together.
         ranks_meet: it is a collective, which all ranks must run equally often.
-        one_by_one: a run is issued when the last one has ended: it shares an engine that serves a
+        one_by_one: a run is issued when the last has ended: it shares an engine that serves a
             stream for as long as there is work in it, and others never.
     """
 
@@ -146,7 +146,7 @@ def prepare_experiment(point: Point, bench: Bench) -> Experiment:
 
 
 def _sharing(point: Point, bench: Bench) -> TimedOperation:
-    """Return the operation as it runs beside others: a GPU's copies share an engine.
+    """Return the operation as it runs with others: a GPU's copies share an engine.
 
     The engine of an H100 ran one stream's copies for as long as there were any, and another
     stream's not once within seconds.
@@ -248,7 +248,7 @@ def _collective(point: CollectivePoint, device: Device, ranks: MeasuringRanks) -
 
 
 def _starter(point: CollectivePoint, device: Device, group: Communicator) -> Callable[[], Transfer]:
-    """Return the function that starts one collective on buffers of its own."""
+    """Return the function that starts a collective on buffers for it alone."""
     count, size, op = point.num_bytes // _FLOAT_BYTES, point.group_size, point.op
     sent = torch.ones(count, device=device.torch_device)
     if op == "send":
@@ -265,7 +265,7 @@ def _starter(point: CollectivePoint, device: Device, group: Communicator) -> Cal
 
 
 def _neighbour_exchange(sent: torch.Tensor, group: Communicator) -> Callable[[], Transfer]:
-    """Return the function that sends to the next rank and the one before, as pipeline stages do.
+    """Return the function that sends to the next rank and the rank before, as pipeline stages do.
 
     Between a forward and a backward pass of 1F1B an activation and a gradient travel at once.
     """

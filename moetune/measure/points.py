@@ -171,7 +171,7 @@ class PointScope:
         yield from kernel_points(workloads, grid, self.kernels_of)
         yield from step_points(self.of_layers)
         if self.machine.kind == "cuda" and workloads:
-            # Plans may offload activations, on streams beside computation and exchanges.
+            # Plans may offload activations, on other streams than computation and exchanges.
             yield from interference(has_link=bool(self.linked))
             yield from (point for point in copy_grid(self.machine.kind, grid) if point.pinned)
             yield large_product(self.dtypes)
@@ -217,11 +217,7 @@ def _check_sizes(group_sizes: Sequence[int], num_ranks: int) -> None:
 
 
 def _workloads(
-    layers: Sequence[LayerShape],
-    *,
-    dtypes: Sequence[str],
-    group_sizes: Sequence[int],
-    tokens: int,
+    layers: Sequence[LayerShape], *, dtypes: Sequence[str], group_sizes: Sequence[int], tokens: int
 ) -> list[Workload]:
     """Return every layer with experts, in every dtype, on every group that may share them."""
     return [

@@ -1,7 +1,7 @@
 """Ranks that measure together: how layouts group them, and their communicators.
 
-A session opens them first. Agreement uses gloo groups of its own, so that it never comes between
-the collectives that are measured: one for the main thread, one for the thread of a background load.
+A session opens them first. Agreement uses other groups, of gloo, so that it never comes between
+the collectives that are measured: a group for the main thread, and for that of a background load.
 """
 
 import datetime as dt
@@ -105,8 +105,8 @@ class MeasuringRanks:
     def usable_bytes(self, device: Device) -> int | None:
         """Return the memory of the rank whose device has least, once an exchange has begun.
 
-        NCCL allocates its buffers with the first one, by the number of peers. Rounded down, so that
-        one machine's runs agree. None on a CPU.
+        NCCL allocates its buffers with the first exchange, by the number of peers. Rounded down, so
+        that one machine's runs agree. None on a CPU.
         """
         everybody = self._groups[self.control.num_ranks, 0] if self.control.num_ranks > 1 else None
         if everybody is not None:

@@ -16,7 +16,7 @@ from moetune.domain.samples import Point, Sample, StepPoint, undisturbed
 from moetune.measure.sizes import family, size_of
 
 NUM_VISITS = 3
-"""Visits of every point, if there is time: two that agree tell which one was disturbed."""
+"""Visits of every point, if there is time: two that agree tell which visit was disturbed."""
 MAX_VISITS = 5
 """Visits after which a point is as certain as this machine lets it be."""
 CERTAIN = 0.02
@@ -27,7 +27,7 @@ make two: 64 kB and 4 MB alone put exchanges of 512 kB at half their time."""
 _NEW_KIND, _KNOWN_KIND = 2, 3
 """Tiers by which a grid's points come after those that layers need."""
 _AT_ONCE: Mapping[str, int] = MappingProxyType({"gemm": 4, "collective": 2})
-"""Points of a kind that are visited in a turn; one of the others. Steps consist of these."""
+"""Points of a kind that are visited in a turn; of the others, 1. Steps consist of these."""
 _FIRST_TURN: Mapping[str, int] = MappingProxyType({"interference": 2})
 """Of kinds that take long and change a step by less; 0 of the others."""
 _STEP = 1
@@ -97,7 +97,7 @@ def _largest_first(points: Sequence[Point]) -> list[Point]:
 
 
 def _in_turns(points: Sequence[Point]) -> list[Point]:
-    """Return some points of each kind and operation, then the next ones, and so on."""
+    """Return some points of each kind and operation, then the next points, and so on."""
     counts: Counter[object] = Counter()
     turns = []
     for point in points:

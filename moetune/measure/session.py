@@ -31,13 +31,13 @@ from moetune.measure.schedule import (
 )
 from moetune.measure.timing import Effort, FailedPointError, Timing, explain, measure
 
+_QUICK = Effort(min_blocks=5, max_blocks=20, max_seconds=0.08, warmup_seconds=0.05)
+_FULL = Effort(min_blocks=10, max_blocks=100, max_seconds=0.6, warmup_seconds=0.6)
 _EFFORTS: dict[tuple[Preset, DeviceKind], Effort] = {
-    ("quick", "cpu"): Effort(min_blocks=5, max_blocks=20, max_seconds=0.08, warmup_seconds=0.05),
-    ("full", "cpu"): Effort(min_blocks=10, max_blocks=100, max_seconds=0.6, warmup_seconds=0.6),
-    ("quick", "cuda"): Effort(min_blocks=5, max_blocks=20, max_seconds=0.08, warmup_seconds=0.05),
+    ("quick", "cpu"): _QUICK, ("quick", "cuda"): _QUICK, ("full", "cpu"): _FULL,
     # A GPU's clock moves by more than blocks may differ: warm-ups lasted as long as they were let.
-    ("full", "cuda"): Effort(min_blocks=10, max_blocks=100, max_seconds=0.6, warmup_seconds=0.05),
-}
+    ("full", "cuda"): replace(_FULL, warmup_seconds=0.05),
+}  # fmt: skip
 _LARGEST_SHARE, _SHORT_SECONDS = 1 / 6, 1.0
 _PROBE = Effort(min_blocks=3, max_blocks=3, max_seconds=0.1, warmup_seconds=0.05)
 
@@ -102,7 +102,6 @@ def run_session(
 
     Raises:
         InputError: the budget holds no point; on every rank.
-        CollectiveError: a rank is gone.
     """
     start = time.perf_counter()
     control = ranks.control
@@ -126,7 +125,7 @@ def run_session(
 
 
 def _open_groups(assignment: Assignment, ranks: MeasuringRanks) -> None:
-    """Open the groups of all points that need one, and that of all ranks."""
+    """Open the groups that points need, and that of all ranks."""
     num_ranks = ranks.control.num_ranks
     linked = (CollectivePoint, StepPoint)
     groups = {point.group for point in assignment.points if isinstance(point, linked)}
@@ -156,11 +155,7 @@ def _affordable(
 def _estimates(
     assignment: Assignment, by_worth: Sequence[Sequence[Point]], seconds: Mapping[Point, float]
 ) -> Estimates:
-    """Return the points that a budget is long enough for, all if there is none.
-
-    Raises:
-        InputError: it is not long enough for the first.
-    """
+    """Return the points that a budget is long enough for, all if there is none."""
     total = NUM_VISITS * sum(seconds.values())
     budget_seconds = assignment.budget_seconds
     if budget_seconds is None:
@@ -205,7 +200,7 @@ class _Visits:
         """Visit in rounds until every point is certain, or the budget is spent.
 
         Args:
-            seconds: estimated, of a visit; one that would take longer than what is left is omitted.
+            seconds: estimated, of a visit, which is omitted where less time is left.
         """
         budget = math.inf if assignment.budget_seconds is None else assignment.budget_seconds
 

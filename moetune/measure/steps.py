@@ -6,9 +6,8 @@ T tokens, K choices, E experts, D model width.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -53,11 +52,7 @@ class LayerSteps:
     """
 
     def __init__(
-        self,
-        layer: ExpertLayer,
-        x_TD: torch.Tensor,
-        grad_TD: torch.Tensor,
-        workload: Workload,
+        self, layer: ExpertLayer, x_TD: torch.Tensor, grad_TD: torch.Tensor, workload: Workload
     ) -> None:
         self.layer, self.workload = layer, workload
         self.x_TD = x_TD.detach().requires_grad_()
@@ -149,12 +144,9 @@ def drawn_experts(
     """
     ends_E = torch.tensor(shares, dtype=torch.float64, device="cpu").mul(top_k).cumsum(0)
     ends_E[-1] = top_k
-    start_T = (torch.randperm(num_tokens, generator=generator, device="cpu") + 0.5) / max(
-        1, num_tokens
-    )
-    teeth_TK = start_T.double().unsqueeze(1) + torch.arange(
-        top_k, dtype=torch.float64, device="cpu"
-    )
+    order_T = torch.randperm(num_tokens, generator=generator, device="cpu")
+    start_T1 = ((order_T + 0.5) / max(1, num_tokens)).double().unsqueeze(1)
+    teeth_TK = start_T1 + torch.arange(top_k, dtype=torch.float64, device="cpu")
     return torch.searchsorted(ends_E, teeth_TK, right=True).clamp_(max=len(shares) - 1)
 
 
@@ -172,32 +164,20 @@ def _layer(
     workload: Workload, *, device: torch.device, communicator: Communicator | None
 ) -> ExpertLayer:
     shape = workload.layer
-    kind: Callable[..., ExpertLayer] = MoELayer
-    if workload.placement:
-        kind = partial(MoELayer, placement=workload.placement)
-    if workload.expert_parallel == "tensor":
-        kind = TensorExpertLayer
+    kind = TensorExpertLayer if workload.expert_parallel == "tensor" else MoELayer
     return kind(
-        shape.d_model,
-        shape.d_hidden,
-        shape.num_experts,
-        shape.top_k,
-        activation=shape.activation,
-        device=device,
-        dtype=getattr(torch, workload.dtype),
+        shape.d_model, shape.d_hidden, shape.num_experts, shape.top_k, activation=shape.activation,
+        placement=workload.placement or None, device=device, dtype=getattr(torch, workload.dtype),
         communicator=communicator,
-    )
+    )  # fmt: skip
 
 
 def measure_steps(
     steps: LayerSteps, decisions: Sequence[Decision], *, num_rounds: int
 ) -> tuple[MeasuredSteps, ...]:
-    """Time every decision once per round, each round beginning with the next one.
+    """Time every decision once per round, each round beginning with the next decision.
 
     All ranks call this together and return the same.
-
-    Raises:
-        CollectiveError: an exchange failed.
     """
     world = communicator_of(None)
     deviations = [_deviation(steps, decision) for decision in decisions]

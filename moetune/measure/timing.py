@@ -29,14 +29,14 @@ _FEWEST_BLOCKS = 3
 _WARM_DIFFERENCE = 0.01
 _SETTLED_SPREAD = 0.05
 _MAX_GROWTH = 100
-# The first exchanges of a stream are faster than later ones: no guide to how many fill a block.
+# The first exchanges of a stream are faster than the others: no guide to how many fill a block.
 _MAX_STREAM_GROWTH = 4
 OVERLAPPED_SECONDS = 0.6
 # Within one or two turns a pause between turns would not show.
 TURNS_IN_WINDOW = 3
 STREAM_BLOCK_SECONDS = 0.05
 _CLOCK_SECONDS = 1e-9
-# Of the time that issuing a block took before: the next one may take longer.
+# Of the time that issuing a block took before: the next may take longer.
 _HEAD_START = 1.3
 NUM_STREAM_BLOCKS = 4
 
@@ -69,7 +69,7 @@ class Effort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Raw times of single operations, one for each block."""
+    """Raw times of single operations, of each block."""
 
     seconds: tuple[float, ...]
     num_iterations: int
@@ -123,7 +123,6 @@ class Stopwatch:
 
         Raises:
             FailedPointError: it failed on a rank; raised on all of them.
-            CollectiveError: a rank is gone.
         """
 
         def work() -> list[tuple[float, bool, float]]:
@@ -140,7 +139,6 @@ class Stopwatch:
 
         Raises:
             FailedPointError: it failed on a rank; raised on all of them.
-            CollectiveError: a rank is gone.
         """
 
         def work() -> list[tuple[float, bool, float]]:
@@ -204,7 +202,7 @@ class Stopwatch:
     def _head_start_seconds(self, iterations: int) -> float:
         """Return how long the host needs to issue a block; 0 where that is not known.
 
-        Beside background loads the device never idles: what is issued waits for them anyway.
+        With background loads the device never idles: what is issued waits for them anyway.
         """
         experiment = self._experiment
         if experiment.is_issued or experiment.background_loads or self._issue_seconds == math.inf:
@@ -240,7 +238,6 @@ def measure(
 
     Raises:
         FailedPointError: it failed on a rank, or the background loads paused too often.
-        CollectiveError: a rank is gone.
     """
     effort = effort.for_experiment(experiment)
     device.synchronize()
@@ -255,8 +252,7 @@ def measure(
         blocks = _blocks(watch, iterations, effort, is_stream=experiment.is_stream)
     at_once = experiment.victim.at_once
     return Timing(
-        seconds=tuple(seconds / at_once for seconds in blocks),
-        num_iterations=iterations * at_once,
+        seconds=tuple(seconds / at_once for seconds in blocks), num_iterations=iterations * at_once
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.utils import _python_dispatch as dispatch
 from torch.utils import checkpoint
 
-# Nothing public of torch tells of a backward pass, names these modes, or leaves out one of several.
+# Nothing public of torch tells of a backward pass, names these modes, or leaves out some of them.
 # ruff: noqa: SLF001
 _SELECTIVE = (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode)
 

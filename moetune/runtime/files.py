@@ -1,4 +1,4 @@
-"""Files that are whole whatever ends the process: written beside their place, then renamed."""
+"""Files that are whole whatever ends the process: written next to their place, then renamed."""
 
 import os
 import secrets
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def replace_file(target: Path, data: bytes) -> None:
-    """Write a file, whose earlier content stays until the new one is on the disk.
+    """Write a file, whose earlier content stays until the new is on the disk.
 
     Raises:
         OSError: it cannot be written; an earlier file is unchanged.

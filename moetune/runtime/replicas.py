@@ -1,6 +1,6 @@
 """Data-parallel replicas of a layer's experts, and their gradients for DistributedDataParallel."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,33 +15,35 @@ from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.weight_grads import GradientMean
 
 
-def spread_layers(model: nn.Module) -> Iterator[tuple[str, PlannedLayer]]:
-    """Yield the layers, by name, whose experts are spread over several ranks."""
-    for name, module in model.named_modules():
-        if isinstance(module, PlannedLayer) and module.communicator.num_ranks > 1:
-            yield name, module
+def named_layers(model: nn.Module) -> list[tuple[str, PlannedLayer]]:
+    """Return the layers of experts, by name."""
+    return [(name, part) for name, part in model.named_modules() if isinstance(part, PlannedLayer)]
+
+
+def spread_layers(model: nn.Module) -> list[tuple[str, PlannedLayer]]:
+    """Return the layers, by name, whose experts are spread over several ranks."""
+    return [named for named in named_layers(model) if named[1].communicator.num_ranks > 1]
+
+
+def owners_of(layers: Iterable[tuple[str, PlannedLayer]]) -> dict[int, PlannedLayer]:
+    """Return the layer of each parameter of experts, by the parameter's id."""
+    return {id(value): layer for _, layer in layers for value in layer.experts.parameters()}
 
 
 def expert_layers(model: nn.Module) -> dict[str, PlannedLayer]:
     """Return the layer of each parameter that expert-parallel ranks do not replicate, by name."""
-    owners = {
-        id(parameter): layer
-        for _, layer in spread_layers(model)
-        if layer.expert_parallel == "all_to_all"
-        for parameter in layer.experts.parameters()
-    }
-    return {
-        name: owners[id(parameter)]
-        for name, parameter in model.named_parameters()
-        if id(parameter) in owners
-    }
+    owners = owners_of(
+        named for named in spread_layers(model) if named[1].expert_parallel == "all_to_all"
+    )
+    named = model.named_parameters()
+    return {name: owners[id(value)] for name, value in named if id(value) in owners}
 
 
 def replicas_of(layer: PlannedLayer, ranks: Sequence[int]) -> Communicator:
-    """Return the ranks that have the same experts of a layer as this one; a collective.
+    """Return the ranks that have the same experts of a layer as this rank; a collective.
 
     Args:
-        ranks: the data-parallel ones, in the world. They train on different tokens, or on the same
+        ranks: the data-parallel ranks, in the world. They train on different tokens, or on the same
             tokens with other experts.
 
     Raises:
@@ -73,10 +75,10 @@ def replicas_of(layer: PlannedLayer, ranks: Sequence[int]) -> Communicator:
 def equalize(
     values: Iterable[torch.Tensor], replicas: Communicator, *, device: str | None = None
 ) -> None:
-    """Replace values of replicas by those of the first one, as wrappers do with all others.
+    """Replace values of replicas by those of the first replica, as wrappers do with all others.
 
     Args:
-        device: that they travel on; default, each value's own.
+        device: that they travel on; default, that of each value.
     """
     for value in values if replicas.num_ranks > 1 else ():
         if not value.is_meta:
@@ -90,9 +92,9 @@ def prepare_ddp(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.
 
     The wrapper then ignores the experts of a `MoELayer` on several ranks, which are no replicas.
     Their gradients are sums over the ranks' tokens already, while the wrapper averages the others'.
-    Scaled by 1 / ranks of the layer, and averaged over the experts' own replicas where there are
-    any, they fit the same learning rate, and a step equals one on the whole batch. Replicas get the
-    values of the first one, and are averaged behind the last micro-batch (`no_sync`), as the
+    Scaled by 1 / ranks of the layer, and averaged over the experts' replicas where there are any,
+    they fit the same learning rate, and a step equals that on the whole batch. Replicas get the
+    values of the first, and are averaged behind the last micro-batch (`no_sync`), as the
     wrapper does with everything else.
 
     Args:

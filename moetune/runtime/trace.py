@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, Protocol, Self
 
@@ -21,7 +21,7 @@ class Stamp(Protocol):
     """A point in time."""
 
     def since(self, earlier: Self) -> float:
-        """Return the seconds from an earlier stamp of the same device, once this one has passed."""
+        """Return the seconds from an earlier stamp of the same device, once this has passed."""
 
 
 class HostStamp:
@@ -98,28 +98,25 @@ class SpanRecorder:
         return transfer
 
 
+@dataclass(slots=True)
 class _Step:
-    """One step under way, begun when it is made; the first that sees the end sets it.
+    """A step under way, begun when it is made; the first that sees the end sets it.
 
     A context around a body, or a transfer whose end is where it was waited for.
     """
 
-    __slots__ = (
-        "chunk", "clock", "end", "has_ended", "name", "num_bytes", "phase", "resource", "start",
-        "transfer",
-    )  # fmt: skip
+    phase: Phase
+    name: str
+    chunk: int
+    clock: Callable[[], Stamp]
+    num_bytes: int | None = None
+    transfer: Transfer | None = None
+    start: Stamp = field(init=False)
+    end: Stamp | None = None
+    has_ended: threading.Event | None = None
 
-    def __init__(
-        self, phase: Phase, name: str, chunk: int, clock: Callable[[], Stamp], *,
-        num_bytes: int | None = None, transfer: Transfer | None = None,
-    ) -> None:  # fmt: skip
-        self.phase: Phase = phase
-        self.name, self.chunk, self.num_bytes = name, chunk, num_bytes
-        self.resource: _Resource = "comp" if num_bytes is None else "comm"
-        self.clock, self.transfer = clock, transfer
-        self.start = clock()
-        self.end: Stamp | None = None
-        self.has_ended: threading.Event | None = None
+    def __post_init__(self) -> None:
+        self.start = self.clock()
 
     def set_end(self, _: object = None) -> None:
         """Set the end to now, the first time."""
@@ -188,7 +185,7 @@ class TimelineRecorder(SpanRecorder):
         self, phase: Phase, name: str, chunk: int, transfer: Transfer, num_bytes: int,
         stream: torch.cuda.Stream,
     ) -> None:  # fmt: skip
-        """Record events around a wait for the exchange, in a stream of their own.
+        """Record events around a wait for the exchange, in a stream for these alone.
 
         A transfer's future is complete as soon as NCCL has issued it. The first event is over when
         the transfer before it has ended, and when the computing stream has reached the issue.
@@ -197,7 +194,7 @@ class TimelineRecorder(SpanRecorder):
         stream.wait_stream(torch.cuda.current_stream(self._device))
         step = _Step(phase, name, chunk, partial(CudaStamp, stream), num_bytes=num_bytes)
         if future is not None:
-            # Not the transfer's own wait, after which nothing holds its tensors.
+            # Not the wait of the transfer, after which nothing holds its tensors.
             with torch.cuda.stream(stream):
                 future.wait()
         step.set_end()
@@ -211,12 +208,14 @@ class TimelineRecorder(SpanRecorder):
                 step.has_ended.wait(_END_SECONDS)
             end = (step.end or self._clock()).since(self._zero)
             start = step.start.since(self._zero)
-            if step.resource == "comm":
+            is_transfer = step.num_bytes is not None
+            if is_transfer:
                 start, previous_end = min(max(start, previous_end), end), max(previous_end, end)
             spans.append(
                 RecordedSpan(
-                    phase=step.phase, name=step.name, resource=step.resource, chunk=step.chunk,
-                    start_seconds=start, end_seconds=end, num_bytes=step.num_bytes,
+                    phase=step.phase, name=step.name, resource="comm" if is_transfer else "comp",
+                    chunk=step.chunk, start_seconds=start, end_seconds=end,
+                    num_bytes=step.num_bytes,
                 )
             )  # fmt: skip
         return tuple(sorted(spans, key=lambda span: span.start_seconds))

@@ -45,7 +45,7 @@ def evaluates_a_layer(folder: str) -> None:
 def evaluates_stages(folder: str) -> None:
     layout = {"pp": 2} if dist.get_world_size() == 2 else {"dp": 2, "pp": 2, "ep": 2}
     trained = own._parallel(layout)
-    batch = [*map(trained.own_part, own.batch_of(0))]
+    batch = [*map(trained.local_batch, own.batch_of(0))]
     trained.evaluate(*batch)
     _alone(folder, lambda: trained.evaluate(*batch), "the agreement on the evaluation")
 

@@ -422,6 +422,7 @@ def follows_its_plan() -> None:
     x = torch.zeros(4, 12)
     chosen = torch.zeros(4, 1, dtype=torch.int64)
     assert "the router gave" in same_on_all(raised(lambda: layer(x, chosen, torch.ones(4, 1))))
+    assert "chose" in raised(lambda: layer(x, chosen.expand(4, 2) + 99, torch.ones(4, 2)))
 
 
 def runs_the_example(folder: str) -> None:

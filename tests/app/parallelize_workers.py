@@ -204,8 +204,8 @@ def train(trained: moetune.ParallelModel, losses: Sequence[float]) -> float:
     optimizer, shares, evaluated = trained.optimizer(optimizer_of), [], []
     for step in range(NUM_STEPS):
         tokens, wanted = batch_of(step)
-        shares.append(trained.backward(trained.own_part(tokens), trained.own_part(wanted)))
-        others = map(trained.own_part, batch_of(NUM_STEPS + step))
+        shares.append(trained.backward(trained.local_batch(tokens), trained.local_batch(wanted)))
+        others = map(trained.local_batch, batch_of(NUM_STEPS + step))
         evaluated.append(trained.evaluate(*others))
         assert all(module.training for module in trained.parts.modules())
         trained.clip_grad_norm_(0.5)
@@ -394,14 +394,14 @@ def different_batches_raise_an_error(layout: dict[str, Any]) -> None:
             continue
         batch = torch.zeros((sequences, length), dtype=torch.int64)
         with pytest.raises((InputError, RankMismatchError), match=words) as caught:
-            trained.backward(trained.own_part(batch), trained.own_part(batch))
+            trained.backward(trained.local_batch(batch), trained.local_batch(batch))
         texts: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(texts, str(caught.value))
         assert len(set(texts)) == 1, texts
     assert train(trained, losses) < SAME
     if layout["pp"] == 1:  # every rank's tokens may have lengths of their own
         shorter = torch.zeros((BATCH, LENGTH - 2), dtype=torch.int64)
-        trained.backward(trained.own_part(shorter), trained.own_part(shorter))
+        trained.backward(trained.local_batch(shorter), trained.local_batch(shorter))
 
 
 def refusals() -> None:

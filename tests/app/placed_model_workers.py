@@ -15,7 +15,7 @@ from moetune.domain.document import decode
 from moetune.domain.errors import InputError
 from moetune.domain.placement import ModelPlacement
 from moetune.domain.routing_record import ModelRoutingRecord
-from moetune.runtime.parallel.own_layers import named_layers
+from moetune.runtime.replicas import named_layers
 from tests.app import parallelize_workers as own
 
 ORDERS = ((2, 0, 3, 1), (1, 3, 2, 0))
@@ -61,7 +61,7 @@ def gradients_are_those_of_the_natural_order() -> None:
     for orders in ((), ORDERS):
         trained = parallel(layout, orders) if orders else _natural(layout)
         tokens, wanted = own.batch_of(3)
-        share = trained.backward(trained.own_part(tokens), trained.own_part(wanted))
+        share = trained.backward(trained.local_batch(tokens), trained.local_batch(wanted))
         grads: dict[str, torch.Tensor] = {"loss": share}
         for name, layer in named_layers(trained.parts):
             grads[f"{name}.gate"] = _grad(layer.get_parameter("gate.weight"))
@@ -103,7 +103,7 @@ def checkpoints_have_the_experts_own_order(folder: str) -> None:
         again.load_state_dict(loaded)
         for name, value in again.state_dict().items():
             assert float((own.whole(value) - state[name]).abs().max()) < own.SAME, (name, orders)
-        again.backward(*map(again.own_part, own.batch_of(0)))
+        again.backward(*map(again.local_batch, own.batch_of(0)))
         folder = f"{folder}-{number}"
         save({"model": again.state_dict()}, checkpoint_id=folder)
 
@@ -132,7 +132,7 @@ def written_and_not_loaded_is_an_error() -> None:
         if ".ffn.experts." in name:
             value.to_local().add_(1)  # type: ignore[attr-defined]
     with pytest.raises(InputError, match="call load_state_dict"):
-        trained.backward(*map(trained.own_part, own.batch_of(0)))
+        trained.backward(*map(trained.local_batch, own.batch_of(0)))
 
 
 def records_are_of_the_whole_model(layouts: Sequence[dict[str, Any]]) -> None:
@@ -147,7 +147,7 @@ def records_are_of_the_whole_model(layouts: Sequence[dict[str, Any]]) -> None:
         for trained in (parallel(layout), _natural(layout)):
             with pytest.raises(InputError, match="no step was recorded"):
                 moetune.routing_record(trained)
-            trained.backward(trained.own_part(tokens), trained.own_part(wanted))
+            trained.backward(trained.local_batch(tokens), trained.local_batch(wanted))
             found = moetune.routing_record(trained)
             assert isinstance(found, ModelRoutingRecord)
             assert [one.loads for one in found.layers] == [one.loads for one in expected.layers]
@@ -156,7 +156,7 @@ def records_are_of_the_whole_model(layouts: Sequence[dict[str, Any]]) -> None:
 def what_cannot_place_refuses() -> None:
     layout = {"dp": 2, "ep": 2}
     with pytest.raises(
-        InputError, match=r"layers.1.ffn.*transformers model stay.*own order"
+        InputError, match=r"layers.1.ffn.*transformers model stay.*natural order"
     ) as error:
         moetune.parallelize(own.decoder_of_transformers(), placed_plan(layout), loss_of=own.loss_of)
     assert "--expert-placement natural" in str(error.value.hint)

@@ -181,9 +181,8 @@ def a_wrong_size_is_told_before_it_travels(group: Communicator) -> None:
         own.all_to_all(rows, sent, splits, splits, "the dispatch of chunk 2 of 4").wait()
     text = str(failure.value)
     assert text.startswith(f"the dispatch of chunk 2 of 4 failed on rank {group.rank} of ")
-    assert (
-        f"all_to_all of 3x2 bfloat16, 9x2 bfloat16 among ranks 0 to {group.num_ranks - 1}" in text
-    )
+    members = f"ranks 0 to {group.num_ranks - 1}"
+    assert f"all_to_all of 3x2 bfloat16, 9x2 bfloat16 among {members}" in text
     group.barrier("the ranks after it")
 
 
@@ -214,6 +213,8 @@ def problem_of_a_rank_raises_on_all(group: Communicator) -> None:
     problem = "x has 7 columns" if group.rank == 1 else ""
     with pytest.raises(RankMismatchError, match="rank 1: error: x has 7 columns"):
         agreed_tokens(group, Opening(num_tokens=1, signature="same", problem=problem))
+    with pytest.raises(ValueError if group.rank == 1 else RankMismatchError, match="not convert"):
+        agree(group, lambda: float("-" if group.rank == 1 else "1"), lambda _: [], "the numbers")
 
 
 def the_first_decides(group: Communicator) -> None:

@@ -57,6 +57,16 @@ def disagreements() -> None:
         assert "rank 1" in same_text(caught.value)
 
 
+def failed_router(kind: Kind) -> None:
+    layer, wanted = _layer_of(kind), AllocationError if dist.get_rank() else RankMismatchError
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank():
+            patch.setattr(layer.gate, "forward", _no_memory)
+        with pytest.raises(wanted, match="none"):
+            layer(torch.randn(5, 8))
+    layer(torch.randn(5, 8)).sum().backward()
+
+
 def death(kind: Kind, phase: str) -> None:
     layer = _layer_of(kind)
     x = torch.randn(64, 8, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Activations of one chunk's rows: of experts with a matrix for each product, or with a fused one.
+"""Activations of one chunk's rows: of experts with a matrix for each product, or a fused matrix.
 
 `experts` calls this between the products. Results go to the caller's buffers,
 because fresh ones cost page faults: up to three times the operation that fills them on a CPU. The

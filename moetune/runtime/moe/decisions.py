@@ -31,7 +31,7 @@ class LayerDecisions:
     """The decisions of one layer, equal on all ranks if arguments and plan books are.
 
     Args:
-        key: of the layer; the step's dtype replaces its own.
+        key: of the layer; the step's dtype replaces the key's.
         rank: this rank's index in the layer's group; the first one warns.
         pipeline, memory_reuse, plan, placement, expert_kernel, dispatcher: as in `MoELayer`.
         can_place: whether the layer can have its experts in another than the natural order.
@@ -75,8 +75,8 @@ class LayerDecisions:
             self.placement = () if placed == tuple(range(key.layer.num_experts)) else placed
             if self.placement and not can_place:
                 raise InputError(  # noqa: TRY301 - raised on all ranks as the others
-                    "the plan places experts on other ranks, and this model's stay in their own "
-                    "order",
+                    "the plan places experts on other ranks, and this model's stay in their "
+                    "natural order",
                     "plan with --expert-placement natural",
                 )
         except InputError as error:
@@ -100,10 +100,7 @@ class LayerDecisions:
         """Return the first rank's seed, once all ranks have the same layer and plans.
 
         Raises:
-            InputError: no rank can use its plan.
-            RankMismatchError: the ranks have different layers or plans, or one cannot use its
-                own; on all.
-            CollectiveError: the exchange failed.
+            InputError, RankMismatchError: as of `PlannedLayer.agree_on_plans`.
         """
         agree(communicator, self.check, lambda _: (self._described,), "the layer and its plans")
         self.has_met = True
@@ -120,11 +117,7 @@ class LayerDecisions:
         return f"{described}, experts in the order {_shortened(self.placement)}"
 
     def pin(self, decision: Decision | None) -> None:
-        """Return `decision` from now on; None goes back to the plan.
-
-        Raises:
-            InputError: it has other chunks backward than forward.
-        """
+        """Return `decision` from now on; None goes back to the plan."""
         if decision is not None:
             _ = decision.degree
         self._pinned = decision
@@ -195,11 +188,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _pinned_decision(pipeline: bool | int) -> Decision | None:
-    """Return the degree that the caller wants, None to leave it to the plan.
-
-    Raises:
-        InputError: the degree is below 1 or no number.
-    """
+    """Return the caller's degree, None for the plan's; InputError where it is no number above 0."""
     if pipeline is True:
         return None
     degree: object = 1 if pipeline is False else pipeline
@@ -212,11 +201,7 @@ def _pinned_decision(pipeline: bool | int) -> Decision | None:
 
 
 def forced_strategy(memory_reuse: bool | str) -> Strategy | None:
-    """Return the strategy that the caller wants, None to leave it to the plan.
-
-    Raises:
-        InputError: there is no such strategy.
-    """
+    """Return the caller's strategy, None for the plan's; InputError where there is no such."""
     if memory_reuse is True:
         return None
     wanted = memory_reuse or "none"
@@ -230,12 +215,7 @@ def forced_strategy(memory_reuse: bool | str) -> Strategy | None:
 
 
 def _book(plan: GivenPlan, key: LayerKey) -> PlanBook:
-    """Return the book to look plans up in.
-
-    Raises:
-        InputError: the plan is for another layer or number of ranks, or for experts that are shared
-            in another way.
-    """
+    """Return the book to look plans up in; InputError where a plan is for another layer."""
     if plan is None or isinstance(plan, PlanBook):
         return plan or PlanBook()
     plans = plans_of(plan)
@@ -247,10 +227,8 @@ def _book(plan: GivenPlan, key: LayerKey) -> PlanBook:
 def _placement(given: Sequence[int] | None, book: PlanBook, key: LayerKey) -> tuple[int, ...]:
     """Return the expert of each place, as given or as all plans for the layer have it.
 
-    Plans without loads of experts have no placement, and go with any.
-
-    Raises:
-        InputError: the placement is no permutation, or two plans differ.
+    Plans without loads of experts have no placement, and go with any. It is an InputError where
+    the placement is no permutation, or two plans differ.
     """
     num_experts = key.layer.num_experts
     if given is not None:

@@ -118,11 +118,6 @@ class TokenPermutation:
         self._rows_TK = rows.view(experts_TK.shape)
 
     @property
-    def num_pairs(self) -> int:
-        """All pairs, also dropped ones."""
-        return self._rows_TK.numel()
-
-    @property
     def numbers_CPX(self) -> torch.Tensor:  # noqa: N802 - a tensor's dimensions
         """Numbers for the other ranks: of each expert's pairs, and of rows if those are fewer."""
         if self.tokens is None:
@@ -271,7 +266,7 @@ class Dispatch:
         return last
 
     def tokens_of(self, chunk: int) -> slice:
-        """Return the chunk's tokens: all pairs of a token are in the same one."""
+        """Return the chunk's tokens: all pairs of a token are in the same chunk."""
         num_tokens = len(self.rows_TK)
         return slice(num_tokens * chunk // self.degree, num_tokens * (chunk + 1) // self.degree)
 

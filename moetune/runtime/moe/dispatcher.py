@@ -1,6 +1,6 @@
 """Dispatchers: the way of a layer's tokens to the experts of all ranks, and of the results back.
 
-`planned_layer` asks one for a step's rows and their numbers, and for the memory policy that runs
+`planned_layer` asks them for a step's rows and their numbers, and for the memory policy that runs
 the step: `keep` or `reuse` behind an all-to-all, `tensor` where all ranks have all tokens. Numbers
 are counted on the device, exchanged with the ranks' agreement, and read once: this read is the
 pass's only stop. The host needs them for the sizes of exchanges and products.
@@ -8,7 +8,6 @@ pass's only stop. The host needs them for the sizes of exchanges and products.
 P ranks, C chunks, L local experts of a rank.
 """
 
-import itertools
 from collections.abc import Sequence
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -71,6 +70,8 @@ class AllToAll:
 
     def permute(self, routing: Routing, degree: int) -> TokenPermutation:
         """Return this rank's rows, before the host knows their numbers."""
+        if routing.aux_loss is None:
+            _check_choices(routing.experts_TK, self._placement.num_experts)
         num_ranks = self._communicator.num_ranks
         return TokenPermutation(
             self.places_of(routing.experts_TK), routing.kept_TK,
@@ -78,11 +79,7 @@ class AllToAll:
         )  # fmt: skip
 
     def count(self, permutation: TokenPermutation) -> RowCounts:
-        """Exchange and read the numbers of rows.
-
-        Raises:
-            CollectiveError: the exchange failed.
-        """
+        """Exchange and read the numbers of rows."""
         counts_CPL = permutation.counts_CPL
         if self._communicator.num_ranks == 1:
             return _local_counts(counts_CPL, counts_CPL[:, 0].tolist())
@@ -90,10 +87,7 @@ class AllToAll:
         return _exchange((), permutation.numbers_CPX, width, self._communicator, name)[1]
 
     def open(
-        self,
-        opening: Opening,
-        permutation: TokenPermutation | None,
-        device: torch.device,
+        self, opening: Opening, permutation: TokenPermutation | None, device: torch.device
     ) -> tuple[list[list[int]], RowCounts | None]:
         """Exchange openings and numbers of rows at once, and read both.
 
@@ -107,9 +101,6 @@ class AllToAll:
         Returns:
             Every rank's opening, where there are several, and the numbers; None where the ranks'
             chunks differ.
-
-        Raises:
-            CollectiveError: the exchange failed.
         """
         if self._communicator.num_ranks == 1:
             return [], None if permutation is None else self.count(permutation)
@@ -165,7 +156,7 @@ class AllToAll:
 class AllGather(AllToAll):
     """Every rank has all tokens, and its experts' results are summed over the ranks (PPMoE).
 
-    Numbers of rows are the rank's own: the openings alone are exchanged.
+    Numbers of rows are this rank's: the openings alone are exchanged.
     """
 
     def permute(self, routing: Routing, degree: int) -> TokenPermutation:
@@ -182,10 +173,7 @@ class AllGather(AllToAll):
         return _local_counts(counts_C1L, counts_C1L[:, 0].tolist())
 
     def open(
-        self,
-        opening: Opening,
-        permutation: TokenPermutation | None,
-        device: torch.device,
+        self, opening: Opening, permutation: TokenPermutation | None, device: torch.device
     ) -> tuple[list[list[int]], RowCounts | None]:
         """Exchange openings, and read them with the numbers of rows."""
         mine = few_values(opening.values, device)
@@ -193,14 +181,7 @@ class AllGather(AllToAll):
         if permutation is None:
             return heads.tolist(), None
         counts_C1L = permutation.counts_CPL
-        values = torch.cat((heads.reshape(-1), counts_C1L.reshape(-1))).tolist()
-        rows = [
-            values[low : low + OPENING_VALUES] for low in range(0, heads.numel(), OPENING_VALUES)
-        ]
-        rows_CL = [
-            values[low : low + self._num_local]
-            for low in range(heads.numel(), len(values), self._num_local)
-        ]
+        rows, rows_CL = _lists((heads, counts_C1L[:, 0]))
         return rows, _local_counts(counts_C1L, rows_CL)
 
     def policy(self, dispatch: Dispatch, context: PipelineContext, *_: object) -> MemoryPolicy:
@@ -212,6 +193,22 @@ class AllGather(AllToAll):
     def signature(self, x: torch.Tensor) -> str:
         """Return what must be equal on all ranks of their tokens' numbers."""
         return f", {x.shape[:-1].numel()} tokens on every rank"
+
+
+def _check_choices(experts_TK: torch.Tensor, num_experts: int) -> None:
+    """Raise InputError where a caller's router chose experts that the layer has not.
+
+    They would be dropped, or be other experts in another chunk. The host would wait for those of a
+    GPU, which are not looked at.
+    """
+    if experts_TK.device.type == "cpu" and experts_TK.numel():
+        low, high = map(int, torch.aminmax(experts_TK))
+        if low < 0 or high >= num_experts:
+            raise InputError(
+                f"the router chose experts {low} to {high}, and the layer has 0 to "
+                f"{num_experts - 1}",
+                "give the layer choices among all ranks' experts, numbered from 0",
+            )
 
 
 def _local_counts(counts_C1L: torch.Tensor, rows_CL: Sequence[Sequence[int]]) -> RowCounts:
@@ -229,18 +226,12 @@ def _local_counts(counts_C1L: torch.Tensor, rows_CL: Sequence[Sequence[int]]) ->
 def _exchange(
     head: Sequence[int], send_CPX: torch.Tensor, width: int, communicator: Communicator, name: str
 ) -> tuple[list[list[int]], RowCounts]:
-    """Exchange numbers and counts of rows in one block for each rank, and read both.
+    """Exchange numbers and counts of rows in a block for each rank; return all heads, and counts.
 
     Args:
         head: this rank's numbers, for all ranks.
         send_CPX: as of `TokenPermutation.numbers_CPX`.
         width: numbers of a block; those that the counts leave are zeros.
-
-    Returns:
-        Every rank's head, and the counts.
-
-    Raises:
-        CollectiveError: the exchange failed.
     """
     num_chunks, num_ranks, num_numbers = send_CPX.shape
     first, last = len(head), len(head) + num_chunks * num_numbers
@@ -258,29 +249,26 @@ def _read(
     heads: torch.Tensor, send_CPX: torch.Tensor, receive_PCX: torch.Tensor
 ) -> tuple[list[list[int]], RowCounts]:
     """Return every rank's head and the counts, which the host reads at once."""
-    num_chunks, num_ranks, num_numbers = send_CPX.shape
+    num_numbers = send_CPX.shape[2]
     num_local = max(1, num_numbers - 1)
     receive_PCL = receive_PCX[..., :num_local]
     rows_CPX = receive_PCX[..., num_local:].transpose(0, 1)
     sums = [send_CPX[..., :num_local].sum(2), receive_PCL.sum(2).T, receive_PCL.sum(0)]
     if num_numbers > num_local:
-        sums += [send_CPX[..., num_local], rows_CPX]
-    values = iter(torch.cat([numbers.reshape(-1) for numbers in (heads, *sums)]).tolist())
-
-    def rows_of(number: int, width: int) -> list[list[int]]:
-        return [[*itertools.islice(values, width)] for _ in range(number)]
-
-    listed = rows_of(num_ranks, heads.shape[1])
-    send_CP, receive_CP, rows_CL = (
-        rows_of(num_chunks, num) for num in (num_ranks, num_ranks, num_local)
-    )
+        sums += [send_CPX[..., num_local], rows_CPX.squeeze(2)]
+    listed, send_CP, receive_CP, rows_CL, *of_tokens = _lists((heads, *sums))
     tokens = None
-    if num_numbers > num_local:
-        tokens = TokenCounts(
-            send_CP=rows_of(num_chunks, num_ranks), receive_CP=rows_of(num_chunks, num_ranks),
-            received_CP=rows_CPX.squeeze(2),
-        )  # fmt: skip
+    if of_tokens:
+        sent, received = of_tokens
+        tokens = TokenCounts(send_CP=sent, receive_CP=received, received_CP=sums[-1])
     return listed, RowCounts(
         send_CP=send_CP, receive_CP=receive_CP, rows_CL=rows_CL, receive_PCL=receive_PCL,
         tokens=tokens,
     )  # fmt: skip
+
+
+def _lists(tables: Sequence[torch.Tensor]) -> list[list[list[int]]]:
+    """Return tables of numbers, which the host reads at once."""
+    read = torch.cat([*map(torch.flatten, tables)]).cpu()
+    parts = read.split([*map(torch.numel, tables)])
+    return [part.view(table.shape).tolist() for part, table in zip(parts, tables, strict=True)]

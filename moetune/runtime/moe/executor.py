@@ -35,7 +35,7 @@ _INTERLEAVED_LEAD = 2
 
 @cache
 def pipelined_schedule(degree: int, order: Order) -> Schedule:
-    """Return the steps of a phase whose chunks have buffers of their own.
+    """Return the steps of a phase whose chunks share no buffers.
 
     dispatch_first: D₁ … D_r, then E₁ C₁ E₂ C₂ … (PipeMoE Eq. 9–11).
     interleaved: two dispatches ahead, then D_{i+2} behind C_i (MPipeMoE §III-B).

@@ -5,7 +5,7 @@ which there are. A kernel that is missing or too old is refused by name, with it
 
 Liger's autograd function permutes tokens, runs the experts and combines. Here permutation and
 combine are the layer's, so that chunks overlap: each of Liger's Triton kernels is called by itself,
-with rows by expert in their own order. The numbers are Liger's: float32 sums, of two-byte rows
+with rows by expert as they are. The numbers are Liger's: float32 sums, of two-byte rows
 rounded once for each product. The combine weights' gradients are added up atomically, in no order
 beyond two tiles of hidden values: bits may then differ between runs.
 

@@ -1,4 +1,4 @@
-"""The local experts' parameters: a layer's own module, or parts of another library's.
+"""The local experts' parameters: a layer's module, or parts of another library's.
 
 They are drawn, saved, loaded, and handed to the function. Layers call the module like any, so that
 hooks on it fire: FSDP2's, for example.
@@ -43,7 +43,7 @@ class ExpertNames:
 
     Args:
         up: the gate and the up-projection in one, (E, D, 2·H) in the layout of their form; with
-            `factor`, what silu takes, (E, H, D), as is each of three matrices of its own.
+            `factor`, what silu takes, (E, H, D), as is each of three separate matrices.
         down: (E, H, D), likewise; with `factor`, (E, D, H).
         up_bias: (E, 2·H).
         down_bias: (E, D).
@@ -105,23 +105,17 @@ class LocalExperts(ABC):
         return (getattr(self.module, name) for name in self.names.all)
 
     def check_wrappers(self) -> None:
-        """Check that no data-parallel wrapper mixes the experts of different ranks.
+        """Raise InputError where something mixes the experts of different ranks.
 
-        Raises:
-            InputError: one does, a parametrization makes a rank's experts, or a state dict's copies
-                of experts were written into.
+        It is a data-parallel wrapper, a parametrization that makes a rank's experts, or a load that
+        wrote into a state dict's copies of experts.
         """
         if self._wrapper_check is not None:
             check_plain(self.module, self.names.all)
             self._wrapper_check.run(self.module, self.up)
             self.placement.copies.check()
 
-    def run(
-        self,
-        x_TD: torch.Tensor,
-        weights_TK: torch.Tensor,
-        step: RunStep,
-    ) -> torch.Tensor:
+    def run(self, x_TD: torch.Tensor, weights_TK: torch.Tensor, step: RunStep) -> torch.Tensor:
         """Return Σₖ weightₖ · expertₖ(x) of this step's routing (T, D).
 
         Args:
@@ -141,8 +135,8 @@ class LocalExperts(ABC):
 class Experts(SpreadExperts, LocalExperts):
     """Parameters of the local experts, rank r of P holding places r·E/P … (r+1)·E/P − 1.
 
-    A place has the expert of its number, or the one that a plan has put there. The parameters'
-    entries in state dicts are those of all ranks, in the experts' own order: see `placement`.
+    A place has the expert of its number, or that which a plan has put there. The parameters'
+    entries in state dicts are those of all ranks, in the experts' natural order: see `placement`.
     """
 
     w1: nn.Parameter
@@ -190,7 +184,7 @@ class Experts(SpreadExperts, LocalExperts):
         return self
 
     def reset(self, seed: int) -> None:
-        """Draw every expert from its own generator: the same values for any number of ranks.
+        """Draw every expert from another generator: the same values for any number of ranks.
 
         Weights and biases are uniform within ±1/√fan_in, as those of `nn.Linear`.
         """
@@ -218,9 +212,9 @@ class BorrowedExperts(LocalExperts):
     """The local experts among another library's parameters, where they are: nothing is copied.
 
     Args:
-        module: its parameters have this rank's experts, before `keep_local` all ranks' ones, or are
-            DTensors of them.
-        form: None of experts with three matrices of their own, which are swiglu.
+        module: its parameters have this rank's experts, before `keep_local` those of all ranks, or
+            are DTensors of them.
+        form: None of experts with three separate matrices, which are swiglu.
         are_wrapped: another library's data-parallel wrapper knows that they are no replicas.
     """
 
@@ -241,7 +235,7 @@ class BorrowedExperts(LocalExperts):
             self._wrapper_check = WrapperCheck(placement)
 
     def keep_local(self) -> None:
-        """Cut the module's parameters to this rank's experts, one after another.
+        """Cut the module's parameters to this rank's experts, parameter by parameter.
 
         Parameters stay the objects that they are. Their entries in state dicts become DTensors of
         all ranks' experts: see `placement`.
@@ -253,7 +247,7 @@ class BorrowedExperts(LocalExperts):
             parameter.grad = None
             local = self.placement.local_part(parameter.detach())
             parameter.data = local.clone(memory_format=torch.contiguous_format)
-            del local  # before the next one is cut
+            del local  # before the next is cut
         guard(self._module, self.placement)
         share_checkpoints(self._module, self.placement)
 

@@ -217,7 +217,7 @@ class ExpertGrads:
         *,
         saved_is_free: Callable[[], None] = lambda: None,
     ) -> torch.Tensor:
-        """Return the gradient of the inputs, in `out` if there is one, which may be `grad`.
+        """Return the gradient of the inputs, in `out` if there is memory, which may be `grad`.
 
         Args:
             grad: (R, D), of the experts' weighted results.

@@ -2,10 +2,10 @@
 
 A token's way to the wire: `layer`, `gate`, **function**, `executor`, the policy's handlers
 (`keep`, `reuse` for MPipeMoE's S1 to S4, `tensor` for PPMoE), `comm`. Here the policy makes a
-phase's buffers and handlers, and the executor runs them. The backward pass has a schedule of its
-own, because autograd's backward of chunked code does not overlap. Permutation, dispatch, experts
-and combine are one function: with the permutation outside, rows would have to have the same order
-backward as forward.
+phase's buffers and handlers, and the executor runs them. The backward pass has another
+schedule, because autograd's backward of chunked code does not overlap. Permutation, dispatch,
+experts and combine are one function: with the permutation outside, rows would have to have the same
+order backward as forward.
 
 T tokens, K choices, D model width.
 """
@@ -104,7 +104,7 @@ class ExpertFunction(torch.autograd.Function):
         ctx.policy = policy
         ctx.is_averaged = policy.context.gradients.is_due()
         if ctx.is_averaged:
-            ctx.parameters = parameters  # a checkpoint would return copies of saved ones
+            ctx.parameters = parameters  # a checkpoint would return copies of saved parameters
         ctx.save_for_backward(weights_TK, *phase.saved, *parameters)
         return y_TD
 
@@ -135,7 +135,7 @@ def _run_backward(
     """Return a backward phase whose steps are issued; its last results may still travel."""
     policy: MemoryPolicy = ctx.policy
     weights_TK, *saved = ctx.saved_tensors
-    parameters = [saved.pop() for _ in range(_NUM_PARAMETERS)][::-1]
+    saved, parameters = saved[:-_NUM_PARAMETERS], saved[-_NUM_PARAMETERS:]
     needs = ctx.needs_input_grad[-_NUM_PARAMETERS:]
     dtypes = [
         parameter.dtype if is_needed else None

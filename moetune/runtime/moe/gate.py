@@ -63,7 +63,7 @@ class Gate(nn.Module):
         normalize_topk: divide the chosen probabilities by their sum; None where K > 1.
         capacity_factor: an expert takes at most ceil(factor · T·K / E) of this rank's pairs,
             those with the largest weights (Megatron-Core's `moe_token_drop_policy`, "probs", its
-            default); of equal ones, the first tokens. None takes all.
+            default); of equal weights, the first tokens. None takes all.
 
     Raises:
         InputError: capacity_factor is not above 0.

@@ -2,7 +2,7 @@
 
 A token's way to the wire: `layer`, `gate`, `function`, `executor`, **keep**, `comm`.
 
-Every chunk has a part of its own of each buffer. Saved for the backward pass are the rows that the
+Every chunk has a part of each buffer to itself. Saved for the backward pass are the rows that the
 experts received, their combine weights and their pre-activations; activations are computed again.
 
 T tokens, N rows this rank sends, R rows it receives, D model width.

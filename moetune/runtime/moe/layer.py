@@ -16,13 +16,7 @@ from moetune.comm.gloo import check_joined, communicator_of, shared_communicator
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.kernels import ExpertKernel
-from moetune.domain.layer import (
-    Activation,
-    ExpertParallel,
-    LayerKey,
-    LayerShape,
-    check_divisible,
-)
+from moetune.domain.layer import Activation, ExpertParallel, LayerKey, LayerShape, check_divisible
 from moetune.runtime.moe.decisions import LayerDecisions, dtype_name, forced_strategy
 from moetune.runtime.moe.expert_module import Experts, LocalExperts
 from moetune.runtime.moe.gate import Gate, Routing
@@ -107,33 +101,27 @@ class ExpertLayer(PlannedLayer):
             d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
             activation=activation,
         )  # fmt: skip
-        if mesh is not None:
-            group = expert_group(mesh, group if communicator is None else communicator)
-        if communicator is None:
-            check_joined("the layer")
-            communicator = shared_communicator() if group is None else communicator_of(group)
-        check_divisible(num_experts, communicator.num_ranks)
+        ranks = _ranks_of(mesh, group, communicator)
+        check_divisible(num_experts, ranks.num_ranks)
         gate = Gate(
             shape, normalize_topk=normalize_topk, capacity_factor=capacity_factor,
             device=device, dtype=dtype,
         )  # fmt: skip
         key = LayerKey(
-            layer=shape, num_ranks=communicator.num_ranks,
+            layer=shape, num_ranks=ranks.num_ranks, expert_parallel=self.expert_parallel,
             dtype=dtype_name(dtype or torch.get_default_dtype()),
-            expert_parallel=self.expert_parallel,
         )  # fmt: skip
         decisions = LayerDecisions(
-            key, rank=communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,
-            plan=plan, placement=placement, expert_kernel=expert_kernel, dispatcher=dispatcher,
+            key, rank=ranks.rank, pipeline=pipeline, memory_reuse=memory_reuse, plan=plan,
+            placement=placement, expert_kernel=expert_kernel, dispatcher=dispatcher,
         )  # fmt: skip
         # Experts behind an all-to-all get gradients from every rank's tokens: a wrapper must not
         # average them. Tensor-parallel experts have data-parallel replicas, as dense layers do.
-        placed = ExpertPlacement.of(communicator, num_experts, decisions.placement)
         experts = Experts(
-            shape, placed, bias=bias, is_replicated=self.expert_parallel == "tensor",
-            device=device, dtype=dtype,
+            shape, ExpertPlacement.of(ranks, num_experts, decisions.placement), bias=bias,
+            is_replicated=self.expert_parallel == "tensor", device=device, dtype=dtype,
         )  # fmt: skip
-        super().__init__(shape, experts, communicator, decisions=decisions, mesh=mesh)
+        super().__init__(shape, experts, ranks, decisions=decisions, mesh=mesh)
         self._last_loss = LastLoss()
         self.gate, self.experts = gate, experts
         self.reset_parameters()
@@ -226,9 +214,9 @@ class MoELayer(ExpertLayer):
         plan: a plan, the path of a plan file, or a book that all ranks share: see
             `moetune.open_planbook`.
         placement: expert of each place, of which rank r of P has the r-th of P equal parts;
-            default, the plan's. The gate and checkpoints know experts by their own numbers.
+            default, the plan's. The gate and checkpoints know experts by their numbers.
         device, dtype: of the parameters.
-        communicator: in place of the group's, for example one that models a slower wire.
+        communicator: in place of the group's; a subclass may model a slower wire.
         expert_kernel: "grouped_mm", "liger" or "loop" for the experts' products; None takes the
             plan's, and without a plan torch's `grouped_mm` where the GPU has it.
         dispatcher: "all_to_all"; DeepEP's and other kernels are refused by name.
@@ -263,7 +251,7 @@ class TensorExpertLayer(ExpertLayer):
         group: tensor-parallel group, default the world. All its ranks construct the layer.
         mesh: in place of a group, as in `MoELayer`.
         pipeline: as in `MoELayer`: a chunk of the output, or of the gradient of x, is summed
-            over the ranks while the next one is computed.
+            over the ranks while the next is computed.
         memory_reuse: True, False or "none", which are the same here.
         dispatcher: "all_gather".
 
@@ -350,6 +338,18 @@ def _check_without_exchange(**options: object) -> None:
                 f"{name} is not available in a tensor-parallel group, whose experts drop no pair",
                 "omit it, or use moetune.MoELayer",
             )
+
+
+def _ranks_of(
+    mesh: DeviceMesh | None, group: dist.ProcessGroup | None, communicator: Communicator | None
+) -> Communicator:
+    """Return the ranks that experts are spread over, by what the caller gave of these."""
+    if mesh is not None:
+        group = expert_group(mesh, group if communicator is None else communicator)
+    if communicator is not None:
+        return communicator
+    check_joined("the layer")
+    return shared_communicator() if group is None else communicator_of(group)
 
 
 def expert_group(mesh: DeviceMesh, group: object) -> dist.ProcessGroup:

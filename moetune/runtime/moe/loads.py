@@ -19,7 +19,7 @@ MOST_STEPS = 1024
 
 
 class LoadRecorder:
-    """Rows of this rank's experts, summed over steps, and of the newest steps one by one."""
+    """Rows of this rank's experts, summed over steps, and of each of the newest steps."""
 
     def __init__(self, num_local: int) -> None:
         self._totals_L = [0] * num_local
@@ -54,12 +54,7 @@ class LoadRecorder:
         self._num_without_gradients = 0
 
     def record(self, communicator: Communicator, *, top_k: int) -> RoutingRecord:
-        """Return the record of all ranks' experts; all ranks call this together.
-
-        Raises:
-            InputError: no step was recorded; on all ranks.
-            CollectiveError: the exchange failed.
-        """
+        """Return the record of all ranks' experts; all ranks call this together."""
         num_steps = len(self._rows_S)
         mine = [num_steps, *self._totals_L, *self._rows_S]
         values = torch.zeros(

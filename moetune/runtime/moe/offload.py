@@ -1,7 +1,7 @@
 """Copy activations between device and host, overlapped with computation and communication.
 
 The memory policy `reuse` starts these copies for the strategies S1 to S3. With CUDA each direction
-has streams of its own. Without, both are the same memory, and the caller copies at once.
+has a stream. Without, both are the same memory, and the caller copies at once.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from moetune.runtime.moe.workspace import allocated, empty, short_of
 class DeviceCopies:
     """Copies of tensors on any device: on a GPU on two streams of that GPU, elsewhere at once.
 
-    The tensors' device need not be the current one, and may change from step to step.
+    The tensors' device need not be current, and may change from step to step.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class DeviceCopies:
         self._under_way: dict[object, Wait] = {}
 
     def __reduce__(self) -> tuple[type["DeviceCopies"], tuple[()]]:
-        """A copy makes streams of its own."""
+        """A copy makes streams anew."""
         return DeviceCopies, ()
 
     def save(self, rows: torch.Tensor, host: torch.Tensor) -> Wait:
@@ -105,13 +105,7 @@ class Offload:
         offloads_middle: the pre-activations are copied.
     """
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        copies: DeviceCopies,
-        *,
-        is_needed: bool,
-    ) -> None:
+    def __init__(self, strategy: Strategy, copies: DeviceCopies, *, is_needed: bool) -> None:
         self.offloads_input = strategy in OFFLOADS_INPUT
         self.offloads_middle = strategy in OFFLOADS_MIDDLE
         self._copies, self._is_needed = copies, is_needed

@@ -31,7 +31,7 @@ _NUM_PARAMETERS = 5
 
 
 def handle_of(layer: nn.Module) -> torch.Tensor:
-    """Return the tensor by which operators find a `PlannedLayer`, as long as there is one."""
+    """Return the tensor by which operators find a `PlannedLayer`, as long as the layer lives."""
     return _carrier(weakref.ref(layer))
 
 
@@ -87,7 +87,7 @@ class _SavedStep:
         parameters: Sequence[torch.Tensor | None],
         needs: Sequence[bool],
     ) -> list[torch.Tensor]:
-        """Return the gradients of x, of the weights, and of the parameters that need one."""
+        """Return the gradients of x, of the weights, and of the parameters that need it."""
         pairs = zip(self._saved, self._is_x, strict=True)
         saved = [x_TD if is_x else tensor for tensor, is_x in pairs]
         self.saved_tensors = weights_TK, *saved, *parameters
@@ -200,11 +200,7 @@ def _carrier(value: object) -> torch.Tensor:
 
 
 def _carried(tensor: torch.Tensor) -> Any:  # noqa: ANN401
-    """Return what a tensor's memory carries.
-
-    Raises:
-        InputError: it is a copy, such as one that hooks on saved tensors have made.
-    """
+    """Return what a tensor's memory carries; InputError where hooks on saved tensors copied it."""
     value = getattr(tensor.untyped_storage(), "carried", None)
     if value is None:
         raise InputError(

@@ -69,11 +69,7 @@ class _OptimizerWatch:
         self._hooked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def before_step(self, optimizer: Optimizer, _: object, __: object) -> None:
-        """Hook an optimizer on its first step, and convert the states that it has already.
-
-        Raises:
-            InputError: the optimizer would give all ranks the experts of one.
-        """
+        """Hook an optimizer on its first step, and convert the states that it has already."""
         if self._num_groups.get(optimizer) == len(optimizer.param_groups):
             return
         self._num_groups[optimizer] = len(optimizer.param_groups)
@@ -155,11 +151,7 @@ def _converted(
 def _distributed(
     owner: ExpertPlacement, parameter: nn.Parameter, key: str, value: torch.Tensor
 ) -> torch.Tensor:
-    """Return a state as a DTensor.
-
-    Raises:
-        InputError: its rows are not those of experts.
-    """
+    """Return a state as a DTensor; InputError where its rows are not those of experts."""
     if value.dim() != parameter.dim() or len(value) != len(parameter):
         raise InputError(
             f"the optimizer's {key} {tuple(value.shape)} of experts {tuple(parameter.shape)} is "
@@ -190,7 +182,7 @@ def _loaded_part(
 def _agree_on_overflow(ranks_of: Callable[[Optimizer], Iterable[Communicator]]) -> None:
     """Let every GradScaler of this process agree on overflow, from now on.
 
-    torch's looks at a rank's own gradients: an overflow in one rank's experts alone would let that
+    torch's looks at the gradients of a rank: an overflow in one rank's experts alone would let that
     rank skip its step, and the others take theirs. torch's ShardedGradScaler agrees, for FSDP;
     loops and libraries that make the plain one call the same method for it.
 

@@ -24,7 +24,7 @@ _DOT_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**25})
 def dots(a_NKD: torch.Tensor, b_ND: torch.Tensor, out_NK: torch.Tensor) -> None:
     """Write the dot products of every row of `a` with its row of `b`.
 
-    Products of two-byte values are summed as float32 ones, unrounded.
+    Products of two-byte values are summed in float32, unrounded.
     """
     most = _DOT_VALUES.get(a_NKD.device.type, _DOT_VALUES["cuda"])
     step = max(1, most // max(1, a_NKD[:1].numel()))

@@ -6,7 +6,7 @@ DTensors of all experts, `Shard(0)` over the layer's group, which share the plai
 `torch.distributed.checkpoint` takes plain tensors of one name for replicas, and keeps one rank's.
 
 Experts that a plan has placed otherwise travel to their places in the natural order when a state
-dict is made, and back when one is loaded: a checkpoint does not tell where its experts were.
+dict is made, and back when it is loaded: a checkpoint does not tell where its experts were.
 """
 
 import sys
@@ -82,7 +82,7 @@ class ExpertPlacement:
 
     Args:
         num_experts: of all ranks.
-        rank: this one's index in the group.
+        rank: this rank's index in the group.
         members: the group's ranks in the world, in order.
         group: None for one rank, or for a communicator that is no process group.
         order: expert of each place, of which rank r has the r-th of equal parts; empty for the
@@ -109,7 +109,7 @@ class ExpertPlacement:
         )  # fmt: skip
 
     def __deepcopy__(self, _: object) -> "ExpertPlacement":
-        """Copies share the group, and watch state dicts of their own."""
+        """Copies share the group, and watch other state dicts."""
         return replace(self, copies=StateCopies())
 
     def __getstate__(self) -> list[object]:
@@ -143,7 +143,7 @@ class ExpertPlacement:
         """Raise InputError where a plan has placed the experts.
 
         Args:
-            what: has checkpoints of its own, for the error.
+            what: writes checkpoints, for the error.
         """
         if self.order:
             raise InputError(
@@ -169,7 +169,6 @@ class ExpertPlacement:
 
         Raises:
             InputError: the layer's communicator is no process group.
-            CollectiveError: the exchange failed.
         """
         from torch.distributed.tensor import DTensor, Shard
 
@@ -195,8 +194,7 @@ class ExpertPlacement:
             kind: of the state dict.
 
         Raises:
-            InputError: it is of one of several ranks, of another one or one that it does not tell.
-            CollectiveError: the exchange failed.
+            InputError: it is of a single rank, of another or of an unknown rank.
         """
         self.copies.forget(kind)
         if is_dtensor(value):
@@ -261,10 +259,7 @@ def _moved(local: torch.Tensor, sources: Sequence[int], group: dist.ProcessGroup
 
     Args:
         local: (rows, …), of as many rows on each rank.
-        sources: of all ranks' rows of the result, the one of `local` that each is.
-
-    Raises:
-        CollectiveError: the exchange failed.
+        sources: of all ranks' rows of the result, the row of `local` that it is.
     """
     communicator = GroupCommunicator(group)
     num_ranks, rank = communicator.num_ranks, communicator.rank
@@ -293,7 +288,7 @@ def _sent_from(group: dist.ProcessGroup, local: torch.Tensor) -> torch.device:
 
 
 def is_dtensor(value: object) -> "TypeGuard[DTensor]":
-    """Return whether a value is a DTensor, without importing them where nobody has made one."""
+    """Return whether a value is a DTensor, without importing them where nobody has made any."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 

@@ -5,6 +5,8 @@ routing, and hands the tokens to `function` with the dispatcher's memory policy.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from operator import index
 from typing import Any, ClassVar
@@ -16,13 +18,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.agree import Opening
 from moetune.comm.group import Communicator
+from moetune.domain.errors import RankMismatchError
 from moetune.domain.layer import ExpertParallel, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.domain.routing_record import RoutingRecord
-from moetune.runtime.autograd import (
-    sees_selective_checkpoints,
-    unseen_by_selective_checkpoints,
-)
+from moetune.runtime.autograd import sees_selective_checkpoints, unseen_by_selective_checkpoints
 from moetune.runtime.moe.decisions import LayerDecisions
 from moetune.runtime.moe.dispatch import GroupedRows, RowCounts, TokenPermutation
 from moetune.runtime.moe.dispatcher import AllGather, AllToAll
@@ -73,7 +73,7 @@ class PlannedLayer(nn.Module):
         self.communicator, self.mesh = communicator, mesh
         self.recorder = SpanRecorder()
         self.decision = SAFE_DECISION
-        self._num_dropped = 0
+        self.num_dropped = 0
         self._kernels: dict[tuple[object, ...], GroupedKernel | None] = {}
         self._decisions = decisions
         self._workspace = Workspace()
@@ -94,7 +94,7 @@ class PlannedLayer(nn.Module):
 
         Args:
             x: (…, d_model), this rank's tokens; ranks may have different numbers of them.
-            problem: why this rank has no routing; "" if it has one.
+            problem: why this rank has no routing; "" if it has it.
 
         Returns:
             The same shape and dtype as `x`.
@@ -169,8 +169,8 @@ class PlannedLayer(nn.Module):
 
         Raises:
             InputError: no rank can use its plan.
-            RankMismatchError: the ranks have different plans, or one cannot use its own; on all.
-            CollectiveError: the exchange failed.
+            RankMismatchError: the ranks have different layers or plans, or some cannot use theirs;
+                on all.
         """
         self._decisions.agree(self.communicator, 0)
 
@@ -181,11 +181,6 @@ class PlannedLayer(nn.Module):
             InputError: it has other chunks backward than forward.
         """
         self._decisions.pin(decision)
-
-    @property
-    def num_dropped(self) -> int:
-        """Pairs over the capacity in the last forward pass."""
-        return self._num_dropped
 
     def routing_record(self) -> RoutingRecord:
         """Return how the tokens of training steps were routed; all ranks call this together.
@@ -222,19 +217,18 @@ class PlannedLayer(nn.Module):
 
         Returns:
             The tokens to look plans up by, the routing, its rows, and their numbers.
-
-        Raises:
-            InputError: the input has a problem (one rank).
-            RankMismatchError: the ranks differ; the same on every rank.
-            CollectiveError: an exchange failed.
         """
         if not self._decisions.has_met:  # a layer that was made on the meta device
             self.agree_on_plans()
         dispatcher, routing, permutation = self.dispatcher, None, None
         degree = self._decisions.expected_degree(opening.num_tokens, dtype)
         if not opening.problem:
-            routing = route()
-            permutation = dispatcher.permute(routing, degree)
+            try:
+                routing = route()
+                permutation = dispatcher.permute(routing, degree)
+            except Exception as error:
+                self._report(error, opening, x.device)
+                raise
         rows, counts = dispatcher.open(opening, permutation, x.device)
         planned = max(opening.agree(rows, self.communicator))
         assert routing is not None  # noqa: S101 - a problem on any rank has raised on all
@@ -245,6 +239,14 @@ class PlannedLayer(nn.Module):
         if self.training:
             self._loads.add_pass(counts.rows_CL)
         return planned, routing, permutation, counts
+
+    def _report(self, error: Exception, opening: Opening, device: torch.device) -> None:
+        """Give the other ranks this rank's error, for which they would wait until their timeout."""
+        if self.communicator.num_ranks > 1:
+            failed = replace(opening, problem=f"{type(error).__name__}: {error}")
+            rows, _ = self.dispatcher.open(failed, None, device)
+            with suppress(RankMismatchError):
+                failed.agree(rows, self.communicator)
 
     def _policy(
         self, permutation: TokenPermutation, counts: RowCounts, x_TD: torch.Tensor
@@ -259,7 +261,7 @@ class PlannedLayer(nn.Module):
             grouped = GroupedRows.of(counts, like=x_TD, bias=bias, kernel=kernel)
         dispatch = permutation.dispatch(counts, grouped=grouped)
         if self.expert_parallel == "all_to_all":  # in a tensor group other ranks have the rest
-            self._num_dropped = permutation.num_pairs - len(dispatch.pairs_N)
+            self.num_dropped = dispatch.rows_TK.numel() - len(dispatch.pairs_N)
         context = PipelineContext(
             communicator=self.communicator, activation=self.shape.activation,
             recorder=self.recorder, workspace=self._workspace, gradients=self.experts.gradients,

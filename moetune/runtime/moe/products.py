@@ -1,4 +1,4 @@
-"""Products of rows with the local experts' matrices: one kernel for all experts, or one for each.
+"""Products of rows with the local experts' matrices: a kernel for all experts, or for each.
 
 `experts` and `weight_grads` call this on the rows of one chunk. A `GroupedKernel` finds the rows of
 each expert by offsets on the device: no expert is left out and no matrix copied, also where an
@@ -90,7 +90,7 @@ class GroupedMM(GroupedKernel):
     name = "grouped_mm"
 
     def product(self, a: torch.Tensor, b: torch.Tensor, part: "RowPart") -> torch.Tensor:
-        """Return the products, of a single expert by a plain one."""
+        """Return the products, of a single expert by a plain product."""
         if len(part.rows_E) == 1:
             return torch.mm(a, b[0]) if b.dim() > a.dim() else torch.mm(a, b).unsqueeze(0)
         made: torch.Tensor = torch._grouped_mm(a, b, offs=part.ends_E)  # noqa: SLF001 - no public name in 2.10

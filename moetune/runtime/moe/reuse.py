@@ -4,8 +4,8 @@ A token's way to the wire: `layer`, `gate`, `function`, `executor`, **reuse**, `
 
 The rows that experts receive (T_DI) and return (T_DO) have two buffers each at the experts, the
 pre-activations (T_M) one. For the backward pass a strategy loads T_DI and T_M from the host, or
-sends T_DI again and computes T_M again. Rows of tokens that travel once are expanded into a buffer
-of their own, and the sums that leave are made anew in place of T_DO.
+sends T_DI again and computes T_M again. Rows of tokens that travel once are expanded into another
+buffer, and the sums that leave are made anew in place of T_DO.
 
 T tokens, K choices, R rows this rank receives, D model width.
 """
@@ -95,7 +95,7 @@ class _ReusePhase(DispatchedPhase):
         return saved
 
     def _expand(self, chunk: int, arrived: torch.Tensor, ring: Ring) -> torch.Tensor:
-        """Return the chunk's rows by expert: those that arrived, or in a buffer of their own."""
+        """Return the chunk's rows by expert: those that arrived, or expanded rows."""
         if self._received is None:
             return arrived
         out, part = ring.of(chunk, self._num_rows(chunk)), self._dispatch.parts[chunk].rows

@@ -20,7 +20,7 @@ RingShape = tuple[int, int, int]
 
 
 class Ring:
-    """Buffers of one kind, which chunks take in turn: a chunk has one until another takes it.
+    """Buffers of one kind, which chunks take in turn: a chunk has a buffer until another takes it.
 
     Args:
         buffers: (rows of the largest chunk, width) each.
@@ -68,7 +68,7 @@ def make_rings(
 class TokenExchange:
     """Sends the tokens' rows and sums what comes back, in one rotation of buffers for both.
 
-    A buffer goes to its next use once its last one has ended. Where combines go first, one buffer
+    A buffer goes to its next use once its last use has ended. Where combines go first, one buffer
     more than a chunk has dispatches is enough, and transfers never wait for a buffer. The next
     chunk's rows overwrite rows whose arrival the experts wait for anyway, while the results of the
     chunk before travel. Results overwrite earlier results, or rows that have arrived, while the
@@ -80,12 +80,7 @@ class TokenExchange:
         sum_TD: (T, D), to which the sums of each token's results are written.
     """
 
-    def __init__(
-        self,
-        dispatch: Dispatch,
-        ring: Ring,
-        sum_TD: torch.Tensor,
-    ) -> None:
+    def __init__(self, dispatch: Dispatch, ring: Ring, sum_TD: torch.Tensor) -> None:
         self._dispatch = dispatch
         self._num_sent = [rows.stop - rows.start for rows in dispatch.sent]
         self._ring, self._sum_TD = ring, sum_TD

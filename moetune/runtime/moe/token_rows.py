@@ -11,7 +11,7 @@ this rank sends, S rows that it receives, R (token, choice) pairs that its exper
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name
+import torch.nn.functional as F  # noqa: N812 - torch's name
 
 from moetune.runtime.moe.gate import counts_of
 
@@ -26,7 +26,7 @@ class SentTokens:
 
     Args:
         ranks_TK: rank of each choice; P for a dropped pair.
-        chunks_T: chunk of each token; None for a single one.
+        chunks_T: chunk of each token; None for a single chunk.
         first_tokens_C: the first token of each chunk, on the device.
 
     Attributes:

@@ -1,7 +1,7 @@
 """The norm of gradients of which ranks have parts: of experts, and of shards in DTensors.
 
-torch's own `clip_grad_norm_` takes plain gradients for equal ones: each rank would clip by the norm
-of its own experts, and the replicas of everything else would drift apart. Scripts import the
+torch's `clip_grad_norm_` takes plain gradients for replicas: each rank would clip by the norm of
+the experts that it has, and the replicas of everything else would drift apart. Scripts import the
 function before there is a layer, so that the norm is replaced that it calls. That is given
 gradients alone: parameters, of which a rank may have no gradient while others do, are read from the
 caller's frame.
@@ -67,9 +67,6 @@ def norm_of_parts(
 
     Args:
         device: of the result where there are no gradients.
-
-    Raises:
-        CollectiveError: a rank left.
     """
     norms = [_norm_over(groups, grads, norm_type) for groups, grads in parts.items()]
     norms = norms or [torch.zeros((), dtype=torch.float64, device=device)]
@@ -77,7 +74,7 @@ def norm_of_parts(
 
 
 def clip_parts(parts: GradientParts, norm: torch.Tensor, max_norm: float) -> None:
-    """Scale gradients of a norm to one of at most `max_norm`, all of a device and dtype at once."""
+    """Scale gradients of a norm to at most `max_norm`, all of a device and dtype at once."""
     scale = (max_norm / (norm + _EPSILON)).clamp(max=1)
     grads = (grad for part in parts.values() for grad in part)
     for (device, dtype), some in _by_kind(grads).items():
@@ -95,7 +92,7 @@ def _by_kind(
 
 
 def norm_over_ranks(norm: torch.Tensor, group: Communicator, norm_type: float) -> torch.Tensor:
-    """Return the norm over a group of ranks, each of which has one."""
+    """Return the norm over a group of ranks, each of which has a norm."""
     total: torch.Tensor = torch.linalg.vector_norm(group.all_gather_values(norm, _NORM), norm_type)
     return total
 

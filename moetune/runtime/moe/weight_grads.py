@@ -25,7 +25,7 @@ _MATRICES = 3
 class GradientSum:
     """The gradient of one parameter (E, …), summed over chunks.
 
-    The sum of two-byte gradients is in float32 over several chunks, and in the parameter's own
+    The sum of two-byte gradients is in float32 over several chunks, and in the parameter's
     dtype where that is wider than the step's (autocast): nothing is rounded on the way. An
     expert's first rows are written, not added: filling with zeros first would touch large
     gradients twice. A grouped kernel takes all rows of a step at once, and rounds its sums once, to
@@ -33,7 +33,7 @@ class GradientSum:
 
     Args:
         weights: the parameter in the dtype of the step; the gradient has its order in memory.
-        dtype: of the gradient, the parameter's own.
+        dtype: of the gradient, the parameter's.
         scale: factor of the gradient.
         form: of fused experts, whose matrices may have another layout.
         is_whole: all rows of the step are added at once, and the memory is taken then.
@@ -223,7 +223,7 @@ class GradientMean:
     """Turns experts' gradients, sums over their group's tokens, into data-parallel means.
 
     Replicas are averaged at the end of a backward pass, once its gradients have been accumulated.
-    Those of micro-batches under DistributedDataParallel's `no_sync` add up until the last one.
+    Those of micro-batches under DistributedDataParallel's `no_sync` add up until the last.
 
     Args:
         scale: factor of a pass's gradients, 1 / ranks of the experts' group.

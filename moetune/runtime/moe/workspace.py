@@ -59,10 +59,10 @@ def allocated(
 
 @contextlib.contextmanager
 def explain(what: str) -> Iterator[None]:
-    """Turn torch's out-of-memory errors of the body into one that names `what`.
+    """Turn torch's out-of-memory errors of the body into an error that names `what`.
 
     Raises:
-        AllocationError: an operation found no memory.
+        AllocationError: there was no memory for an operation.
     """
     try:
         yield
@@ -72,7 +72,7 @@ def explain(what: str) -> Iterator[None]:
 
 
 def check_memory(error: BaseException, what: str) -> None:
-    """Raise AllocationError where torch's error is that `what` found no memory."""
+    """Raise AllocationError where torch's error is that there is no memory for `what`."""
     if isinstance(error, RuntimeError) and _is_out_of_memory(error):
         raise short_of(f"{what} ({str(error).splitlines()[0]})") from error
 
@@ -91,7 +91,7 @@ def _few_sizes(rows: int) -> int:
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether torch could not allocate: only CUDA's error has a class of its own."""
+    """Return whether torch could not allocate: only CUDA's error has a class."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
@@ -100,14 +100,14 @@ class Workspace:
 
     On a CPU it is one block, as large as the largest phase so far: the allocator returns large
     blocks to the system, and page faults of fresh ones cost up to three times the operation that
-    fills them. On CUDA the caching allocator reuses them, and every buffer is its own tensor.
+    fills them. On CUDA the caching allocator reuses them, and every buffer is a tensor.
     """
 
     def __init__(self) -> None:
         self._memory: torch.Tensor | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """Omit the memory: a copy allocates its own."""
+        """Omit the memory: a copy allocates it anew."""
         return self.__dict__ | {"_memory": None}
 
     def buffers(self, shapes: Mapping[str, Shape], like: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -127,7 +127,7 @@ class Workspace:
         """Run a phase. If it fails, drop the memory: exchanges under way may still write there.
 
         Raises:
-            AllocationError: an operation of the phase found no memory.
+            AllocationError: there was no memory for an operation of the phase.
         """
         try:
             yield

@@ -36,11 +36,7 @@ class SpreadExperts(nn.Module):
     is_replicated = False
 
     def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401 - as nn.Module
-        """Set an attribute; `fully_shard` sets its DTensors so.
-
-        Raises:
-            InputError: a DTensor has the experts of different ranks for replicas.
-        """
+        """Set an attribute; `fully_shard` sets its DTensors so, which are checked."""
         if is_dtensor(value):
             check_dtensor(self.placement, f"experts.{name}", value)
         super().__setattr__(name, value)
@@ -83,12 +79,9 @@ def _new(kind: Any) -> nn.Module:  # noqa: ANN401 - as above
 
 
 def check_plain(module: nn.Module, names: Iterable[str]) -> None:
-    """Check that no parametrization, such as PEFT's LoRA, makes a rank's experts.
+    """Raise InputError where a parametrization, such as PEFT's LoRA, makes a rank's experts.
 
-    Its parameters would be averaged over ranks, and saved as those of one rank's experts.
-
-    Raises:
-        InputError: one does.
+    Its parameters would be averaged over ranks, and saved as those of a single rank's experts.
     """
     for name in names:
         if name not in module._parameters and not _is_flattened(module):  # noqa: SLF001 - as above
@@ -122,13 +115,10 @@ class WrapperCheck:
         return WrapperCheck, (self._placement,)
 
     def run(self, experts: nn.Module, parameter: torch.Tensor) -> None:
-        """Check the wrapper whose forward pass is running.
+        """Raise InputError where the wrapper that is running averages experts of different ranks.
 
         Args:
-            parameter: one of the experts'.
-
-        Raises:
-            InputError: it averages the experts of different ranks.
+            parameter: of the experts.
         """
         self._check_ddp(parameter)
         is_managed = getattr(experts, "_is_fsdp_managed_module", False)
@@ -159,11 +149,7 @@ class WrapperCheck:
 
 
 def check_dtensor(placement: ExpertPlacement, name: str, value: torch.Tensor) -> None:
-    """Check a DTensor that is to become a parameter of experts.
-
-    Raises:
-        InputError: it has not the experts of all ranks, or they are placed by a plan.
-    """
+    """Raise InputError unless a DTensor for experts has those of all ranks, in natural order."""
     if not is_dtensor(value):
         return
     placement.check_natural(f"experts.{name} as a DTensor")

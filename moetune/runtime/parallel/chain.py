@@ -1,4 +1,4 @@
-"""A model as a chain of blocks, found by a forward pass on the meta device.
+"""A model as a chain of blocks, as a forward pass on the meta device shows it.
 
 The pass takes no memory and no time, whatever the model's size, and runs no block. It tells the
 shapes between stages, which parameters are used before the blocks and which behind them, and
@@ -45,7 +45,7 @@ def find_blocks(model: nn.Module, name: str | None) -> nn.ModuleList:
     """Return a model's blocks: the list of this name, else the only one with layers of experts.
 
     Raises:
-        InputError: there is none of that name, or not one alone.
+        InputError: there is none of that name, or several.
     """
     lists = {path: part for path, part in model.named_modules() if isinstance(part, nn.ModuleList)}
     if name is not None:
@@ -231,11 +231,7 @@ class _Trace(TorchFunctionMode):
         return getattr(self._blocks[number], name)
 
     def check(self, outputs: object, name: str, *, batch: int) -> torch.Tensor:
-        """Return the hidden states.
-
-        Raises:
-            InputError: the pass did not call all blocks, or returned no tensor of the batch.
-        """
+        """Return the hidden states; InputError where blocks, or a tensor of the batch, lack."""
         if self._called != len(self._blocks) or self._hidden is None:
             raise InputError(
                 f"{name} calls {self._called} of its {len(self._blocks)} blocks",

@@ -1,6 +1,6 @@
 """FSDP2 for models with experts: each rank's experts are sharded over their replicas alone.
 
-Stages are sharded so with a ZeRO stage. With ZeRO stage 3 blocks are gathered one by one for each
+Stages are sharded so with a ZeRO stage. With ZeRO stage 3 blocks are gathered singly for each
 of their passes, and gradients are reduce-scattered behind every micro-batch. With stage 1
 parameters stay gathered and gradients whole until the last micro-batch has ended. Experts that a
 plan has placed stay whole, because FSDP2 writes them in the order of the ranks. Gradients are sums
@@ -15,12 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    fully_shard,
-)
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from moetune.comm.gloo import group_of_this_rank
@@ -40,7 +35,7 @@ def prepare_fsdp(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Modul
 
     Experts become DTensors, sharded over their layer's ranks, and over their replicas in the mesh
     where there are any. `fully_shard` leaves them as they are, and shards everything else. Their
-    gradients become means over the mesh, so that a step equals one on the whole batch.
+    gradients become means over the mesh, so that a step equals that on the whole batch.
 
         moetune.prepare_fsdp(model, mesh)
         for block in model.blocks:
@@ -48,7 +43,7 @@ def prepare_fsdp(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Modul
         fully_shard(model, mesh=mesh)
 
     Args:
-        mesh: of the data-parallel ranks, the one for `fully_shard`: the ranks of each `MoELayer`,
+        mesh: of the data-parallel ranks, that of `fully_shard`: the ranks of each `MoELayer`,
             or of its mesh.
         options: of `fully_shard` for the experts: mp_policy, by default with sums in float32 at
             least, offload_policy and reshard_after_forward.
@@ -64,11 +59,7 @@ def prepare_fsdp(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Modul
 
 
 def shard_experts(
-    model: nn.Module,
-    mesh: DeviceMesh,
-    options: dict[str, Any],
-    *,
-    keeps_placed: bool,
+    model: nn.Module, mesh: DeviceMesh, options: dict[str, Any], *, keeps_placed: bool
 ) -> None:
     """Make DTensors of a model's experts, as of `prepare_fsdp`.
 
@@ -170,7 +161,6 @@ def shard_fully(parts: nn.ModuleList, ranks: ParallelGroups) -> list[nn.Module]:
 
     Raises:
         InputError: an expert's sizes do not divide by its replicas.
-        CollectiveError: a rank left.
     """
     again = ranks.layout.zero == _SHARDS_PARAMETERS
     mesh = DeviceMesh.from_group(ranks.whole, ranks.mesh.device_type, mesh_dim_names=("stage",))
@@ -206,7 +196,7 @@ def forget_failed_passes(parts: Iterable[nn.Module]) -> None:
     """Drop what a step that an error has ended left in FSDP2; a collective.
 
     Args:
-        parts: of FSDP2, each a root of its own.
+        parts: of FSDP2, each a root.
 
     Raises:
         InputError: torch is older than 2.13, which cannot.
@@ -236,7 +226,7 @@ def _blocks_of(part: nn.Module) -> Iterator[nn.Module]:
 
 
 class _Hidden(nn.Module):
-    """A part that torch's pipeline does not take for one of FSDP2.
+    """A part that torch's pipeline does not take for FSDP2's.
 
     It would keep gathered parameters and whole gradients until the end of a step.
     """

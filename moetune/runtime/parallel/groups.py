@@ -3,7 +3,7 @@
 First step of training a planned model: `join` makes them on every rank. Stages and layers of
 experts communicate in them.
 
-All ranks of a stage have tokens of their own, and experts are spread over any ep of them. With the
+All ranks of a stage have different tokens, and experts are spread over any ep of them. With the
 dispatcher `all_gather` the tensor-parallel ranks have the same tokens, and share the experts.
 """
 
@@ -39,9 +39,6 @@ def _groups(
     Args:
         named: rows of ranks, each of which is a group; equal rows are one group.
         device_type: of what travels in the groups.
-
-    Raises:
-        CollectiveError: a rank did not come.
     """
     by_rows: dict[str, dist.ProcessGroup] = {}
     for name, rows in named.items():
@@ -59,7 +56,7 @@ def _groups(
 
 
 def expert_rows(layout: FoldedLayout, ranks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the ranks that share experts, in rows, and those with the same ones.
+    """Return the ranks that share experts, in rows, and those with the same experts.
 
     Args:
         ranks: (pp, dp, tp).
@@ -81,7 +78,7 @@ class ParallelGroups:
 
     Args:
         mesh: ("pp", "dp", "tp"), tp innermost: consecutive ranks, which share a node.
-        spread: ("replicas", "experts") of this stage: ranks with the same experts as this one, and
+        spread: ("replicas", "experts") of this stage: ranks with the same experts as this rank, and
             those that the experts of a layer are spread over.
         whole: the ranks whose gradients of all other parameters are summed.
     """
@@ -127,12 +124,7 @@ class ParallelGroups:
 
 
 def _decision(layout: FoldedLayout) -> Decision:
-    """Return in how many chunks a layer exchanges its tokens.
-
-    Raises:
-        InputError: overlap "chunks" without a degree, which the planner's answer has, or with two
-            different ones.
-    """
+    """Return in how many chunks a layer exchanges its tokens; plans of chunks have a degree."""
     degrees = layout.degree or Degrees.of_both(1)
     if layout.overlap == "chunks" and layout.degree is None:
         raise InputError(
@@ -142,10 +134,7 @@ def _decision(layout: FoldedLayout) -> Decision:
 
 
 def join(
-    layout: FoldedLayout,
-    *,
-    device_type: str = "cpu",
-    timeout: dt.timedelta | None = None,
+    layout: FoldedLayout, *, device_type: str = "cpu", timeout: dt.timedelta | None = None
 ) -> ParallelGroups:
     """Make the groups of a layout; all ranks of the world call this together.
 
@@ -181,7 +170,7 @@ def join(
 
 
 def _check(layout: FoldedLayout, world_size: int) -> None:
-    """Raise InputError unless the layout fits the ranks, and is one that this runtime offers."""
+    """Raise InputError unless the layout fits the ranks, and this runtime offers it."""
     if layout.world_size != world_size:
         raise InputError(
             f"the layout is for {layout.world_size} ranks, but there are {world_size}",

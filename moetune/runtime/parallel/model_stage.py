@@ -1,4 +1,4 @@
-"""One stage of a model that was written for one process, run by the model's own forward.
+"""A stage of a model that was written for one process, run by the model's forward.
 
 What comes before another stage's blocks runs here, too, as blocks may take what it computes of the
 inputs and the buffers: parameters that are not here are zeros of one element's memory. Where the
@@ -72,9 +72,7 @@ class _RoutedBlock:
 
 
 def with_blocks(
-    module: nn.Module,
-    replaced: dict[int, nn.Module],
-    elsewhere: Mapping[int, torch.Tensor],
+    module: nn.Module, replaced: dict[int, nn.Module], elsewhere: Mapping[int, torch.Tensor]
 ) -> nn.Module:
     """Return a model of the same code and tensors, with other blocks.
 
@@ -135,7 +133,7 @@ class ModelStage(nn.Module):
         recompute: whether blocks are computed again in the backward pass.
 
     Attributes:
-        model: the model's own class, with this stage's parameters under the model's names.
+        model: of the model's class, with this stage's parameters under the model's names.
         blocks: the stage's, by their numbers in the model.
     """
 

@@ -10,7 +10,6 @@ from moetune.comm.group import Communicator, OneRank
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.optimizer_states import spread_parameters
 from moetune.runtime.moe.placement import is_dtensor
-from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.total_norm import (
     clip_parts,
     gradient_parts,
@@ -18,6 +17,7 @@ from moetune.runtime.moe.total_norm import (
     norm_over_ranks,
 )
 from moetune.runtime.parallel.groups import ParallelGroups
+from moetune.runtime.replicas import named_layers, owners_of
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Makes torch's optimizer of this rank's parameters, or of its shards of them."""
@@ -30,7 +30,7 @@ class MasterOptimizer:
     """torch's optimizer of what a rank has of its parameters.
 
     Parameters of two bytes are updated in copies of float32, which only this optimizer has. Shards
-    are plain tensors to it: torch updates no DTensor in one call with plain ones.
+    are plain tensors to it: torch updates no DTensor in one call with plain tensors.
 
     Attributes:
         inner: torch's optimizer, whose rates a scheduler may change.
@@ -95,11 +95,7 @@ class SummedGradients:
     def __init__(
         self, parts: nn.ModuleList, ranks: ParallelGroups, parameters: Iterable[nn.Parameter]
     ) -> None:
-        experts = {
-            id(parameter)
-            for module in parts.modules() if isinstance(module, PlannedLayer)
-            for parameter in module.experts.parameters()
-        }  # fmt: skip
+        experts = owners_of(named_layers(parts))
         replicas, whole = map(communicator_of, (ranks.spread.get_group("replicas"), ranks.whole))
         self._summed: dict[Communicator, list[nn.Parameter]] = {replicas: [], whole: []}
         for parameter in parameters:
@@ -108,11 +104,7 @@ class SummedGradients:
             self._summed[replicas if id(parameter) in experts else whole].append(parameter)
 
     def over_replicas(self) -> None:
-        """Sum the gradients in place.
-
-        Raises:
-            CollectiveError: a rank left.
-        """
+        """Sum the gradients in place."""
         for ranks, parameters in self._summed.items():
             for parameter in parameters:
                 if is_dtensor(parameter) and is_dtensor(parameter.grad):  # whole, or summands
@@ -148,7 +140,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
 
 @torch.no_grad()
 def clip_gradients(model: nn.Module, max_norm: float, stages: Communicator) -> torch.Tensor:
-    """Scale all gradients as `clip_grad_norm_` does, of a model or of a rank's stages of one.
+    """Scale all gradients as `clip_grad_norm_` does, of a model or of a rank's stages.
 
     Args:
         stages: the ranks that have the other stages.

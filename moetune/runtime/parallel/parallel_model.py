@@ -1,4 +1,4 @@
-"""A model of one's own under a layout: what a training loop calls.
+"""A model of the caller's under a layout: what a training loop calls.
 
 `moetune.parallelize` makes it. The whole model is cut into this rank's stages, which `Stages`
 trains.
@@ -21,17 +21,17 @@ from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.parallel.chain import Chain, trace_chain
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.model_stage import ModelStage, StageRange
-from moetune.runtime.parallel.own_layers import (
+from moetune.runtime.parallel.stages import LossOf, Shapes, Stages
+from moetune.runtime.parallel.whole_model import (
     add_balance,
     check_can_draw,
     check_layers,
     draw_values,
     equal_values,
     give_memory,
-    named_layers,
     spread_experts,
 )
-from moetune.runtime.parallel.stages import LossOf, Shapes, Stages
+from moetune.runtime.replicas import named_layers
 
 
 class ParallelModel(Stages):
@@ -43,14 +43,14 @@ class ParallelModel(Stages):
             part of the global batch that this rank trains on.
     """
 
-    def own_part(self, batch: torch.Tensor) -> torch.Tensor:
+    def local_batch(self, batch: torch.Tensor) -> torch.Tensor:
         """Return this rank's sequences (B / dp, …) of a global batch (B, …)."""
         return batch.tensor_split(self.ranks.layout.dp)[self.ranks.replica]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return this rank's parameters and buffers under the model's own names.
+        """Return this rank's parameters and buffers under the model's names.
 
-        Tensors have the model's own shapes; those of which ranks have parts are DTensors. All
+        Tensors have the model's shapes; those of which ranks have parts are DTensors. All
         stages together have every name: `torch.distributed.checkpoint` saves the whole model, and
         loads it under any other layout, or into the model on one rank. Values are not copied, but
         of experts that the plan has placed: give them to `load_state_dict` after
@@ -89,11 +89,7 @@ class ParallelModel(Stages):
 
 
 def _spread_as(name: str, value: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor:
-    """Return a whole tensor as this rank has a value; a DTensor as it is.
-
-    Raises:
-        InputError: it is not there, or has another shape.
-    """
+    """Return a whole tensor as this rank has a value, a DTensor as it is; else InputError."""
     if given is None or given.shape != value.shape:
         there = "not there" if given is None else f"of shape {tuple(given.shape)}"
         raise InputError(
@@ -128,34 +124,25 @@ def parallel_model(
 
     Raises:
         InputError: the layout cannot run the model.
-        CollectiveError: a rank left.
     """
     layout = ranks.layout
     inputs = torch.empty((layout.micro_batch, length), dtype=torch.int64, device="meta")
     check_layers(model, blocks)
     chain = trace_chain(model, blocks, inputs)
-    stages = stage_ranges(layout, len(blocks))
-    if len(stages) > 1 and chain.uncuttable:
-        raise InputError(
-            f"{type(model).__name__} cannot be cut into {len(stages)} stages: {chain.uncuttable}",
-            "pass hidden states alone from block to block, or plan with --pp 1",
-        )
-    mine = [stages[number] for number in ranks.stages()]
-    here = [blocks[number] for stage in mine for number in stage.blocks]
+    mine = _stages_here(type(model).__name__, chain, ranks)
+    here = [number for stage in mine for number in stage.blocks]
     from_meta = any(parameter.is_meta for parameter in model.parameters())
     if from_meta:
         check_can_draw(model)
     equal_values(model, ranks, communicator_of(None))
-    spread_experts(model, ranks, here, placements)
-    num_micro_batches = num_sequences // layout.micro_batch
+    spread_experts(model, ranks, [blocks[number] for number in here], placements)
     if balance:
-        losses = max(1, len(named_layers(model))) * num_micro_batches * layout.dp
-        add_balance([blocks[number] for stage in mine for number in stage.blocks], balance / losses)
-    parts = [_stage(model, chain, stage, layout, ranks) for stage in mine]
-    if from_meta:
-        for part in parts:
-            draw_values(part.model, seed)
+        num_losses = max(1, len(named_layers(model))) * (num_sequences // layout.micro_batch)
+        add_balance([blocks[number] for number in here], balance / (num_losses * layout.dp))
+    parts = [_stage(model, chain, stage, ranks) for stage in mine]
     for part in parts:
+        if from_meta:
+            draw_values(part.model, seed)
         part.stand_in(ranks.mesh.device_type)
     return ParallelModel(
         parts, ranks, loss_of=loss_of, gives_inputs=True,
@@ -165,6 +152,17 @@ def parallel_model(
             outputs=_of_batch(chain.outputs, num_sequences),
         ),
     )  # fmt: skip
+
+
+def _stages_here(name: str, chain: Chain, ranks: ParallelGroups) -> list[StageRange]:
+    """Return this rank's stages; InputError where a model of that name has none such."""
+    stages = stage_ranges(ranks.layout, len(chain.blocks))
+    if len(stages) > 1 and chain.uncuttable:
+        raise InputError(
+            f"{name} cannot be cut into {len(stages)} stages: {chain.uncuttable}",
+            "pass hidden states alone from block to block, or plan with --pp 1",
+        )
+    return [stages[number] for number in ranks.stages()]
 
 
 def _of_batch(micro_batch: torch.Tensor, num_sequences: int) -> torch.Tensor:
@@ -197,25 +195,18 @@ def stage_ranges(layout: FoldedLayout, num_blocks: int) -> list[StageRange]:
     ]
 
 
-def _stage(
-    model: nn.Module,
-    chain: Chain,
-    part: StageRange,
-    layout: FoldedLayout,
-    ranks: ParallelGroups,
-) -> ModelStage:
+def _stage(model: nn.Module, chain: Chain, part: StageRange, ranks: ParallelGroups) -> ModelStage:
     """Return a stage with memory on the rank's device."""
-    owned = frozenset[int]()
-    if part.is_first:
-        owned |= chain.first
-    if part.is_last:
-        owned |= chain.last
+    nothing = frozenset[int]()
+    before = nothing if part.is_first else chain.first
+    of_others = before | (nothing if part.is_last else chain.last)
     elsewhere: dict[int, Any] = {
         id(parameter): torch.empty_like(parameter, device="meta", requires_grad=False)
         for parameter in model.parameters()
-        if id(parameter) in chain.first | chain.last and id(parameter) not in owned
+        if id(parameter) in of_others
     }
-    stage = ModelStage(model, chain.blocks, part, elsewhere, recompute="full" in layout.recompute)
+    recompute = "full" in ranks.layout.recompute
+    stage = ModelStage(model, chain.blocks, part, elsewhere, recompute=recompute)
     give_memory(stage, ranks.mesh.device_type)
     return stage.to(ranks.mesh.device_type)
 
@@ -225,7 +216,7 @@ def routing_record(model: nn.Module | ParallelModel) -> ModelRoutingRecord:
 
     Counts that the host reads anyway are summed, and exchanged here alone: each layer's over its
     ranks, and those of pipeline stages over the pipeline. Replicas of the experts have records of
-    their own tokens; a plan takes one rank's.
+    different tokens; a plan takes a single rank's.
 
     Args:
         model: with layers of experts, or of `moetune.parallelize`.

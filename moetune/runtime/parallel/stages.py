@@ -54,7 +54,7 @@ class Shapes:
 
     Args:
         inputs: of the first part.
-        between: of every part's output but the last one's.
+        between: of every part's output but the last part's.
         outputs: of the last part.
     """
 
@@ -69,8 +69,8 @@ class Stages:
     Move the parts to their device and dtype first.
 
     Args:
-        parts: this rank's modules, one for each of `ranks.stages()`.
-        gives_inputs: every part is called with the first one's inputs, too, as `inputs`.
+        parts: this rank's modules, as many as `ranks.stages()`.
+        gives_inputs: every part is called with the first part's inputs, too, as `inputs`.
 
     Raises:
         InputError: the schedule does not take so many micro-batches.
@@ -133,7 +133,7 @@ class Stages:
         """Run all micro-batches, and set gradients to those of the global batch's mean loss.
 
         They equal one process's gradients on all data-parallel ranks' sequences, for every kind of
-        parameter, and replace earlier ones; with ZeRO only the optimizer has them. All
+        parameter, and replace earlier gradients; with ZeRO only the optimizer has them. All
         ranks call this together.
 
         Args:
@@ -157,7 +157,7 @@ class Stages:
         return _share(losses, inputs)
 
     def _begin(self) -> None:
-        """Drop the gradients of the last step, also whole ones of a step that failed."""
+        """Drop the gradients of the last step, also whole gradients of a step that failed."""
         for parameter in self._parameters:
             parameter.grad = None
         if self._has_failed:

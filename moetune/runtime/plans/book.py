@@ -17,7 +17,7 @@ from moetune.comm.gloo import communicator_of
 from moetune.domain.any_plan import AnyPlan, plan_from_json
 from moetune.domain.constraints import Strategy
 from moetune.domain.document import digest
-from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Settled
@@ -194,7 +194,7 @@ def share_plans(
     Args:
         find: called on the group's first rank only.
         find_settled: decisions of earlier searches for plans, oldest first; as `find`.
-        make_tuner: for a book that searches online, see `OnlineSearch`; None for one that does not.
+        make_tuner: for a book that searches online, see `OnlineSearch`; None where it does not.
 
     Raises:
         MoetuneError: raised by `find`; raised on every rank.
@@ -202,17 +202,11 @@ def share_plans(
     """
     communicator = communicator_of(group)
 
-    def find_safely() -> tuple[Sequence[Plan], Sequence[Settled], bool]:
-        try:
-            book = find()
-            return book.plans, tuple(find_settled(book.plans)), book.is_complete
-        except MoetuneError:
-            raise
-        except Exception as error:
-            # `decide_on_first` sends only a MoetuneError: after another, other ranks would hang.
-            raise MoetuneError(f"plans cannot be loaded: {error!r}") from error
+    def of_first() -> tuple[Sequence[Plan], Sequence[Settled], bool]:
+        book = find()
+        return book.plans, tuple(find_settled(book.plans)), book.is_complete
 
-    plans, settled, is_complete = decide_on_first(communicator, find_safely, "the sharing of plans")
+    plans, settled, is_complete = decide_on_first(communicator, of_first, "the sharing of plans")
     search = None
     if make_tuner is not None:
         search = OnlineSearch(make_tuner=make_tuner, settled=settled, group=group)

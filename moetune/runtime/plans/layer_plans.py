@@ -29,7 +29,7 @@ class LayerPlans:
     job.
 
     Args:
-        plans: without any, every decision is the safe one.
+        plans: without any, every decision is the safe decision.
 
     Attributes:
         decisions: by the group's agreed number of tokens, of those that were looked up.
@@ -69,7 +69,7 @@ class WatchedPlans(LayerPlans):
 
     Args:
         memory_reuse: the strategy that the layer's arguments set, None if they set none; a plan
-            predicts only its own.
+            predicts that of its steps alone.
         clock: of the timers.
     """
 
@@ -87,7 +87,7 @@ class WatchedPlans(LayerPlans):
         self._pending: tuple[CallWatch, int] | None = None
 
     def watch(self, tokens: int, device: torch.device) -> Watch:
-        """Return the timer of a call, and read the one that was timed before."""
+        """Return the timer of a call, and read that of the call before."""
         if tokens not in self._watched:
             return Watch()
         self._collect()

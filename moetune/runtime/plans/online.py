@@ -59,7 +59,7 @@ class LayerSearch(LayerPlans):
         return self.ranges[self.plan(tokens).id].decide(tokens)
 
     def look_up(self, tokens: int) -> Decision:
-        """Return the settled decision, else the one on trial, else the plan's; by its kernel."""
+        """Return the settled decision, else that on trial, else the plan's; by its kernel."""
         settled, answer = self.settled(tokens), self.plan(tokens).decide(tokens)
         if settled is not None:
             return replace(settled, kernel=answer.kernel)
@@ -114,7 +114,7 @@ class Trial:
         is_warming: the next step is the first with this decision, and is not counted.
         calls: timed in this step.
         idle_steps: steps since the last call of this size.
-        num_trials: decisions tried so far, with this one.
+        num_trials: decisions tried so far, with that on trial.
     """
 
     layer: LayerSearch

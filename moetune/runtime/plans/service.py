@@ -1,4 +1,4 @@
-"""A plan service as training jobs use it: its plans when a job starts, or its last good ones.
+"""A plan service as training jobs use it: its plans when a job starts, or its last good plans.
 
 `moetune.open_planbook` asks on the group's first rank, once for every question. A request is
 bounded in time and size, and goes to one host alone: urllib's handlers of redirections and proxies,
@@ -82,7 +82,7 @@ class ServiceConnection:
             self._opener.add_handler(handler())
 
     def request(self, path: str, document: object = None) -> bytes:
-        """Send a document, or GET without one, and return the body of the answer.
+        """Send a document, or GET where there is none, and return the body of the answer.
 
         A socket's timeout bounds neither the look-up of a name nor an answer that trickles, so that
         a thread asks, which ends by itself.
@@ -186,17 +186,13 @@ class ServiceClient:
     """
 
     def __init__(
-        self,
-        connection: ServiceConnection,
-        cache: Path,
-        *,
-        pause_seconds: float = 0.25,
+        self, connection: ServiceConnection, cache: Path, *, pause_seconds: float = 0.25
     ) -> None:
         self._connection, self._cache, self._pause_seconds = connection, cache, pause_seconds
         self._away: ServiceError | None = None
 
     def ask(self, questions: Sequence[Question]) -> tuple[Plan | None, ...]:
-        """Return a plan for each question, None without one.
+        """Return a plan for each question, None where there is none.
 
         After a question that got no answer at all, the service is not asked again.
         """
@@ -230,11 +226,7 @@ class ServiceClient:
         return plan, "", ""
 
     def _retried(self, question: Question) -> bytes:
-        """Ask up to three times; once, if the answer is final; never, if the service is away.
-
-        Raises:
-            ServiceError: there is no answer.
-        """
+        """Ask up to three times; once, if the answer is final; never, if the service is away."""
         if self._away is not None:
             raise self._away
         path, document = "/v1/plans:resolve", None if isinstance(question, str) else question
@@ -266,14 +258,10 @@ def _remembered(file: Path, question: Question) -> tuple[Plan | None, str]:
 
 
 def _checked(text: bytes, question: Question, where: str) -> Plan:
-    """Return the plan in an answer.
+    """Return the plan in an answer; ServiceError where it is none, or not that of the question.
 
     Args:
         where: name of the answer in an error.
-
-    Raises:
-        ServiceError: it is no plan, its id is not the hash of its inputs, or its inputs are not
-            those of the question.
     """
     try:
         plan = plan_from_json(text, where).as_layer(where)

@@ -2,7 +2,7 @@
 
 `ExpertLayer.forward` starts and ends a timer around its pipelined part; a hook of autograd times
 the backward pass. On a GPU events are recorded in the stream and read between two steps, so that
-nothing waits within one.
+nothing waits within a step.
 """
 
 from collections.abc import Callable

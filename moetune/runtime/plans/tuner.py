@@ -28,7 +28,7 @@ class Tuner(Protocol):
     """
 
     def begin(self, task: TuningTask) -> Decision | Settled:
-        """Begin a search, or continue an unfinished one of the same task."""
+        """Begin a search, or continue that of the same task."""
 
     def tell(self, seconds: float) -> Decision | Settled:
         """Report the time of one call's pipelined part, both phases, on the slowest rank."""

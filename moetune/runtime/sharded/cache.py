@@ -125,7 +125,7 @@ class Cache:
         capacity: whole chunks that it may hold.
 
     Attributes:
-        order: uses of the last whole training step, empty before there is one.
+        order: uses of the last whole training step, empty before there is any.
         digest: of all gathers so far, equal on all ranks.
         num_gathers: since the model was sharded.
         peak_bytes: most bytes of gathered chunks at once.
@@ -163,7 +163,7 @@ class Cache:
         self._fetch_ahead(AT_START)
 
     def use(self, chunk: GatheredChunk, label: str, *, is_training: bool) -> None:
-        """Begin to gather a module's chunk, if it is not there, and then the next ones.
+        """Begin to gather a module's chunk, if it is not there, and then the next chunks.
 
         Args:
             label: of the module, for the error.

@@ -14,8 +14,8 @@ from moetune.domain.chunks import Chunks
 from moetune.domain.errors import AllocationError, InputError
 from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, pinned_bytes
-from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.plans.book import read_plan
+from moetune.runtime.replicas import named_layers, owners_of
 
 CHUNK_BYTES = 32 * 2**20
 _MEMINFO = Path("/proc/meminfo")
@@ -148,27 +148,23 @@ def _check_ranks(plan: TrainingDocument, model: nn.Module, num_ranks: int, name:
     layout = plan.layout
     if layout.dp != num_ranks:
         raise InputError(
-            f"{name} shards over {layout.dp} ranks, the data-parallel group has {num_ranks}",
-            _ELSE,
+            f"{name} shards over {layout.dp} ranks, the data-parallel group has {num_ranks}", _ELSE
         )
-    for module in model.modules():
-        if isinstance(module, PlannedLayer) and module.communicator.num_ranks != layout.ep:
+    for _, layer in named_layers(model):
+        num_spread = layer.communicator.num_ranks
+        if num_spread != layout.ep:
             raise InputError(
-                f"{name} is for experts on {layout.ep} ranks, this model has them on "
-                f"{module.communicator.num_ranks}",
+                f"{name} is for experts on {layout.ep} ranks, this model has them on {num_spread}",
                 _ELSE,
             )
 
 
 def _check_size(chunks: Chunks, model: nn.Module, name: str) -> None:
     """Raise InputError where the model has far more or fewer parameters than the plan's."""
-    spread = {
-        id(parameter): module.communicator.num_ranks
-        for module in model.modules()
-        if isinstance(module, PlannedLayer)
-        for parameter in module.experts.parameters()
-    }
-    size = sum(parameter.numel() * spread.get(id(parameter), 1) for parameter in model.parameters())
+    owners, size = owners_of(named_layers(model)), 0
+    for parameter in model.parameters():
+        layer = owners.get(id(parameter))
+        size += parameter.numel() * (1 if layer is None else layer.communicator.num_ranks)
     if not 1 / _MAX_RATIO < size / chunks.num_parameters < _MAX_RATIO:
         raise InputError(
             f"{name} is for a model of {chunks.num_parameters:,} parameters, this one has {size:,}",

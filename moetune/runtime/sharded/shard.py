@@ -120,11 +120,7 @@ def _offload_policy(
     replicas: Communicator,
     device: torch.device,
 ) -> OffloadPolicy:
-    """Return where shards are, once all hosts have memory for them.
-
-    Raises:
-        AllocationError, RankMismatchError: as of `check_host_memory`.
-    """
+    """Return where shards are, once all hosts have memory for them."""
     if not options.offload:
         return OffloadPolicy()
     pins = device.type != "cpu"
@@ -190,18 +186,11 @@ def _in_chunks(
     """Shard a model's modules and experts, whose gathering the chunks' cache rules from now on."""
     layers = [layer for _, layer in spread_layers(model)]
     experts = {parameter for layer in layers for parameter in layer.experts.parameters()}
-    packed = in_chunks(find_units(model, experts), chunk_bytes=options.chunk_bytes)
-    packed += [
-        [_unit_of(model, layer.experts.module)]
-        for layer in layers
-        if options.offload or replicas.num_ranks > _num_summed(layer)
-    ]
-    named = {unit.name: {*unit.parameters.values()} for units in packed for unit in units}
+    chunks = _packed(model, layers, experts, options, replicas)
+    units = [unit for chunk in chunks for unit in chunk.units]
+    named = {unit.name: {*unit.parameters.values()} for unit in units}
     rest = {*model.parameters()} - experts.union(*named.values())
     _check_dtypes({**named, "the model itself": rest, "the layers of experts": experts})
-    chunks = [
-        GatheredChunk(number=number, units=tuple(units)) for number, units in enumerate(packed)
-    ]
     held = ModelChunks(model, Cache(chunks, _capacity(chunks, options)), replicas)
     for chunk in chunks:
         held.watch_backward(chunk)
@@ -222,6 +211,23 @@ def _in_chunks(
     sharded(model, rest)
     held.watch_model()
     return held
+
+
+def _packed(
+    model: nn.Module,
+    layers: Sequence[PlannedLayer],
+    experts: Collection[nn.Parameter],
+    options: ShardOptions,
+    replicas: Communicator,
+) -> list[GatheredChunk]:
+    """Return modules in chunks, those of experts in separate chunks where they are sharded."""
+    packed = in_chunks(find_units(model, experts), chunk_bytes=options.chunk_bytes)
+    packed += [
+        [_unit_of(model, layer.experts.module)]
+        for layer in layers
+        if options.offload or replicas.num_ranks > _num_summed(layer)
+    ]
+    return [GatheredChunk(number=number, units=tuple(units)) for number, units in enumerate(packed)]
 
 
 def _num_summed(layer: PlannedLayer) -> int:
@@ -266,11 +272,7 @@ def _check_dtypes(named: Mapping[str, Collection[nn.Parameter]]) -> None:
 
 
 def _capacity(chunks: Sequence[GatheredChunk], options: ShardOptions) -> int:
-    """Return the number of chunks that the cache may hold.
-
-    Raises:
-        InputError: the number is below two.
-    """
+    """Return the number of chunks that the cache may hold; InputError below two."""
     if options.cache_bytes is None or not chunks:
         return max(len(chunks), FEWEST_PLACES)
     largest = max(chunk.num_bytes for chunk in chunks)
@@ -304,12 +306,7 @@ def _give_shards(
 
 
 def _check_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Check that an optimizer can step shards of this model.
-
-    Raises:
-        InputError: it is of an unknown class or for another model, or has stepped before, or the
-            model has no parameters.
-    """
+    """Raise InputError unless an optimizer is fresh, of a known class, and of this model."""
     if not parameters:
         raise InputError("the model has no parameters")
     if type(optimizer) not in _KINDS:

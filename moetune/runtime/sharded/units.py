@@ -85,7 +85,7 @@ def _read_by(module: nn.Module) -> Iterator[nn.Parameter]:
 def in_chunks(units: Iterable[Unit], *, chunk_bytes: int) -> list[list[Unit]]:
     """Return units in their order, as many together as a chunk has bytes for; never of two dtypes.
 
-    A module larger than a chunk is a chunk of its own.
+    A module larger than a chunk is a chunk alone.
     """
     chunks: list[list[Unit]] = []
     num_bytes = 0

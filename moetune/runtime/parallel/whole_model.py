@@ -1,6 +1,6 @@
 """Values and layers of experts of a model that was built whole, on the ranks of a layout.
 
-A model on the meta device has no memory until its stages have; then every module draws its own
+A model on the meta device has no memory until its stages have; then every module draws its
 values, from a seed and the module's name.
 """
 
@@ -16,7 +16,7 @@ from moetune.domain.errors import InputError
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer, RoutedLayer
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.parallel.groups import ParallelGroups
-from moetune.runtime.replicas import equalize
+from moetune.runtime.replicas import equalize, named_layers, owners_of
 
 
 def check_layers(model: nn.Module, blocks: nn.ModuleList) -> None:
@@ -35,18 +35,9 @@ def check_layers(model: nn.Module, blocks: nn.ModuleList) -> None:
             )
 
 
-def named_layers(model: nn.Module) -> list[tuple[str, PlannedLayer]]:
-    """Return the layers of experts, by name."""
-    return [(name, part) for name, part in model.named_modules() if isinstance(part, PlannedLayer)]
-
-
 def equal_values(model: nn.Module, ranks: ParallelGroups, world: Communicator) -> None:
-    """Give all ranks the first one's values of what every rank has; a collective.
-
-    Raises:
-        CollectiveError: a rank left.
-    """
-    spread = {id(value) for _, layer in named_layers(model) for value in layer.experts.parameters()}
+    """Give all ranks the first rank's values of what every rank has; a collective."""
+    spread = owners_of(named_layers(model))
     values = [value for value in (*model.parameters(), *model.buffers()) if id(value) not in spread]
     equalize(values, world, device=ranks.mesh.device_type)
 
@@ -57,7 +48,7 @@ def spread_experts(
     blocks: Iterable[nn.Module],
     placements: Sequence[Sequence[int]] = (),
 ) -> None:
-    """Replace the layers of experts by ones over the ranks of the layout; a collective.
+    """Replace the layers of experts by layers over the ranks of the layout; a collective.
 
     Their gates stay the modules that they are, and experts keep their values.
 
@@ -66,25 +57,14 @@ def spread_experts(
         placements: of each layer, the expert of each place; empty for the natural order.
 
     Raises:
-        InputError: a layer cannot be spread so, or is one already.
-        CollectiveError: a rank left.
+        InputError: a layer cannot be spread so, or is spread already.
     """
     mine = {id(module) for block in blocks for module in block.modules()}
     layers = named_layers(model)
     _check_placements(layers, placements)
     for (name, layer), experts in zip(layers, placements or [()] * len(layers), strict=True):
         if not isinstance(layer, MoELayer):
-            if experts:
-                raise InputError(
-                    f"{name}: the plan places experts on other ranks, and those of a "
-                    "transformers model stay in their own order",
-                    "plan with --expert-placement natural",
-                )
-            if layer.communicator.members != ranks.expert_communicator.members:
-                raise InputError(
-                    f"{name} is spread over other ranks than the plan's",
-                    "leave moetune.adapt to moetune.parallelize",
-                )
+            _check_adapted(layer, ranks, experts, name)
             ranks.pin(layer)
             continue
         layer.experts.placement.check_natural("moetune.parallelize")
@@ -95,9 +75,26 @@ def spread_experts(
             setattr(model.get_submodule(parent), last, spread)
 
 
+def _check_adapted(
+    layer: PlannedLayer, ranks: ParallelGroups, experts: Sequence[int], name: str
+) -> None:
+    """Raise InputError unless a layer of `adapt` has its experts where the plan has them."""
+    if experts:
+        raise InputError(
+            f"{name}: the plan places experts on other ranks, and those of a transformers model "
+            "stay in their natural order",
+            "plan with --expert-placement natural",
+        )
+    if layer.communicator.members != ranks.expert_communicator.members:
+        raise InputError(
+            f"{name} is spread over other ranks than the plan's",
+            "leave moetune.adapt to moetune.parallelize",
+        )
+
+
 @torch.no_grad()
 def _give_experts(layer: MoELayer, spread: ExpertLayer | None, name: str) -> None:
-    """Give a spread layer its experts, one of each rank at a time; ranks without it take part."""
+    """Give a spread layer its experts, singly, from all ranks; ranks without it take part."""
     wanted = () if spread is None else spread.experts.placement.experts
     into = [*spread.experts.parameters()] if spread is not None else []
     for number, parameter in enumerate(layer.experts.parameters()):
@@ -150,7 +147,7 @@ def give_memory(module: nn.Module, device: torch.device | str) -> None:
     """Give parameters and buffers on the meta device memory, without values."""
     made: dict[int, torch.Tensor] = {}
     for child in module.modules():
-        tensors: tuple[dict[str, Any], ...] = child._parameters, child._buffers  # noqa: SLF001 - named ones skip tied ones
+        tensors: tuple[dict[str, Any], ...] = child._parameters, child._buffers  # noqa: SLF001 - names skip tied tensors
         for values in tensors:
             for name, value in values.items():
                 if value is None or not value.is_meta:
@@ -211,8 +208,8 @@ def add_balance(blocks: Iterable[nn.Module], weight: float) -> None:
         for name, layer in named_layers(block):
             if not isinstance(layer, ExpertLayer):
                 raise InputError(
-                    f"{name} has no balance loss: its router is the model's own",
-                    "give balance=0, and add the router's loss to your own",
+                    f"{name} has no balance loss: its router is the model's",
+                    "give balance=0, and add the router's loss to yours",
                 )
             layer.register_forward_hook(lambda moe, _, y: with_loss(y, moe.aux_loss, weight))
 
