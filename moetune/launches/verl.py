@@ -77,6 +77,8 @@ def read_verl(launch: Launch, asked: Asked) -> Reading:
         "moe_grouped_gemm": True, "seq_length": length, "global_batch_size": batch,
         "micro_batch_size": micro,
     }  # fmt: skip
+    if words.get(f"{_ACTOR}megatron.dtype", Word("", 0)).text == "float16":
+        defaults |= {"bf16": False, "fp16": True, "accumulate_allreduce_grads_in_fp32": True}
     arguments = MegatronArguments(
         given=given, values=defaults | values, problems=tuple(_notes(words))
     )
