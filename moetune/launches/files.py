@@ -192,11 +192,14 @@ def _engine(entries: tuple[Entry, ...], starter: str = "") -> Dialect:
         return DEEPSPEED
     if kind is not None:
         return dialect_of(str(kind))
-    if "zero_stage" in values:
+    if "zero_stage" in values or values.get("use_deepspeed"):
         return DEEPSPEED
     has_shards = any("fsdp" in path and path != "fsdp_config" for path in paths)
-    is_off = values.get("enable_fsdp") is False  # of oumi
-    return TRANSFORMERS if not is_off and (has_shards or not starter) else REPLICATED
+    if starter and not has_shards and (file := values.get("config_file")):
+        hint = "put it next to the script, or check the script in the folder that has it"
+        raise InputError(f"{file} is not there, and the engine stands in it", hint)
+    is_replicated = (starter and not has_shards) or values.get("enable_fsdp") is False  # of oumi
+    return REPLICATED if is_replicated else TRANSFORMERS
 
 
 def _configuration(name: str, text: str, asked: Asked) -> LaunchFile:

@@ -44,6 +44,8 @@ from moetune.launches.trainer import trainer_tuning
 
 SettingValues = dict[str, Any]
 _FULLY_SHARDED = 3
+_USUAL_STAGE = 2
+"""Of accelerate's `--use_deepspeed` (`DeepSpeedPlugin.zero_stage`)."""
 _NUMBERS = frozenset({"dp", "tp", "cp", "pp", "ep", "local", "copies", "global_batch", "length"})
 _FILLED_IN = {"dp": None, "tp": None}
 """What the ranks say where the file does not."""
@@ -194,9 +196,7 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
     given = {key: Given(value=value, written=entry.path, line=entry.line, file=entry.file)
              for entry in entries for key, value in _keys(dialect, entry)}  # fmt: skip
     given |= _in_sequences(given)
-    values = {key: place.value for key, place in given.items()}
-    if isinstance(engine := values.get("deepspeed"), str):
-        values.setdefault("zero_optimization.stage", stage_of(engine))
+    values = _with_stage({key: place.value for key, place in given.items()})
     ranks = asked.world_size or _ranks(values)
     if ranks is None:
         raise InputError("the file does not say how many ranks there are", "give --world-size N")
@@ -239,6 +239,14 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
             *dialect.problems(given, ranks), *remarks, *branches(entries),
         ),
     )  # fmt: skip
+
+
+def _with_stage(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values with the ZeRO stage of an engine's name, or of accelerate's launcher."""
+    engine = values.get("deepspeed")
+    usual = _USUAL_STAGE if values.get("use_deepspeed") else None
+    stage = stage_of(engine) if isinstance(engine, str) else usual
+    return values if stage is None else {"zero_optimization.stage": stage, **values}
 
 
 def _runtime(dialect: Dialect, tuning: Tuning, settings: SettingValues) -> str:

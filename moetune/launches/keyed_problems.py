@@ -27,6 +27,7 @@ TITAN_FILE = "job.config_file"
 """Argument that names torchtitan's TOML."""
 _NEAR = 0.95
 _OF_SWIFT = re.compile(r"zero([0-3])(?:_offload)?$")
+_STAGE_IN_NAME = re.compile(r"(?i)(?:z|zero|stage)[-_]?([0-3])(?!\d)")
 _OF_A_FILE = 3
 """ZeRO stage of a file of DeepSpeed's that is not read."""
 _AS_ELSE: tuple[tuple[str, tuple[Value, ...], str], ...] = (
@@ -99,7 +100,8 @@ def engine_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]
     if not _OF_SWIFT.match(engine.value):
         yield Problem(
             severity="note", line=engine.line, what=f"{engine.value} is not read with this file",
-            why="its ZeRO stage is taken as 3", fix="check it, with this file's keys behind --",
+            why=f"its ZeRO stage is taken as {stage_of(engine.value)}",
+            fix="check it, with this file's keys behind --",
         )  # fmt: skip
     elif "offload" in engine.value:
         yield Problem(severity="note", line=engine.line,
@@ -107,8 +109,8 @@ def engine_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]
 
 
 def stage_of(engine: str) -> int:
-    """Return the ZeRO stage of ms-swift's names such as zero2_offload; 3 of a file's."""
-    match = _OF_SWIFT.match(engine)
+    """Return the ZeRO stage that a name such as zero2_offload or ds_z2_config.json has, or 3."""
+    match = _STAGE_IN_NAME.search(engine.rpartition("/")[2])
     return int(match[1]) if match else _OF_A_FILE
 
 
