@@ -26,6 +26,7 @@ _EXPERTS = "megatron/core/transformer/moe/experts.py"
 _OWN_PROGRAMS = frozenset({"pretrain_gpt.py", "pretrain_mamba.py", "pretrain_hybrid.py"})
 """Megatron-LM's programs, which refuse arguments that are not its parser's."""
 _NEAR = 0.85
+_KINDS = ("rlhf_type", "task_type")
 UNEVEN = "layers that the pipeline ranks do not divide"
 _NEWEST_ASKING: tuple[Generation, ...] = ("ampere", "hopper")
 
@@ -247,9 +248,7 @@ def megatron_problems(context: Context) -> Iterator[Problem]:
     """Yield what is wrong with the arguments of a launch, those that stop it first."""
     if context.launch is not None:
         yield from _unknown_arguments(context.launch, context.reading)
-        if context.launch.is_slime:
-            what = "the actor's update is priced, and no rollout"
-            yield Problem(severity="note", line=context.launch.line, what=what)
+        yield from _of_other_trainings(context.launch)
     for check in _CHECKS:
         if check.breaks(context):
             yield _problem(check, context.reading)
@@ -291,6 +290,18 @@ def known_names(core: MegatronCore) -> frozenset[str]:
         names |= {word for word in words if not word.startswith("-")}
         names -= {word[1:] for word in words if word.startswith("-")}
     return frozenset(names)
+
+
+def _of_other_trainings(launch: Launch) -> Iterator[Problem]:
+    """Yield that a step does more than what is priced: slime's, and ms-swift's of some kinds."""
+    if launch.is_slime:
+        what = "the actor's update is priced, and no rollout"
+        yield Problem(severity="note", line=launch.line, what=what)
+    for argument in launch.arguments:
+        kind = " ".join(word.text for word in argument.values)
+        if argument.name in _KINDS and kind != "causal_lm":
+            what = f"--{argument.name} {kind}: a step of supervised training is priced"
+            yield Problem(severity="note", line=argument.shown, what=what)
 
 
 def _unknown_arguments(launch: Launch, reading: Reading) -> Iterator[Problem]:
