@@ -133,14 +133,17 @@ def open_launch(name: str, text: str, asked: Asked) -> LaunchFile:
     Raises:
         InputError: it is of an unknown kind, or something of it is missing or wrong.
     """
-    if len(text) > LARGEST_BYTES:
-        raise InputError(f"{name} is larger than 1 MiB", "give the file that starts the run")
-    if "\0" in text:
-        raise InputError(f"{name} is no text", "give the file that starts the run")
+    if len(text) > LARGEST_BYTES or "\0" in text:
+        fault = "larger than 1 MiB" if len(text) > LARGEST_BYTES else "no text"
+        raise InputError(f"{name} is {fault}", "give the file that starts the run")
     if name.endswith((".toml", ".json", ".yaml", ".yml", ".py")):
         return _configuration(name, text, asked)
     script = read_script(text, extra=asked.extra, values=asked.values, folder=asked.folder)
-    launch, cuts = find_launch(script, KEYS)
+    try:
+        launch, cuts = find_launch(script, KEYS)
+    except InputError:
+        check_text(name, text, "command")  # in a text that the script writes
+        raise
     if is_verl(launch):
         return KeyedFile(reading=read_verl(launch, asked), text=text, name=name, asked=asked)
     if (entries := titan_entries(launch)) or (bridge := bridge_entries(launch)):
@@ -196,7 +199,7 @@ def _engine(entries: tuple[Entry, ...], starter: str = "") -> Dialect:
         return DEEPSPEED
     has_shards = any("fsdp" in path and path != "fsdp_config" for path in paths)
     if starter and not has_shards and (file := values.get("config_file")):
-        hint = "put it next to the script, or check the script in the folder that has it"
+        hint = "check the script in the folder that has it, or put it next to the script"
         raise InputError(f"{file} is not there, and the engine stands in it", hint)
     is_replicated = (starter and not has_shards) or values.get("enable_fsdp") is False  # of oumi
     return REPLICATED if is_replicated else TRANSFORMERS
@@ -213,9 +216,8 @@ def _configuration(name: str, text: str, asked: Asked) -> LaunchFile:
         entries = entries_of(name, text)
         check_runtime(entries)
     axolotl = name.endswith(_DATA) and is_axolotl(entries)
-    paths = {entry.path for entry in entries}
-    leaves = {path.rpartition(".")[2] for path in paths}
-    if "MODEL_ARGS" in {path.partition(".")[0] for path in paths}:
+    leaves = {entry.path.rpartition(".")[2] for entry in entries}
+    if "MODEL_ARGS" in {entry.path.partition(".")[0] for entry in entries}:
         launch = yaml_launch(entries, asked)
         reading = read_megatron(launch, asked)
         return MegatronFile(reading=reading, launch=launch, text=text, asked=asked, name=name)

@@ -23,9 +23,9 @@ def _table() -> Mapping[str, Any]:
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
-def check_text(name: str, text: str) -> None:
-    """Raise InputError where the text of a configuration is of a runtime that is not read."""
-    for words, line, runtime in _matches("keys", text):
+def check_text(name: str, text: str, field: str = "keys") -> None:
+    """Raise InputError where the text of a file is of a runtime that is not read."""
+    for words, line, runtime in _matches(field, text):
         what = f"{name}, line {line}: {words[-1].strip()} is of {runtime['name']}"
         raise InputError(f"{what}, whose files are not read", runtime["instead"])
 
