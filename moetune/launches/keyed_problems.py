@@ -20,6 +20,7 @@ ALIASES = {
     "activation_checkpointing": "fsdp_activation_checkpointing",
     "enable_gradient_checkpointing": "gradient_checkpointing", "base_model": "model_name",
     "micro_batch_size": "train_micro_batch_size_per_gpu", "sequence_len": "seq_len",
+    "use_gradient_checkpointing": "gradient_checkpointing",  # of unsloth
     "expert_parallel_comm_backend": "moe_comm_backend",  # of older torchtitan
 }  # fmt: skip
 """Keys of others that say what a dialect's does."""
@@ -47,6 +48,9 @@ _AS_ELSE: tuple[tuple[str, tuple[Value, ...], str], ...] = (
      "its states are priced as those of AdamW in float32"),
     ("load_in_8bit", (None, False), "frozen weights are priced in bfloat16"),
     (r"rl|rlhf_type|(?<![._])stage", (None, False, "sft", "pt", 0, 1, 2, 3),
+     "a step of supervised training is priced"),
+    ("trainer", (None, "Trainer", "SFTTrainer", "UnslothTrainer", "Seq2SeqTrainer",
+                 "train_on_responses_only"),
      "a step of supervised training is priced"),
     ("(use|enable)_liger(_kernel)?", (None, False),
      "logits are priced as without Liger's fused loss"),

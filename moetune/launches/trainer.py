@@ -87,12 +87,19 @@ def with_named_files(entries: tuple[Entry, ...], asked: Asked) -> tuple[Entry, .
 
 
 def _with_model(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-    """Return entries with the model under Trainer's key; ms-swift's `model_name` is no model."""
+    """Return entries with the model under Trainer's key; ms-swift's `model_name` is no model.
+
+    A program's `model` is what it loads, whatever it makes of that.
+    """
+    loads = {entry.path for entry in entries if str(entry.value).endswith(".from_pretrained")}
+    loaded = (entry for entry in entries if entry.path.endswith(".0") and "model" in entry.path
+              and entry.path[:-2] in loads and isinstance(entry.value, str))  # fmt: skip
     names = {entry.path: entry for entry in entries if isinstance(entry.value, str)}
-    if "model" not in names:
+    model = next(loaded, None) or names.get("model")
+    if model is None or (model.path == "model" and loads):
         return entries
-    model = names["model"]._replace(path="model_name_or_path")
-    return (model, *(entry for entry in entries if entry.path not in ("model", "model_name")))
+    named = model._replace(path="model_name_or_path")
+    return (named, *(entry for entry in entries if entry.path not in ("model", "model_name")))
 
 
 def trainer_tuning(given: Mapping[str, Given], decoder: Decoder) -> tuple[Tuning, list[Problem]]:

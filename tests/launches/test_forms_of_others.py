@@ -242,7 +242,7 @@ model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B")
 def test_a_program_that_makes_adapters_trains_them_alone(
     making: str, rank: int | None, said: str
 ) -> None:
-    launch = open_launch("a.py", PEFT.format(making=making), Asked(model="qwen3-8b", world_size=1))
+    launch = open_launch("a.py", PEFT.format(making=making), Asked(world_size=1))
     adapters = launch.reading.job.tuning.adapters
     assert (adapters and adapters.rank) == rank
     assert said in remarks(launch)
