@@ -292,8 +292,11 @@ class _Reader:
             script = words[texts.index("-c", shell) + 1]
             self._inner(script.text, script.line)
             return True
+        is_fed = texts[0] in _SHELLS or (
+            shell < len(texts) and all(text[:1] == "-" for text in texts[shell + 1 :])
+        )
         match texts:
-            case [first, *_] if first in _SHELLS and here:
+            case _ if here and is_fed:  # such as srun bash << EOF
                 self._inner(here[0].text, here[0].line)
             case ["shift", *by]:
                 number = int(by[0]) if by and by[0].isdigit() else 1
