@@ -20,8 +20,13 @@ _CHANGED = re.compile(r"\s*([A-Za-z_]\w*)\s*([-+*]?=(?!=)|\+\+|--)\s*(.*?)\s*", 
 _UNSET = re.compile(r"(\$\w+|\$\{\w+\})?")
 """A variable without a value, which a test takes for empty; not what a command would give."""
 _FUNCTION = re.compile(r"[A-Za-z_][\w-]*$")
-_SBATCH = re.compile(r"^#SBATCH\s+(?:-N|--nodes)[= ]\s*(\d+)\s*(?:#.*)?$", re.MULTILINE)
-_SLURM_NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+_SBATCH = r"^#SBATCH\s+(?:{})[=: ]\s*(?:[a-z]\w*:)?(\d+)\s*(?:#.*)?$"
+_OF_SLURM: Mapping[str, tuple[str, ...]] = {
+    "-N|--nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "--gpus-per-node|--gres=gpu": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+    "--ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+}
+"""Variables of Slurm's, by the options of a script's head that give them."""
 _DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
 _SEPARATORS = frozenset({"\n", ";", "&", ";;"})
 _NUMBERS = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
@@ -47,8 +52,9 @@ def read_script(
         scope=Scope(positional=tuple(plain(word, 0) for word in extra)),
     )
     given = {"PWD": ".", **(values or {})}
-    if nodes := _SBATCH.search(text):
-        given = {**dict.fromkeys(_SLURM_NODES, nodes[1]), **given}
+    for options, names in _OF_SLURM.items():
+        if head := re.search(_SBATCH.format(options), text, re.MULTILINE):
+            given = {**dict.fromkeys(names, head[1]), **given}
     for name, value in given.items():
         reader.scope.variables[name] = (plain(value, 0),)
         reader.exported.add(name)
