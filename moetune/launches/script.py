@@ -1,6 +1,6 @@
 """What a shell script amounts to: its commands, and words of the files that it reads with `source`.
 
-Such a file is read where it lies in the script's folder, or in the current one, and never run.
+Such a file is read where it lies in the script's folder or the current folder, and never run.
 """
 
 from collections.abc import Mapping

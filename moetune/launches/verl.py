@@ -175,7 +175,7 @@ def _numbers(words: Mapping[str, Word], asked: Asked) -> dict[str, int]:
 
 
 def _of_configuration(launch: Launch) -> Iterator[Problem]:
-    """Yield that a command begins with a configuration that is not verl's usual one."""
+    """Yield that a command begins with another configuration than verl's usual."""
     for argument in launch.arguments:
         name = "".join(word.text for word in argument.values[:1])
         if argument.name == "config-name" and not name.startswith("ppo_"):
