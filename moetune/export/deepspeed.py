@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from moetune.domain.torch_rules import AUTOEP
 from moetune.export.keys import Setting, Value, size, write_keys
@@ -40,72 +41,7 @@ _HOSTS = (
     "Start it on one node, from which ssh reaches {nodes}; each line of HOSTFILE is the name "
     "of a node with its GPUs: node-1 slots={width}. Or start it by torchrun on every node."
 )
-_TEXT = """\
-{remarks}import argparse
-from typing import Any
-
-import deepspeed
-import torch
-from transformers import AutoModelForCausalLM, {imports}default_data_collator
-{shard_import}
-CONFIG: dict[str, Any] = {config}
-
-
-def load_model(name: str) -> torch.nn.Module:
-    \"\"\"Return the model in bfloat16.\"\"\"
-{shard}    model = AutoModelForCausalLM.from_pretrained(
-        name,
-{arguments}        dtype=torch.bfloat16,
-    )
-{recompute}    return model.train()
-
-
-def make_engine(model: torch.nn.Module, data: Any) -> tuple[Any, Any]:
-    \"\"\"Return the engine, and the batches of this rank.\"\"\"
-    engine, _, batches, _ = deepspeed.initialize(
-        model=model,
-        model_parameters=list(model.parameters()),
-        training_data=data,
-        collate_fn=default_data_collator,
-        config=CONFIG,
-    )
-    return engine, batches
-
-
-def train(engine: Any, batches: Any) -> None:
-    \"\"\"Train on all batches once.\"\"\"
-    for batch in batches:
-        loss = engine(**{{key: value.to(engine.device) for key, value in batch.items()}}).loss
-        engine.backward(loss)
-        if engine.global_rank == 0 and engine.is_gradient_accumulation_boundary():
-            print(f"step {{engine.global_steps}}: loss {{loss.item():.4f}}")
-        engine.step()
-
-
-def arguments() -> argparse.Namespace:
-    \"\"\"Return what the command line says.\"\"\"
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", {model}, help="on the Hub, or a folder")
-    parser.add_argument("--data", required=True, help="folder of sequences")
-    parser.add_argument("--output", default="output", help="folder of the checkpoint")
-    parser.add_argument("--local_rank", type=int, help="given by the launcher")
-    return parser.parse_args()
-
-
-def main() -> None:
-    \"\"\"Train on the sequences of --data.\"\"\"
-    from datasets import load_from_disk
-
-    given = arguments()
-    deepspeed.init_distributed()
-    engine, batches = make_engine(load_model(given.model), load_from_disk(given.data))
-    train(engine, batches)
-    engine.save_checkpoint(given.output)
-
-
-if __name__ == "__main__":
-    main()
-"""
+_TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
 _SHARD_IMPORT = "from transformers.integrations import HfDeepSpeedConfig\n"
 _SHARD = """\
     # from_pretrained shards by it as long as it lives, and converts no weights beside AutoTP

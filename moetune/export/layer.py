@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from pathlib import Path
 
 from moetune.domain.pipeline import usual_schedule
 from moetune.domain.training import FoldedLayout
@@ -13,55 +14,7 @@ _WHOLE = (
     "moetune.adapt(model, plan) runs the experts of a transformers model by the plan.",
 )
 
-_TEXT = """\
-{remarks}import torch
-from torch import nn
-
-from moetune.domain.layer import LayerShape
-from moetune.domain.training import {names}
-from moetune.runtime.moe.layer import ExpertLayer
-from moetune.runtime.parallel.groups import ParallelGroups, join
-from moetune.runtime.parallel.optimizer import MasterOptimizer
-from moetune.runtime.parallel.stages import LossOf, Shapes, Stages
-
-SEQUENCES = {sequences}  # of a data-parallel rank in a step
-LENGTH = {length}
-LAYOUT = {layout}
-LAYER = LayerShape(
-    d_model={layer.d_model},
-    d_hidden={layer.d_hidden},
-    num_experts={layer.num_experts},
-    top_k={layer.top_k},
-    activation="{layer.activation}",
-)
-
-
-def make_ranks() -> ParallelGroups:
-    \"\"\"Return the groups of the layout, on all ranks, after init_process_group.\"\"\"
-    return join(LAYOUT, device_type="cuda")
-
-
-def make_layer(ranks: ParallelGroups) -> ExpertLayer:
-    \"\"\"Return one MoE layer of the model, with this rank's experts.\"\"\"
-    return ranks.expert_layer(LAYER, bias={bias}, dtype=torch.{dtype})
-
-
-def make_stages(
-    parts: list[nn.Module], ranks: ParallelGroups, loss_of: LossOf, shapes: Shapes
-) -> Stages:
-    \"\"\"Return what runs a step: `stages.backward(inputs, targets)`.
-
-    Args:
-        parts: this rank's parts of the model, one for each of ranks.stages().
-        shapes: of SEQUENCES sequences.
-    \"\"\"
-    return Stages(parts, ranks, loss_of=loss_of, shapes=shapes)
-
-
-def make_optimizer(stages: Stages) -> MasterOptimizer:
-    \"\"\"Return the optimizer, whose states are sharded with a ZeRO stage.\"\"\"
-    return stages.optimizer(lambda parts: torch.optim.AdamW(parts, lr=1e-4))
-"""
+_TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
 
 
 def layer_export(planned: Planned) -> Export:

@@ -5,6 +5,7 @@ behind the load, as bitsandbytes quantizes linear layers alone (`nn/parametrize.
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from moetune.domain.attention import LatentAttention
@@ -22,58 +23,9 @@ FROZEN_NAMES: Mapping[ModelPart, str] = MappingProxyType({
     "norms": r"layernorm\.|model\.norm\.|\.norm\.weight$", "head": r"lm_head",
 })  # fmt: skip
 """Patterns of the parameters of parts."""
-MAIN = """\
-
-
-def main() -> None:
-    \"\"\"Train on the sequences of DATA.\"\"\"
-    from datasets import load_from_disk
-
-    Trainer(
-        model=load_model(),
-        args=training_arguments(os.environ.get("OUTPUT", "output")),
-        train_dataset=load_from_disk(os.environ["DATA"]),
-    ).train()
-
-
-if __name__ == "__main__":
-    main()
-"""
+_TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
+MAIN = Path(__file__).with_name("trainer_main.txt").read_text(encoding="utf-8")
 """The end of a program with Trainer."""
-_TEXT = """\
-{remarks}import os
-
-import torch
-{imports}
-MODEL = {model}
-ADAPTERS = LoraConfig(
-    r={rank},
-    lora_alpha={alpha},
-    target_modules={modules},
-    target_parameters={parameters},
-    task_type="CAUSAL_LM",
-)
-
-
-def load_model() -> torch.nn.Module:
-    \"\"\"Return the frozen model in bfloat16 with its adapters.\"\"\"
-    model = AutoModelForCausalLM.from_pretrained(
-        MODEL,
-{arguments}        dtype=torch.bfloat16,
-    )
-{quantized}{grads}    return get_peft_model(model, ADAPTERS)
-
-
-def training_arguments(output_dir: str) -> TrainingArguments:
-    \"\"\"Return the planned batch.\"\"\"
-    return TrainingArguments(
-        output_dir=output_dir,
-        per_device_train_batch_size={layout.micro_batch},
-        gradient_accumulation_steps={num_micro_batches},
-        gradient_checkpointing={is_recomputed},
-        bf16=True,
-{sharded}    )
-"""
 DATA = (
     "DATA is a folder that datasets.load_from_disk reads: rows of input_ids and labels, one for "
     "each sequence. Give the optimizer's rates to training_arguments."

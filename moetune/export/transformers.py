@@ -1,6 +1,7 @@
 """transformers: a program with a `DistributedConfig`, the model and the trainer's arguments."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from moetune.domain.training import TokenDispatcher
@@ -87,44 +88,7 @@ SHARDED: MappingProxyType[str, Mapping[str, str]] = MappingProxyType({
 without them FSDP gathers those parts, or all blocks, for the whole of a step."""
 
 
-_TEXT = """\
-{remarks}import os
-{standard}
-import torch
-from transformers import AutoModelForCausalLM, {imports}Trainer, TrainingArguments
-from transformers.distributed import DistributedConfig
-
-MODEL = {model}
-LAYOUT = DistributedConfig(
-    tp_size={keys[tp_size]},
-    fsdp_size={keys[fsdp_size]},
-    dp_replicate_size=1,
-    pp_size=1,
-    ep_size={keys[ep_size]},
-    ep_implementation="{keys[ep_implementation]}",
-    fsdp_mixed_precision=True,
-{sharded})
-
-
-def load_model() -> torch.nn.Module:
-    \"\"\"Return the model in the planned layout: float32, its GEMMs in bfloat16.\"\"\"
-    {made} AutoModelForCausalLM.from_pretrained(
-        MODEL,
-        distributed_config=LAYOUT,
-{arguments}        dtype=torch.float32,
-    ){frozen}
-
-
-def training_arguments(output_dir: str) -> TrainingArguments:
-    \"\"\"Return the planned batch.\"\"\"
-    return TrainingArguments(
-        output_dir=output_dir,
-        per_device_train_batch_size={layout.micro_batch},
-        gradient_accumulation_steps={num_micro_batches},
-        gradient_checkpointing={is_recomputed},
-        bf16={is_cast},
-    )
-"""
+_TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
 
 
 def transformers_export(planned: Planned) -> Export:

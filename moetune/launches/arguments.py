@@ -7,8 +7,9 @@ from itertools import takewhile
 
 from moetune.domain.errors import InputError
 from moetune.launches.expansion import Word
-from moetune.launches.reading import Asked, Problem
-from moetune.launches.shell import Note, ShellCommand, ShellScript
+from moetune.launches.foreign import check_command
+from moetune.launches.reading import Asked, Placed, Problem
+from moetune.launches.script import Note, ShellCommand, ShellScript
 
 _FLAG = re.compile(r"--?[A-Za-z_]")
 _SWITCHES = ("", "true", "false")
@@ -17,7 +18,11 @@ _LAUNCHERS = (
     "torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed", "accelerate",
     "accelerate.commands.launch",
 )  # fmt: skip
+_ASCEND = re.compile("HCCL_|ASCEND_|NPU_|PYTORCH_NPU_")
+_OF_ASCEND = frozenset({"use-fused-rotary-pos-emb", "swap-attention", "use-ascend-mc2",
+                        "moe-tp-extend-ep", "use-cp-send-recv-overlap"})  # fmt: skip
 _NODES, _PER_NODE = ("nnodes", "num_nodes"), ("nproc_per_node", "num_gpus")
+_ACTORS = ("actor-num-nodes", "actor-num-gpus-per-node")
 _ALL_RANKS = "num_processes"
 """Argument of accelerate's launcher."""
 PER_DEVICE = "per_device_train_batch_size"
@@ -28,10 +33,11 @@ _TITAN_RANKS = 8
 RECIPE_FILE = "config"
 """Argument of TRL's programs that names a YAML with Trainer's arguments."""
 _SWIFT = frozenset({"megatron", "swift"})
+_NO_LAUNCHERS = frozenset({"echo", "printf", "pip", "git", "cd", "docker", "mkdir"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Argument:
+class Argument(Placed):
     """An argument with its values.
 
     Args:
@@ -40,7 +46,6 @@ class Argument:
 
     name: str
     values: tuple[Word, ...]
-    line: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +69,25 @@ class Launch:
     notes: tuple[Note, ...]
     starter: str = ""
 
+    @property
+    def is_slime(self) -> bool:
+        """Whether slime trains an actor (`slime/backends/megatron_utils/arguments.py`)."""
+        return any(argument.name == _ACTORS[1] for argument in self.arguments)
+
+    @property
+    def packing(self) -> str:
+        """What to add where slime fills micro-batches with sequences; "" where it does not."""
+        words = (row.values[0].text for row in self.arguments
+                 if row.name == "max-tokens-per-gpu" and row.values)  # fmt: skip
+        hint = "--max-tokens-per-gpu packs sequences: add -- --micro-batch-size 1 --seq-length"
+        return next((f"{hint} {word or 4096}" for word in words), "")
+
+    @property
+    def is_mindspeed(self) -> bool:
+        """Whether MindSpeed changes Megatron-LM's program, for chips of Ascend."""
+        names = {argument.name for argument in self.arguments}
+        return bool(names & _OF_ASCEND) or any(_ASCEND.match(name) for name in self.environment)
+
     def ranks(self, asked: Asked) -> int:
         """Return the ranks that are started.
 
@@ -74,6 +98,11 @@ class Launch:
             return asked.world_size
         if "accelerate" in self.starter:
             return self._count((_ALL_RANKS,), (), asked.devices_per_node)
+        if self.is_slime:
+            names = {row.name: row.values[0].text for row in self.arguments if row.values}
+            counts = [names.get(name, "") for name in _ACTORS]
+            if all(map(str.isdigit, counts)):
+                return int(counts[0]) * int(counts[1])
         nodes = self._count(_NODES, ("NNODES",), 1)
         variables = ("NPROC_PER_NODE", "NGPU")
         return nodes * self._count(_PER_NODE, variables, asked.devices_per_node)
@@ -100,7 +129,8 @@ class Launch:
         if word.text in _ALL_OF_A_NODE and not word.missing:
             return all_of_them
         if word.missing or not word.text.isdigit() or not int(word.text):
-            what = f"line {word.line or self.line}: {written} has {word.missing or word.text}"
+            place = word.place if word.line or word.file else f"line {self.line}"
+            what = f"{place}: {written} has {word.missing or word.text}"
             lacks = "which has no value here" if word.missing else "which is no number of ranks"
             raise InputError(f"{what}, {lacks}", "give the ranks: --world-size N")
         return int(word.text)
@@ -119,7 +149,7 @@ def check_values(values: Iterable[tuple[str, Word]]) -> None:
     if not lacking:
         return
     first, word = lacking[0]
-    what = f"line {word.line}: {first} has {word.missing}, which has no value here"
+    what = f"{word.place}: {first} has {word.missing}, which has no value here"
     if len(lacking) > 1:
         lacking_values = ", ".join(f"{name} {word.missing}" for name, word in lacking)
         what = f"{len(lacking)} arguments have no value here: {lacking_values}"
@@ -147,11 +177,9 @@ def find_launch(script: ShellScript, fields: Collection[str]) -> tuple[Launch, l
     Raises:
         InputError: no command has any.
     """
-    commands, cuts = _mend(script.commands)
-    launches = [
-        _launch(command, script.notes) for command in commands
-        if command.words[0].text not in ("echo", "printf")
-    ]  # fmt: skip
+    mended, cuts = _mend(script.commands)
+    commands = [row for row in mended if row.words[0].text not in _NO_LAUNCHERS]
+    launches = [_launch(command, script.notes) for command in commands]
     numbers = [
         sum(
             _is_known(argument.name, fields) or _names_file(argument)
@@ -160,6 +188,9 @@ def find_launch(script: ShellScript, fields: Collection[str]) -> tuple[Launch, l
         + len(launch.overrides)
         for launch in launches
     ]
+    chosen = commands if not any(numbers) else [commands[numbers.index(max(numbers))]]
+    for command in chosen:
+        check_command(" ".join(word.text for word in command.words), command.line)
     if not any(numbers):
         notes = "; ".join(f"line {note.line}: {note.text}" for note in script.notes)
         raise InputError(
@@ -261,15 +292,15 @@ def _program_at(words: tuple[Word, ...]) -> int:
 
 def arguments_of(words: tuple[Word, ...]) -> Iterator[Argument]:
     """Yield the arguments among words; a value is what follows up to the next argument."""
-    name, values, line = "", list[Word](), 0
-    for word in words:
-        if _FLAG.match(word.text):
+    name, values, head = "", list[Word](), Word("", 0)
+    for word in (*words, None):
+        if word is None or _FLAG.match(word.text):
             if name:
-                yield Argument(name=name, values=tuple(values), line=line)
+                yield Argument(name=name, values=tuple(values), line=head.line, file=head.file)
+            if word is None:
+                return
+            head = word
             name, equals, value = word.text.lstrip("-").partition("=")
-            line = word.line
             values = [word._replace(text=value)] if equals else []
         elif name:
             values.append(word)
-    if name:
-        yield Argument(name=name, values=tuple(values), line=line)

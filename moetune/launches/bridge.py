@@ -11,7 +11,7 @@ from moetune.domain.megatron_models import RECIPES
 from moetune.domain.targets import find_target
 from moetune.export.keys import Value, names_of
 from moetune.huggingface.registry import resolve_name
-from moetune.launches.arguments import TITAN_STARTER, Argument, Launch
+from moetune.launches.arguments import TITAN_STARTER, Argument, Launch, check_values
 from moetune.launches.entries import Entry
 from moetune.launches.expansion import Scope, Word, plain
 from moetune.launches.keyed import TITAN
@@ -65,7 +65,11 @@ _FROM_RECIPE = "values that the recipe sets and the file does not are read as Me
 
 def bridge_entries(launch: Launch) -> tuple[Entry, ...]:
     """Return the overrides of a command, such as `model.tensor_model_parallel_size=4`."""
-    pairs = ((word.text.lstrip("+").partition("="), word.line) for word in launch.overrides)
+    named = {word: word.text.lstrip("+").partition("=") for word in launch.overrides}
+    wanted = ((path, word) for word, (path, _, _) in named.items()
+              if path.rpartition(".")[2] in KEYS)  # fmt: skip
+    check_values(wanted)
+    pairs = [(parts, word.line) for word, parts in named.items()]
     entries = tuple(Entry(path, plain_value(value), line) for (path, _, value), line in pairs)
     said = tuple(
         Entry(_SAYS[argument.name.replace("-", "_")], argument.values[0].text, argument.line)
@@ -78,10 +82,13 @@ def bridge_entries(launch: Launch) -> tuple[Entry, ...]:
 def titan_entries(launch: Launch) -> tuple[Entry, ...]:
     """Return the paths of torchtitan's arguments, such as `--training.seq_len`; () of others'."""
     entries = tuple(
-        Entry(argument.name, plain_value(argument.values[0].text), argument.line)
+        Entry(argument.name, plain_value(argument.values[0].text), argument.line, argument.file)
         for argument in launch.arguments if "." in argument.name and argument.values
     )  # fmt: skip
     keys, file = names_of(TITAN.settings), launch.environment.get("CONFIG_FILE")
+    check_values((f"--{row.name}", row.values[0]) for row in launch.arguments if row.values
+                 and (row.name in keys or row.name.rpartition(".")[2] in keys)
+                 and "." in row.name)  # fmt: skip
     if launch.program == TITAN_STARTER and file is not None and not file.missing:
         entries = (Entry(TITAN_FILE, file.text, file.line), *entries)
     is_titan = "torchtitan" in launch.program or launch.program == TITAN_STARTER

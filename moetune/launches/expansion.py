@@ -15,12 +15,15 @@ _PARAMETER = re.compile(
 )
 _CHOICE = re.compile(r"^([^?:]+)\?([^?:]+):([^?:]+)$")
 """A choice of C, which Python writes otherwise."""
+_SCRIPT = re.compile(r"BASH_SOURCE|\$0|\$\{0\}")
+"""The script's path, whose folder is "." here."""
 _NAME = re.compile(r"[A-Za-z_]\w*|\d|[@*#?!$]")
 _OPERATIONS: Mapping[type, Callable[[int, int], int]] = MappingProxyType({
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.Div: operator.floordiv, ast.Mod: operator.mod, ast.Gt: operator.gt, ast.Lt: operator.lt,
     ast.GtE: operator.ge, ast.LtE: operator.le, ast.Eq: operator.eq, ast.NotEq: operator.ne,
 })  # fmt: skip
+_CASES: Mapping[str, Callable[[str], str]] = {",,": str.lower, "^^": str.upper}
 _LARGEST = 10**18
 _DEEPEST = 50
 
@@ -46,11 +49,18 @@ class Word(NamedTuple):
 
     Args:
         missing: the first variable of it that has no value, such as "$TP".
+        file: that the script reads, and that has the word; "" for the script itself.
     """
 
     text: str
     line: int
     missing: str = ""
+    file: str = ""
+
+    @property
+    def place(self) -> str:
+        """The words "line 3", or the name of the file."""
+        return self.file or f"line {self.line}"
 
 
 class _Piece(NamedTuple):
@@ -178,7 +188,9 @@ class Scope:
             run = Run("", line, inside) if number is None else Run(str(number), line)
             yield _Piece(run, splits=not quoted)
         elif inside.startswith("$("):
-            yield _Piece(Run("", line, inside))
+            is_folder = "dirname" in inside and _SCRIPT.search(inside)
+            upwards = "/.." * (inside.count("/..") + inside.count("dirname") - 1)
+            yield _Piece(Run(f".{upwards}", line) if is_folder else Run("", line, inside))
         elif inside == "$":
             yield _Piece(Run("$", line))
         else:
@@ -193,6 +205,7 @@ class Scope:
             return
         counts, name, index, action, rest = match.groups()
         value = self._value(name, index or "")
+        value, rest = _cased(value, rest)
         asks_text = (action or "").startswith(":")
         has_value = value is not None and (not asks_text or bool(text_of(sum(value, ()))))
         if counts:
@@ -301,8 +314,20 @@ def _length(raw: str, start: int) -> int:
     return len(raw) - start
 
 
+def _cased(value: tuple[Text, ...] | None, rest: str) -> tuple[tuple[Text, ...] | None, str]:
+    """Return a value in the case that ${NAME,,} or ${NAME^^} asks for, and what else it asks."""
+    change = _CASES.get(rest)
+    if value is None or change is None:
+        return value, rest
+    return tuple(tuple(run._replace(text=change(run.text)) for run in text) for text in value), ""
+
+
 def _word_of(runs: Text) -> Word:
-    return Word(text_of(runs), runs[0].line, missing_of(runs))
+    """Return a word; a script in it keeps the names of variables that have no value."""
+    text = text_of(runs)
+    if any(map(str.isspace, text)):
+        text = "".join(run.text or run.missing for run in runs)
+    return Word(text, runs[0].line, missing_of(runs))
 
 
 def _split(run: Run) -> Iterator[Run | None]:

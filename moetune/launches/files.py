@@ -1,6 +1,5 @@
 """A launch file of any kind: opened, read, checked, and written with changes."""
 
-import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from moetune.launches.arguments import PER_DEVICE, Launch, arguments_of, find_la
 from moetune.launches.bridge import bridge_entries, read_bridge, titan_entries, yaml_launch
 from moetune.launches.entries import Entry, entries_of
 from moetune.launches.expansion import Word
-from moetune.launches.foreign import BRIDGE_KEYS, check_runtime
+from moetune.launches.foreign import BRIDGE_KEYS, check_runtime, check_text, is_axolotl
 from moetune.launches.keyed import (
     COMMAND,
     DEEPSPEED,
@@ -26,8 +25,10 @@ from moetune.launches.keyed import (
     TITAN,
     TRANSFORMERS,
     Dialect,
+    key_as_written,
     keyed_changes,
     read_keyed,
+    short_value,
 )
 from moetune.launches.keyed_edit import keyed_text
 from moetune.launches.megatron import KEYS, flag_of_key, plain_value, read_megatron
@@ -132,14 +133,17 @@ def open_launch(name: str, text: str, asked: Asked) -> LaunchFile:
     Raises:
         InputError: it is of an unknown kind, or something of it is missing or wrong.
     """
-    if len(text) > LARGEST_BYTES:
-        raise InputError(f"{name} is larger than 1 MiB", "give the file that starts the run")
-    if "\0" in text:
-        raise InputError(f"{name} is no text", "give the file that starts the run")
+    if len(text) > LARGEST_BYTES or "\0" in text:
+        fault = "larger than 1 MiB" if len(text) > LARGEST_BYTES else "no text"
+        raise InputError(f"{name} is {fault}", "give the file that starts the run")
     if name.endswith((".toml", ".json", ".yaml", ".yml", ".py")):
         return _configuration(name, text, asked)
-    script = read_script(text, extra=asked.extra, values=asked.values)
-    launch, cuts = find_launch(script, KEYS)
+    script = read_script(text, extra=asked.extra, values=asked.values, folder=asked.folder)
+    try:
+        launch, cuts = find_launch(script, KEYS)
+    except InputError:
+        check_text(name, text, "command")  # in a text that the script writes
+        raise
     if is_verl(launch):
         return KeyedFile(reading=read_verl(launch, asked), text=text, name=name, asked=asked)
     if (entries := titan_entries(launch)) or (bridge := bridge_entries(launch)):
@@ -167,6 +171,8 @@ def _megatron_file(
     try:
         reading = read_megatron(launch, asked)
     except InputError as error:
+        if launch.packing and "nothing gives" in error.what:
+            raise InputError(error.what, launch.packing) from None
         lines = ", ".join(str(note.line) for note in launch.notes if SOURCED in note.text)
         if not lines:
             raise
@@ -189,10 +195,14 @@ def _engine(entries: tuple[Entry, ...], starter: str = "") -> Dialect:
         return DEEPSPEED
     if kind is not None:
         return dialect_of(str(kind))
-    if "zero_stage" in values:
+    if "zero_stage" in values or values.get("use_deepspeed"):
         return DEEPSPEED
     has_shards = any("fsdp" in path and path != "fsdp_config" for path in paths)
-    return TRANSFORMERS if has_shards or not starter else REPLICATED
+    if starter and not has_shards and (file := values.get("config_file")):
+        hint = "check the script in the folder that has it, or put it next to the script"
+        raise InputError(f"{file} is not there, and the engine stands in it", hint)
+    is_replicated = (starter and not has_shards) or values.get("enable_fsdp") is False  # of oumi
+    return REPLICATED if is_replicated else TRANSFORMERS
 
 
 def _configuration(name: str, text: str, asked: Asked) -> LaunchFile:
@@ -202,12 +212,12 @@ def _configuration(name: str, text: str, asked: Asked) -> LaunchFile:
         entries = program_entries(name, text, function, asked.values)
         asked = replace(asked, world_size=asked.world_size or ranks_of(function))
     else:
+        check_text(name, text)
         entries = entries_of(name, text)
-    if name.endswith(_DATA):
-        check_runtime(name, entries)
-    paths = {entry.path for entry in entries}
-    leaves = {path.rpartition(".")[2] for path in paths}
-    if "MODEL_ARGS" in {path.partition(".")[0] for path in paths}:
+        check_runtime(entries)
+    axolotl = name.endswith(_DATA) and is_axolotl(entries)
+    leaves = {entry.path.rpartition(".")[2] for entry in entries}
+    if "MODEL_ARGS" in {entry.path.partition(".")[0] for entry in entries}:
         launch = yaml_launch(entries, asked)
         reading = read_megatron(launch, asked)
         return MegatronFile(reading=reading, launch=launch, text=text, asked=asked, name=name)
@@ -224,10 +234,10 @@ def _configuration(name: str, text: str, asked: Asked) -> LaunchFile:
         if argument.values
     )
     entries = (*with_named_files(entries, asked), *extra)
-    dialect = _engine(entries)
+    dialect = _engine(entries, "accelerate" if axolotl else "")
     if dialect is DEEPSPEED or "train_micro_batch_size_per_gpu" in leaves:
         return _keyed_file(DEEPSPEED, entries, text, asked, name=name)
-    if leaves & {PER_DEVICE, "distributed_type", "fsdp_version"}:
+    if axolotl or leaves & {PER_DEVICE, "distributed_type", "fsdp_version"}:
         return _keyed_file(dialect, entries, text, asked, name=name)
     raise InputError(
         f"{name} is of no kind that is known",
@@ -244,15 +254,6 @@ def _keyed_file(
         asked = replace(asked, world_size=ranks(asked))
     reading = read_keyed(dialect, entries, asked)
     return KeyedFile(reading=reading, text=text, name=name, asked=asked, dialect=dialect)
-
-
-def _short(value: Value) -> str:
-    """Return a value as JSON; of lists in a list only their number."""
-    if isinstance(value, Code):
-        return value
-    if isinstance(value, tuple) and value and isinstance(value[0], tuple):
-        return f"{len(value)} lists of modules"
-    return json.dumps(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,8 +296,10 @@ class KeyedFile:
     def words(self, changes: Mapping[str, Value]) -> str:
         """Return changes as assignments, and as arguments what the file's command takes."""
         flags = self._flags(changes)
-        inside = (f"{key} = {_short(value)}" for key, value in changes.items() if key not in flags)
-        arguments = (f"{flag} {_short(changes[key])}" for key, flag in flags.items())
+        given = {key: place.written for key, place in self.reading.given.items()}
+        inside = (f"{key_as_written(key, given)} = {short_value(value)}"
+                  for key, value in changes.items() if key not in flags)  # fmt: skip
+        arguments = (f"{flag} {short_value(changes[key])}" for key, flag in flags.items())
         return ", ".join((*inside, *arguments))
 
     def key_of(self, name: str) -> str:
@@ -316,7 +319,7 @@ class KeyedFile:
         for name in classes:
             if not re.search(rf"\bimport\b.*\b{name}\b", text):
                 text = _IMPORTS.sub(f"from {_POLICIES} import {name}\n\\g<0>", text, count=1)
-        pairs = ((flag, _short(changes[key])) for key, flag in arguments.items())
+        pairs = ((flag, short_value(changes[key])) for key, flag in arguments.items())
         return Copy(text, tuple(chain.from_iterable(pairs)))
 
     def _flags(self, changes: Mapping[str, Value]) -> dict[str, str]:

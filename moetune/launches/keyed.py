@@ -1,5 +1,6 @@
 """torchtitan, DeepSpeed and transformers: configurations whose keys say a layout and a batch."""
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from moetune.launches.keyed_problems import (
     stage_of,
     titan_problems,
 )
+from moetune.launches.places import Code
 from moetune.launches.reading import (
     Asked,
     Given,
@@ -42,6 +44,8 @@ from moetune.launches.trainer import trainer_tuning
 
 SettingValues = dict[str, Any]
 _FULLY_SHARDED = 3
+_USUAL_STAGE = 2
+"""Of accelerate's `--use_deepspeed` (`DeepSpeedPlugin.zero_stage`)."""
 _NUMBERS = frozenset({"dp", "tp", "cp", "pp", "ep", "local", "copies", "global_batch", "length"})
 _FILLED_IN = {"dp": None, "tp": None}
 """What the ranks say where the file does not."""
@@ -133,6 +137,9 @@ def _titan(settings: SettingValues, values: Mapping[str, Any], ranks: int) -> No
         settings["stages"] = stages
         several = schedule in V_SCHEDULES or schedule == "interleaved"
         settings["vpp"] = 2 if several else 1  # of torchtitan where nothing says the stages
+    if settings.get("dispatcher", "") is None:
+        kind = values.get("moe_comm_backend")
+        raise InputError(f"moe_comm_backend {kind} is not planned", "use standard or deepep")
     policy = values.get("activation_checkpoint") or values.get("activation_checkpoint.mode")
     is_left_out = "activation_checkpoint" in values and policy is None
     name = "none" if is_left_out else str(policy).removesuffix("AC.Config").lower()
@@ -159,7 +166,10 @@ def hugging_face(settings: SettingValues, _: Mapping[str, Any], ranks: int) -> N
             "-- --per_device_train_batch_size 1 --gradient_accumulation_steps 8",
         )
     settings["global_batch"] = settings["micro_batch"] * steps * settings["dp"]
-    settings.setdefault("zero", 3)
+    stage = str(settings.setdefault("zero", 3)).removeprefix("ZERO_")  # as oumi has it
+    if stage not in ("0", "1", "2", "3"):
+        raise InputError(f"stage {stage} of ZeRO is none", "give a stage from 0 to 3")
+    settings["zero"] = int(stage)
 
 
 TITAN = Dialect(
@@ -186,9 +196,7 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
     given = {key: Given(value=value, written=entry.path, line=entry.line, file=entry.file)
              for entry in entries for key, value in _keys(dialect, entry)}  # fmt: skip
     given |= _in_sequences(given)
-    values = {key: place.value for key, place in given.items()}
-    if isinstance(engine := values.get("deepspeed"), str):
-        values.setdefault("zero_optimization.stage", stage_of(engine))
+    values = _with_stage({key: place.value for key, place in given.items()})
     ranks = asked.world_size or _ranks(values)
     if ranks is None:
         raise InputError("the file does not say how many ranks there are", "give --world-size N")
@@ -231,6 +239,14 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
             *dialect.problems(given, ranks), *remarks, *branches(entries),
         ),
     )  # fmt: skip
+
+
+def _with_stage(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values with the ZeRO stage of an engine's name, or of accelerate's launcher."""
+    engine = values.get("deepspeed")
+    usual = _USUAL_STAGE if values.get("use_deepspeed") else None
+    stage = stage_of(engine) if isinstance(engine, str) else usual
+    return values if stage is None else {"zero_optimization.stage": stage, **values}
 
 
 def _runtime(dialect: Dialect, tuning: Tuning, settings: SettingValues) -> str:
@@ -335,3 +351,18 @@ def keyed_changes(dialect: Dialect, reading: Reading, layout: FoldedLayout) -> d
     usual = {key: value for setting in dialect.settings for key, value in setting.keys.items()}
     return {key: value for key, value in changes.items()
             if key in reading.given or value != usual[key]}  # fmt: skip
+
+
+def short_value(value: Value) -> str:
+    """Return a value as JSON; of lists in a list only their number."""
+    if isinstance(value, Code):
+        return value
+    if isinstance(value, tuple) and value and isinstance(value[0], tuple):
+        return f"{len(value)} lists of modules"
+    return json.dumps(value)
+
+
+def key_as_written(key: str, given: Mapping[str, str]) -> str:
+    """Return a key as a file has it that calls it otherwise, such as axolotl's."""
+    written = given.get(key, key)
+    return key if written.rpartition(".")[2] == key.rpartition(".")[2] else written

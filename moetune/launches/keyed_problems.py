@@ -18,16 +18,21 @@ ALIASES = {
     "MODEL": "model_name", "parallelism_config_tp_size": "tp_size",
     "deepspeed_config_file": "deepspeed",
     "activation_checkpointing": "fsdp_activation_checkpointing",
+    "enable_gradient_checkpointing": "gradient_checkpointing", "base_model": "model_name",
+    "micro_batch_size": "train_micro_batch_size_per_gpu", "sequence_len": "seq_len",
+    "use_gradient_checkpointing": "gradient_checkpointing",  # of unsloth
+    "expert_parallel_comm_backend": "moe_comm_backend",  # of older torchtitan
 }  # fmt: skip
 """Keys of others that say what a dialect's does."""
 TITAN_FILE = "job.config_file"
 """Argument that names torchtitan's TOML."""
 _NEAR = 0.95
 _OF_SWIFT = re.compile(r"zero([0-3])(?:_offload)?$")
+_STAGE_IN_NAME = re.compile(r"(?i)(?:z|zero|stage)[-_]?([0-3])(?!\d)")
 _OF_A_FILE = 3
 """ZeRO stage of a file of DeepSpeed's that is not read."""
 _AS_ELSE: tuple[tuple[str, tuple[Value, ...], str], ...] = (
-    (r"offload_(optimizer|param)[._]device|fsdp_offload_params|enable_cpu_offload",
+    (r"offload_(optimizer|param)[._]device|offload_params|cpu_offload",
      (None, False, "none"),
      "states in host memory are not priced"),
     (r"fsdp_(sharding_strategy|reshard_after_forward)",
@@ -38,12 +43,23 @@ _AS_ELSE: tuple[tuple[str, tuple[Value, ...], str], ...] = (
     (r"mixed_precision(_param)?|fp16(\.enabled)?", (None, False, "auto", "bf16", "bfloat16"),
      "priced as bfloat16"),
     (r"training\.dtype", (None, "float32"), "weights and their states are priced in float32"),
-    (r"optim", (None, "adamw_torch", "adamw_torch_fused", "adamw_apex_fused", "adamw_hf"),
+    (r"optim|(?<![._])optimizer",
+     (None, "adamw_torch", "adamw_torch_fused", "adamw_apex_fused", "adamw_hf"),
      "its states are priced as those of AdamW in float32"),
+    ("load_in_8bit", (None, False), "frozen weights are priced in bfloat16"),
+    (r"rl|rlhf_type|(?<![._])stage", (None, False, "sft", "pt", 0, 1, 2, 3),
+     "a step of supervised training is priced"),
+    ("trainer", (None, "Trainer", "SFTTrainer", "UnslothTrainer", "Seq2SeqTrainer",
+                 "train_on_responses_only"),
+     "a step of supervised training is priced"),
     ("(use|enable)_liger(_kernel)?", (None, False),
      "logits are priced as without Liger's fused loss"),
 )  # fmt: skip
 """Ends of keys, with the values that are priced as they are, and how others are priced."""
+_OF_TITAN = (
+    ("converters", "float8", "products in float8 are priced as in bfloat16"),
+    ("optimizer", "muon", "Muon and its states are priced as AdamW"),
+)
 
 
 def priced_as_else(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
@@ -64,7 +80,7 @@ def titan_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
             severity="note", line=file.line, what=f"{file.value} is not read with this file",
             why="keys that are not given have their defaults", fix="check it next to that file",
         )  # fmt: skip
-    converters, stages = given.get("converters"), given.get("pipeline_parallel_degree")
+    stages = given.get("pipeline_parallel_degree")
     reshards = given.get("fsdp_reshard_after_forward")
     is_piped = stages is not None and stages.value != 1
     if is_piped and reshards is not None and reshards.value == "always":
@@ -73,12 +89,10 @@ def titan_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
             what=f"{reshards.written} always gathers weights for each micro-batch of a pipeline, "
             "and is priced as never",
         )  # fmt: skip
-    if converters is not None and "float8" in str(converters.value).lower():
-        yield Problem(
-            severity="note",
-            line=converters.line,
-            what=f"{converters.written}: products in float8 are priced as in bfloat16",
-        )
+    for key, word, what in _OF_TITAN:
+        place = given.get(key)
+        if place is not None and word in str(place.value).lower():
+            yield Problem(severity="note", line=place.line, what=f"{place.written}: {what}")
 
 
 def engine_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
@@ -90,7 +104,8 @@ def engine_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]
     if not _OF_SWIFT.match(engine.value):
         yield Problem(
             severity="note", line=engine.line, what=f"{engine.value} is not read with this file",
-            why="its ZeRO stage is taken as 3", fix="check it, with this file's keys behind --",
+            why=f"its ZeRO stage is taken as {stage_of(engine.value)}",
+            fix="check it, with this file's keys behind --",
         )  # fmt: skip
     elif "offload" in engine.value:
         yield Problem(severity="note", line=engine.line,
@@ -98,8 +113,8 @@ def engine_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]
 
 
 def stage_of(engine: str) -> int:
-    """Return the ZeRO stage of ms-swift's names such as zero2_offload; 3 of a file's."""
-    match = _OF_SWIFT.match(engine)
+    """Return the ZeRO stage that a name such as zero2_offload or ds_z2_config.json has, or 3."""
+    match = _STAGE_IN_NAME.search(engine.rpartition("/")[2])
     return int(match[1]) if match else _OF_A_FILE
 
 

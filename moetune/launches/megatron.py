@@ -117,10 +117,14 @@ def read_megatron(launch: Launch, asked: Asked) -> Reading:
         target = replace(target, adapters=("each",), adapter_zero=(0, 1), freezes=True)
     arguments = _fields_of(launch, target)
     model = asked.model or _swift_model(launch)
-    return reading_of(
+    reading = reading_of(
         arguments, target, launch.ranks(asked), model=model, line=launch.line,
         reads_files=asked.reads_files,
     )  # fmt: skip
+    if launch.is_mindspeed and not reading.model_words.endswith(("its sizes", "its name")):
+        what = f"line {launch.line}: arguments of MindSpeed may change the model"
+        raise InputError(f"{what}, whose sizes are no known model's", "name it with --model")
+    return reading
 
 
 def reading_of(
@@ -175,7 +179,7 @@ def _check_number(key: str, value: Value, given: Given | None) -> None:
     least = 0 if key in _MAY_BE_NONE else 1
     if value is None or (isinstance(value, int) and value is not True and value >= least):
         return
-    written = f"line {given.line}: {given.written}" if given else key
+    written = f"{given.file or f'line {given.line}'}: {given.written}" if given else key
     hint = "give a number"
     if given and not given.written.startswith("--"):
         hint = f"give a number, here or as -- {given.written}=2"
@@ -212,18 +216,19 @@ def _fields_of(launch: Launch, target: Target) -> MegatronArguments:
         written = f"--{argument.name}"
         before = given.get(field)
         if before is not None and before.value != value:
-            places = f"{before.value} {_place(before.line)} and {value} {_place(argument.line)}"
+            places = f"{before.value} {before.where} and {value} {argument.where}"
             problems.append(
-                Problem(severity="note", line=argument.line, what=f"{written} is {places}",
+                Problem(severity="note", line=argument.shown, what=f"{written} is {places}",
                         why="the last one counts", fix="keep one of them")
             )  # fmt: skip
-        given[field] = Given(value=value, written=written, line=argument.line)
+        given[field] = Given(value=value, written=written, line=argument.line, file=argument.file)
     word = launch.environment.get(CONNECTIONS)
     if word is not None and not word.missing:
         value = plain_value(word.text)
-        given[CONNECTIONS] = Given(value=value, written=CONNECTIONS, line=word.line)
+        given[CONNECTIONS] = Given(value=value, written=CONNECTIONS, line=word.line, file=word.file)
     values = {field: place.value for field, place in given.items()}
     defaults: dict[str, Value] = dict(_SWIFT_DEFAULTS) if is_swift else {}
+    defaults |= {"use_distributed_optimizer": True, "bf16": True} if launch.is_slime else {}
     if (target.core or (0, 16)) < _SHARDING_CORE:
         defaults["data_parallel_sharding_strategy"] = "no_shard"
     return MegatronArguments(
@@ -238,11 +243,8 @@ def _unset(argument: Argument) -> Iterator[Problem]:
     for word in argument.values:
         if word.missing.startswith("$") and not word.text and not is_of_tokenizer:
             what = f"{word.missing} has no value here, and is read as empty"
-            yield Problem(severity="note", line=word.line, what=what, fix="--set NAME=VALUE")
-
-
-def _place(line: int) -> str:
-    return f"in line {line}" if line else "behind --"
+            line = None if word.file else word.line
+            yield Problem(severity="note", line=line, what=what, fix="--set NAME=VALUE")
 
 
 def _field(name: str, *, is_swift: bool) -> tuple[str, bool]:
@@ -377,7 +379,7 @@ def _facts(
 
 def _lines(given: Mapping[str, Given]) -> dict[str, int]:
     lines = lines_of(SETTINGS, given)
-    stages = [given[key].line for key in STAGES if key in given]
+    stages = [given[key].line for key in STAGES if key in given and not given[key].file]
     return lines | ({"stages": stages[0], "vpp": stages[0]} if stages else {})
 
 
@@ -394,4 +396,5 @@ def _rows(given: Mapping[str, Given], layout: FoldedLayout, job: TrainingJob) ->
         yield Row(
             name="stages", value=stage_words(layout.stages), line=place.line if place else None,
             key=place.written if place else flag_of_key(STAGES[0]),
+            file=place.file if place else "",
         )  # fmt: skip

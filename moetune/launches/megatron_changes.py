@@ -140,7 +140,7 @@ def edit_script(text: str, given: Mapping[str, Given], changes: Mapping[str, str
         plain = argument.replace("\\", r"\\")
         changed, count = re.subn(_of(place.written), plain, line, count=1)
         if not count:
-            where = f"line {place.line}" if place.line else "the words behind --"
+            where = f"line {place.line}" if place.line else place.file or "the words behind --"
             raise InputError(
                 f"{place.written} cannot be changed in {where}", f"write it by hand: {argument}"
             )

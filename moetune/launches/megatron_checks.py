@@ -26,6 +26,7 @@ _EXPERTS = "megatron/core/transformer/moe/experts.py"
 _OWN_PROGRAMS = frozenset({"pretrain_gpt.py", "pretrain_mamba.py", "pretrain_hybrid.py"})
 """Megatron-LM's programs, which refuse arguments that are not its parser's."""
 _NEAR = 0.85
+_KINDS = ("rlhf_type", "task_type")
 UNEVEN = "layers that the pipeline ranks do not divide"
 _NEWEST_ASKING: tuple[Generation, ...] = ("ampere", "hopper")
 
@@ -231,6 +232,10 @@ _CHECKS = (
           "1", _ARGUMENTS, "",
           lambda context: "sequence_parallel" in context.reading.given
           and context.reading.layout.tp == 1),
+    Check("note", "optimizer", "another optimizer than adam or muon is priced as Adam",
+          "megatron/core/optimizer/__init__.py", "",
+          lambda context: not re.search("adam$|muon",
+                                        str(context.values.get("optimizer", "adam")))),
     Check("note", "", "float32, without --bf16 or --fp16, is priced as bfloat16", _ARGUMENTS,
           "--bf16", lambda context: not context.has("bf16") and not context.has("fp16")),
     Check("note", "recompute_method", "--recompute-method block recomputes the first "
@@ -243,6 +248,7 @@ def megatron_problems(context: Context) -> Iterator[Problem]:
     """Yield what is wrong with the arguments of a launch, those that stop it first."""
     if context.launch is not None:
         yield from _unknown_arguments(context.launch, context.reading)
+        yield from _of_other_trainings(context.launch)
     for check in _CHECKS:
         if check.breaks(context):
             yield _problem(check, context.reading)
@@ -257,7 +263,7 @@ def core_problems(reading: Reading) -> Iterator[Problem]:
 
 
 def _problem(check: Check, reading: Reading) -> Problem:
-    lines = [reading.given[key].line for key in check.keys.split() if key in reading.given]
+    lines = [reading.given[key].shown for key in check.keys.split() if key in reading.given]
     return Problem(
         severity=check.severity, line=lines[0] if lines else None, what=check.what,
         why=f"{reading.target.label}: {check.why}", fix=check.fix,
@@ -286,21 +292,40 @@ def known_names(core: MegatronCore) -> frozenset[str]:
     return frozenset(names)
 
 
+def _of_other_trainings(launch: Launch) -> Iterator[Problem]:
+    """Yield that a step does more than what is priced: slime's, and ms-swift's of some kinds."""
+    if launch.is_slime:
+        what = "the actor's update is priced, and no rollout"
+        yield Problem(severity="note", line=launch.line, what=what)
+    for argument in launch.arguments:
+        kind = " ".join(word.text for word in argument.values)
+        if argument.name in _KINDS and kind != "causal_lm":
+            what = f"--{argument.name} {kind}: a step of supervised training is priced"
+            yield Problem(severity="note", line=argument.shown, what=what)
+
+
 def _unknown_arguments(launch: Launch, reading: Reading) -> Iterator[Problem]:
     """Yield arguments that Megatron-LM does not have; programs of others may have more."""
     if launch.program == SWIFT:
         return
     core = reading.target.core or (0, 16)
     names, is_own = known_names(core), launch.program in _OWN_PROGRAMS
-    for argument in launch.arguments:
-        if argument.name in names or f"{argument.name}=" in names:
-            continue
+    unknown = [argument for argument in launch.arguments
+               if argument.name not in names and f"{argument.name}=" not in names]  # fmt: skip
+    if launch.is_mindspeed and unknown:
+        flags = " ".join(dict.fromkeys(f"--{argument.name}" for argument in unknown))
+        what = f"arguments of MindSpeed are neither checked nor priced: {flags}"
+        yield Problem(severity="note", line=unknown[0].shown, what=what)
+        return
+    for argument in unknown:
         near = difflib.get_close_matches(argument.name.replace("_", "-"), names, n=1, cutoff=_NEAR)
         field = near[0].replace("-", "_") if near else ""
         if not is_own and field not in KEYS:
             continue
+        where = f" {argument.where}" if argument.file else ""
         yield Problem(
-            severity="stops" if is_own else "note", line=argument.line,
-            what=f"--{argument.name} is unknown", why=f"{reading.target.label}: {_ARGUMENTS}",
+            severity="stops" if is_own else "note", line=argument.shown,
+            what=f"--{argument.name}{where} is unknown",
+            why=f"{reading.target.label}: {_ARGUMENTS}",
             fix=f"--{near[0]}" if near else "leave it out",
         )  # fmt: skip

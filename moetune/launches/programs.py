@@ -19,6 +19,7 @@ _LAYOUT = re.compile(
     r"(parallel_size|parallel_degree|shard_degree|micro_batch_size|autoep_size|ep_size"
     r"|per_device_train_batch_size|tokens_per_microbatch_per_dp_rank)\b"
 )
+_SIZE = re.compile(rf"{_LAYOUT.pattern}|(global_batch_size|seq_length|seq_len)$")
 _RANKS = re.compile(r"_(\d+)gpu_")
 BRANCH = "branch"
 """Path of the test of branches that are all read, as it has no value."""
@@ -199,7 +200,7 @@ class _Reader(NamedTuple):
             yield from self.of_function(self.functions[name], passed, seen)
         elif isinstance(node.func, ast.Attribute):  # Bridge.from_hf_pretrained(name).to_provider()
             yield from self._of_value(path, node.func.value, bindings, seen)
-        yield Entry(path, name, node.lineno)
+        yield Entry(path, ast.unparse(node) if _SIZE.search(path) else name, node.lineno)
         for number, argument in enumerate(node.args):
             yield from self._of_value(f"{path}.{number}", argument, bindings, seen)
         for word in words:

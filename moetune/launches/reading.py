@@ -36,19 +36,39 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """A value that a file gives for a key.
+class Placed:
+    """Something that stands in a launch.
 
     Args:
-        written: the key as the file has it, such as "--seq-length".
         line: 0 for an argument behind `--`, and of a file that the launch names.
         file: the name of that file; "" for the launch itself.
     """
 
-    value: Value
-    written: str
     line: int
     file: str = ""
+
+    @property
+    def shown(self) -> int | None:
+        """The line; None where another file has it."""
+        return None if self.file else self.line
+
+    @property
+    def where(self) -> str:
+        """The words "in line 3", "in sizes.sh" or "behind --"."""
+        behind = f"in line {self.line}" if self.line else "behind --"
+        return f"in {self.file}" if self.file else behind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given(Placed):
+    """A value that a file gives for a key.
+
+    Args:
+        written: the key as the file has it, such as "--seq-length".
+    """
+
+    value: Value
+    written: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +163,8 @@ def rows_of(
 
 
 def lines_of(settings: Iterable[Setting], given: Mapping[str, Given]) -> dict[str, int]:
-    """Return the line of each setting that has a key in the file."""
+    """Return the line of each setting that has a key in the file itself."""
     return {
         setting.name: given[key].line
-        for setting in settings for key in setting.keys if key in given
+        for setting in settings for key in setting.keys if key in given and not given[key].file
     }  # fmt: skip

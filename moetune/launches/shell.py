@@ -8,17 +8,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import takewhile
-from typing import NamedTuple
+from pathlib import Path
 
 from moetune.launches.expansion import Run, Scope, Text, Word, missing_of, plain, text_of
+from moetune.launches.script import Note, ShellCommand, ShellScript, SourcedFiles
 from moetune.launches.tokens import Token, tokens_of
 
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _CHANGED = re.compile(r"\s*([A-Za-z_]\w*)\s*([-+*]?=(?!=)|\+\+|--)\s*(.*?)\s*", re.DOTALL)
 """A computation that changes a variable."""
+_UNSET = re.compile(r"(\$\w+|\$\{\w+\})?")
+"""A variable without a value, which a test takes for empty; not what a command would give."""
 _FUNCTION = re.compile(r"[A-Za-z_][\w-]*$")
-_SBATCH = re.compile(r"^#SBATCH\s+(?:-N|--nodes)[= ]\s*(\d+)\s*(?:#.*)?$", re.MULTILINE)
-_SLURM_NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+_SBATCH = r"^#SBATCH\s+(?:{})[=: ]\s*(?:[a-z]\w*:)?(\d+)\s*(?:#.*)?$"
+_OF_SLURM: Mapping[str, tuple[str, ...]] = {
+    "-N|--nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "--gpus-per-node|--gres=gpu": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+    "--ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+}
+"""Variables of Slurm's, by the options of a script's head that give them."""
 _DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
 _SEPARATORS = frozenset({"\n", ";", "&", ";;"})
 _NUMBERS = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
@@ -27,55 +35,26 @@ SOURCED = "a file that the script reads"
 _TESTS = frozenset({"[", "[[", "test"})
 
 
-class Note(NamedTuple):
-    """What of a file is left aside, with its line."""
-
-    text: str
-    line: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShellCommand:
-    """A command.
-
-    Args:
-        environment: assignments before its first word, and exported ones.
-    """
-
-    words: tuple[Word, ...]
-    line: int
-    environment: Mapping[str, Word]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShellScript:
-    """The commands of a script, and what of it is left aside.
-
-    Args:
-        more: words behind the script that it does not pass on.
-    """
-
-    commands: tuple[ShellCommand, ...]
-    notes: tuple[Note, ...]
-    more: tuple[Word, ...] = ()
-
-
 def read_script(
-    text: str, *, extra: tuple[str, ...] = (), values: Mapping[str, str] | None = None
-) -> ShellScript:
+    text: str, *, extra: tuple[str, ...] = (), values: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> ShellScript:  # fmt: skip
     """Return the commands of a script.
 
     Args:
         extra: words behind the script, its `$@`.
         values: variables that the script takes from its environment.
+        folder: of the script, for files that it reads; None where none is read.
     """
     reader = _Reader(
+        sources=SourcedFiles(folder),
         tokens=[*tokens_of(text)],
         scope=Scope(positional=tuple(plain(word, 0) for word in extra)),
     )
-    given = dict(values or {})
-    if nodes := _SBATCH.search(text):
-        given = {**dict.fromkeys(_SLURM_NODES, nodes[1]), **given}
+    given = {"PWD": ".", **(values or {})}
+    for options, names in _OF_SLURM.items():
+        if head := re.search(_SBATCH.format(options), text, re.MULTILINE):
+            given = {**dict.fromkeys(names, head[1]), **given}
     for name, value in given.items():
         reader.scope.variables[name] = (plain(value, 0),)
         reader.exported.add(name)
@@ -83,7 +62,8 @@ def read_script(
         reader.block(frozenset(), active=True)
         reader.position += 1
     more = () if reader.scope.is_passed_on else tuple(Word(word, 0) for word in extra)
-    return ShellScript(commands=tuple(reader.commands), notes=tuple(reader.notes), more=more)
+    commands, notes = tuple(reader.commands), tuple(reader.notes)
+    return reader.sources.named(ShellScript(commands=commands, notes=notes, more=more))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,6 +72,7 @@ class _Reader:
 
     tokens: list[Token]
     scope: Scope
+    sources: SourcedFiles
     position: int = 0
     exported: set[str] = field(default_factory=set)
     commands: list[ShellCommand] = field(default_factory=list)
@@ -170,8 +151,7 @@ class _Reader:
         """Read the branch whose test is true; without a value none is read."""
         line, ends = self.tokens[self.position].line, frozenset({"elif", "else", "fi"})
         self.position += 1
-        is_open: bool | None = active
-        end = "if"
+        is_open, is_known, end = active, active, "if"
         while end and end != "fi":
             test: bool | None = True
             if end in ("if", "elif"):
@@ -183,17 +163,17 @@ class _Reader:
                 is_open = False
             elif is_open and test is None:
                 self._leave(line, "a branch whose test has no value here")
-                is_open = False
-            elif active:
+                is_open = is_known = False
+            elif is_known:
                 self._forget(start)
 
     def _case(self, *, active: bool) -> None:
         """Read the branch whose pattern fits; without a value none is read."""
         token = self.tokens[self.position + 1]
-        text, is_open = self.scope.text(token.text, token.line), active
+        text, is_open, is_known = self.scope.text(token.text, token.line), active, active
         if active and missing_of(text):
             self._leave(token.line, "a case whose word has no value here")
-            is_open = False
+            is_open = is_known = False
         self.position += 3  # case, its word, in
         while (token := self.tokens[min(self.position, len(self.tokens) - 1)]).text != "esac":
             if self.position >= len(self.tokens):
@@ -208,7 +188,7 @@ class _Reader:
             start, takes = self.position, is_open and fits
             end = self.block(frozenset({";;", "esac"}), active=takes)
             is_open = is_open and not takes
-            if active and not takes:
+            if is_known and not takes:
                 self._forget(start)
             if end != ";;":
                 return
@@ -318,17 +298,26 @@ class _Reader:
             script = words[texts.index("-c", shell) + 1]
             self._inner(script.text, script.line)
             return True
+        is_fed = texts[0] in _SHELLS or (
+            shell < len(texts) and all(text[:1] == "-" for text in texts[shell + 1 :])
+        )
         match texts:
-            case [first, *_] if first in _SHELLS and here:
+            case _ if here and is_fed:  # such as srun bash << EOF
                 self._inner(here[0].text, here[0].line)
             case ["shift", *by]:
                 number = int(by[0]) if by and by[0].isdigit() else 1
                 self.scope.positional = self.scope.positional[number:]
+            case ["read", *_, name] if here:
+                self.scope.variables[name] = (self.scope.text(here[0].text, here[0].line),)
             case ["unset", *names]:
                 for name in names:
                     self.scope.variables.pop(name, None)
             case ["source" | ".", *_]:
-                self._leave(words[0].line, SOURCED)
+                text = self.sources.text_of(words[1]) if words[1:] else None
+                if text is None:
+                    self._leave(words[0].line, SOURCED)
+                else:
+                    self._inner(text, self.sources.first_line(words[1]))
             case _:
                 return False
         return True
@@ -362,7 +351,7 @@ class _Reader:
     def _comparison(self, texts: list[Text]) -> bool | None:
         words = [*map(text_of, texts)]
         is_known = not any(map(missing_of, texts))
-        is_run = any(missing_of(text).startswith(("$(", "`")) for text in texts)
+        is_run = any(not _UNSET.fullmatch(missing_of(text)) for text in texts)
         match words:
             case ["-z" | "-n", value] if not is_run:
                 return bool(value) is (words[0] == "-n")

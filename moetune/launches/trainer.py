@@ -4,6 +4,7 @@ LLaMA-Factory, TRL and ms-swift pass such arguments. A DeepSpeed JSON, an accele
 FSDP configuration is read where it lies next to the launch, or under the current folder.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,11 +19,18 @@ from moetune.launches.reading import LARGEST_BYTES, Asked, Given, Problem
 
 _NAMING = (RECIPE_FILE, "config_file", "deepspeed", "deepspeed_config_file", "fsdp_config")
 """Keys whose value is a file of the Trainer's arguments, of an engine, or of accelerate."""
+_SAYS = re.compile(
+    "batch|accum|seq|length|cutoff|deepspeed|fsdp|^model|config|lora|module|type|size|bit|stage|"
+    "checkpointing|optim|num_|peft|adapter|liger|parallel"
+)
+"""Arguments that say something of a step, and need their values."""
+_PREFERENCES = re.compile("dpo|kto|orpo|grpo|ppo|reward")
+"""Programs of other trainings, by their names."""
 _ENDINGS = (".json", ".yaml", ".yml", ".toml")
 _KINDS = ("finetuning_type", "tuner_type", "train_type", "use_peft", "adapter")
 _RANKS = ("lora_rank", "lora_r", "r")
 _MODULES = ("lora_target", "target_modules", "lora_target_modules")
-_BITS = ("quantization_bit", "quant_bits", "load_in_4bit")
+_BITS = ("quantization_bit", "quant_bits", "load_in_4bit", "q_lora")
 _DEFAULT_RANK, _DEFAULT_MODULES = 8, "all"
 """Defaults of LLaMA-Factory and ms-swift."""
 _TRL_RANK, _TRL_MODULES = 16, ("q_proj", "v_proj")
@@ -40,13 +48,13 @@ def trainer_entries(launch: Launch, asked: Asked) -> tuple[Entry, ...]:
     names, recipe = {*map(_field, launch.arguments)}, _of_recipe(launch, asked)
     if PER_DEVICE not in {*names, *(entry.path for entry in recipe)}:
         return ()
-    check_values(
-        (f"--{argument.name}", argument.values[0])
-        for argument in launch.arguments if argument.values
-    )  # fmt: skip
-    given = tuple(Entry(_field(row), _value(row), row.line) for row in arguments)
+    arguments = [row for row in arguments if _SAYS.search(_field(row)) or not _is_missing(row)]
+    check_values((f"--{row.name}", row.values[0]) for row in arguments if row.values)
+    given = tuple(Entry(_field(row), _value(row), row.line, row.file) for row in arguments)
     is_usual = launch.program == "swift" and not names & {*_KINDS}
     defaults = (Entry("tuner_type", "lora", 0),) if is_usual else ()
+    if _PREFERENCES.search(launch.program):
+        defaults = (*defaults, Entry("rlhf_type", launch.program, launch.line))
     return with_named_files((*defaults, *recipe, *given), asked)
 
 
@@ -79,12 +87,19 @@ def with_named_files(entries: tuple[Entry, ...], asked: Asked) -> tuple[Entry, .
 
 
 def _with_model(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-    """Return entries with the model under Trainer's key; ms-swift's `model_name` is no model."""
+    """Return entries with the model under Trainer's key; ms-swift's `model_name` is no model.
+
+    A program's `model` is what it loads, whatever it makes of that.
+    """
+    loads = {entry.path for entry in entries if str(entry.value).endswith(".from_pretrained")}
+    loaded = (entry for entry in entries if entry.path.endswith(".0") and "model" in entry.path
+              and entry.path[:-2] in loads and isinstance(entry.value, str))  # fmt: skip
     names = {entry.path: entry for entry in entries if isinstance(entry.value, str)}
-    if "model" not in names:
+    model = next(loaded, None) or names.get("model")
+    if model is None or (model.path == "model" and loads):
         return entries
-    model = names["model"]._replace(path="model_name_or_path")
-    return (model, *(entry for entry in entries if entry.path not in ("model", "model_name")))
+    named = model._replace(path="model_name_or_path")
+    return (named, *(entry for entry in entries if entry.path not in ("model", "model_name")))
 
 
 def trainer_tuning(given: Mapping[str, Given], decoder: Decoder) -> tuple[Tuning, list[Problem]]:
@@ -98,7 +113,7 @@ def trainer_tuning(given: Mapping[str, Given], decoder: Decoder) -> tuple[Tuning
     name = ("lora" if is_of_factory else None) if kind is None else kind.value
     if name in (None, False, "", "full"):
         return TRAINS_ALL, []
-    if name not in ("lora", True) and not _is_peft(name):
+    if name not in ("lora", "qlora", True) and not _is_peft(name):
         what = f"line {kind.line if kind else 0}: {kind.written if kind else ''} {name}"
         raise InputError(
             f"{what} trains in a way that is not read here",
@@ -156,6 +171,10 @@ def _value(argument: Argument) -> Value:
     if len(words) > 1:
         return words
     return plain_value(words[0]) if words else True
+
+
+def _is_missing(argument: Argument) -> bool:
+    return any(word.missing for word in argument.values[:1])
 
 
 def _field(argument: Argument) -> str:

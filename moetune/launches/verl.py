@@ -77,8 +77,10 @@ def read_verl(launch: Launch, asked: Asked) -> Reading:
         "moe_grouped_gemm": True, "seq_length": length, "global_batch_size": batch,
         "micro_batch_size": micro,
     }  # fmt: skip
+    if words.get(f"{_ACTOR}megatron.dtype", Word("", 0)).text == "float16":
+        defaults |= {"bf16": False, "fp16": True, "accumulate_allreduce_grads_in_fp32": True}
     arguments = MegatronArguments(
-        given=given, values=defaults | values, problems=tuple(_notes(words))
+        given=given, values=defaults | values, problems=(*_notes(words), *_of_configuration(launch))
     )
     reading = reading_of(
         arguments, target, ranks, model=_model(words, asked), line=launch.line,
@@ -170,6 +172,15 @@ def _numbers(words: Mapping[str, Word], asked: Asked) -> dict[str, int]:
             raise InputError(f"{place} is {text!r}, which is no number from 1 on", "mend it")
         numbers[path] = int(text)
     return numbers
+
+
+def _of_configuration(launch: Launch) -> Iterator[Problem]:
+    """Yield that a command begins with another configuration than verl's usual."""
+    for argument in launch.arguments:
+        name = "".join(word.text for word in argument.values[:1])
+        if argument.name == "config-name" and not name.startswith("ppo_"):
+            what = f"{name} is not read: what the command does not give has verl's defaults"
+            yield Problem(severity="note", line=argument.shown, what=what)
 
 
 def _notes(words: Mapping[str, Word]) -> Iterator[Problem]:

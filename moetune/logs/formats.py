@@ -109,11 +109,11 @@ def _iteration(text: str) -> _Values | None:
 
 def _nemo_step(text: str) -> _Values | None:
     """Read "iteration 3/99 | … | global_step: 3 | … | train_step_timing in s: 12.4 | …"."""
-    seconds = _of(text, r"train_step_timing in s[:=]")
+    seconds = _of(text, r"train_step_timing in s['\"]?[:=]")
     if seconds is None:
         return None
     return {
-        "step": _count(text, r"\bglobal_step[:=]"), "seconds": seconds,
+        "step": _count(text, r"\bglobal_step['\"]?[:=]"), "seconds": seconds,
         "tflops": _of(text, "TFLOPS_per_GPU[:=]"), "batch": _count(text, "global_batch_size[:=]"),
     }  # fmt: skip
 
@@ -227,8 +227,8 @@ def _bar(text: str) -> _Values | None:
 
 
 def _summary(text: str) -> _Values | None:
-    """Read "{'train_runtime': 123.4, …, 'train_steps_per_second': 0.08, …}"."""
-    rate = _of(text, r"train_steps_per_second['\"]:")
+    """Read "{…, 'train_steps_per_second': 0.08, …}", also with "=", and as wandb sums up a run."""
+    rate = _of(text, r"train_steps_per_second['\"]?\s*[:=]?")
     return {"seconds": 1 / rate, "is_mean": True} if rate else None
 
 

@@ -1,0 +1,101 @@
+"""What a shell script amounts to: its commands, and words of the files that it reads with `source`.
+
+Such a file is read where it lies in the script's folder or the current folder, and never run.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from moetune.launches.expansion import Word
+from moetune.launches.reading import LARGEST_BYTES
+
+_APART = 10**9
+"""Lines of the n-th file that a script reads are n times this, and more."""
+_MOST_FILES = 20
+
+
+class Note(NamedTuple):
+    """What of a file is left aside, with its line."""
+
+    text: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShellCommand:
+    """A command.
+
+    Args:
+        environment: assignments before its first word, and exported ones.
+    """
+
+    words: tuple[Word, ...]
+    line: int
+    environment: Mapping[str, Word]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShellScript:
+    """The commands of a script, and what of it is left aside.
+
+    Args:
+        more: words behind the script that it does not pass on.
+    """
+
+    commands: tuple[ShellCommand, ...]
+    notes: tuple[Note, ...]
+    more: tuple[Word, ...] = ()
+
+
+@dataclass(slots=True)
+class SourcedFiles:
+    """Files that a script reads, in their order.
+
+    Args:
+        folder: of the script; None where no file is read.
+        places: their names, and the lines of the script that read them.
+    """
+
+    folder: Path | None = None
+    places: list[tuple[str, int]] = field(default_factory=list)
+
+    def text_of(self, word: Word) -> str | None:
+        """Return the text of a file that a word names; None where it is not read."""
+        is_read = self.folder and not word.missing and len(self.places) < _MOST_FILES
+        for folder in (self.folder.resolve(), Path.cwd()) if self.folder and is_read else ():
+            file = (folder / word.text).resolve()
+            if not (file.is_relative_to(folder) and file.is_file()):
+                continue
+            with suppress(OSError, UnicodeDecodeError):
+                if file.stat().st_size <= LARGEST_BYTES:
+                    return file.read_text(encoding="utf-8").replace("\0", "")
+        return None
+
+    def first_line(self, word: Word) -> int:
+        """Return the number of the first line of a file that is read now."""
+        self.places.append((word.text, self._at(word.line)[0]))
+        return len(self.places) * _APART + 1
+
+    def named(self, script: ShellScript) -> ShellScript:
+        """Return a script whose words of such files have the file's name in place of a line."""
+        commands = (
+            ShellCommand(
+                words=tuple(map(self._word, command.words)), line=self._at(command.line)[0],
+                environment={name: self._word(word) for name, word in command.environment.items()},
+            ) for command in script.commands
+        )  # fmt: skip
+        notes = (Note(f"{name}: {text}" if name else text, at) for text, line in script.notes
+                 for at, name in [self._at(line)])  # fmt: skip
+        return replace(script, commands=tuple(commands), notes=tuple(notes))
+
+    def _at(self, line: int) -> tuple[int, str]:
+        """Return the script's line that reads a line, and the file that has it, if another."""
+        name, reads = self.places[line // _APART - 1] if line >= _APART else ("", line)
+        return reads, name
+
+    def _word(self, word: Word) -> Word:
+        _, name = self._at(word.line)
+        return word._replace(line=0, file=name) if name else word
