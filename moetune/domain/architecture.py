@@ -262,6 +262,15 @@ class Decoder:
         return any(isinstance(mixer, StateSpace) for mixer in self.mixers)
 
     @cached_property
+    def stage_starts(self) -> tuple[int, ...]:
+        """Blocks that a stage may begin with: those that read no earlier block's selected keys."""
+        borrows = (
+            any(getattr(part, "top_keys", None) is not None for part in block.parts)
+            for block in self.blocks
+        )
+        return tuple(number for number, is_bound in enumerate(borrows) if not is_bound)
+
+    @cached_property
     def modules(self) -> frozenset[str]:
         """Modules of any of its blocks (`Block.modules`)."""
         return frozenset().union(*(kind.modules for kind in self.kinds))

@@ -84,6 +84,16 @@ def hybrid_stages(layout: FoldedLayout, decoder: Decoder) -> list[int]:
     return sizes
 
 
+def _bound_stage(asked: Asked) -> str:
+    """Return the first block of a stage that reads the keys which an earlier stage selected."""
+    layout, decoder, first = asked.layout, asked.decoder, 0
+    for word in layout.stages_of(decoder) if layout.pp > 1 else ():
+        if "t" in word and first not in decoder.stage_starts:
+            return str(first + 1)
+        first += word.count("t")
+    return ""
+
+
 def _unfused_functions(asked: Asked) -> str:
     functions = {part.function for part in asked.decoder.routed_kinds if part is not None}
     return "" if functions <= {"silu", "relu2"} else " and ".join(sorted(functions))
@@ -150,6 +160,11 @@ MEGATRON = (
          lambda asked: asked.layout.cp > 1 and any(
              isinstance(mixer, LatentAttention) and mixer.indexer is not None
              for mixer in asked.decoder.mixers), before=(0, 19)),
+    Rule("a stage from block {cause} on, which reads keys that the stage before it selects (DSA)",
+         "--pp 1, or --stages that begin with blocks that select keys",
+         "models/gpt/experimental_attention_variant_module_specs.py",
+         lambda asked: len(asked.decoder.stage_starts) < asked.decoder.num_layers
+         and _bound_stage(asked)),
     Rule("cp {layout.cp} and tp {layout.tp} with windows or sinks and {cause[0]} heads", "--cp 1",
          "Transformer Engine, context_parallel.py",
          lambda asked: asked.layout.cp > 1 and _exchanged_heads(asked)),

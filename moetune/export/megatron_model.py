@@ -31,6 +31,11 @@ _GPT_OSS: Mapping[str, Value] = {
     "activation_func_clamp_value": 7.0, "glu_linear_offset": 1.0, "softmax_type": "learnable",
 }  # fmt: skip
 """Fields of gpt-oss (Megatron-Bridge, `models/gpt_oss/gpt_oss_bridge.py`)."""
+_GLM_INDEXER: Mapping[str, Value] = {
+    "dsa_indexer_rope_interleaved": True, "dsa_indexer_rotate_activation": False,
+    "dsa_indexer_k_norm_epsilon": 1e-6,
+}  # fmt: skip
+"""Fields of GLM-5's indexer (Megatron-Bridge 0.6, `models/glm_moe_dsa/glm5_bridge.py`)."""
 _YARN_FIELDS = {"factor": "rotary_scaling_factor", "mscale": "mscale",
                 "mscale_all_dim": "mscale_all_dim"}  # fmt: skip
 _YARN_LENGTH = 4096
@@ -142,6 +147,8 @@ def megatron_model(
         model.fields |= values_of(_KEYS[type(mixer)], mixer)
         if isinstance(mixer, LatentAttention) and mixer.indexer is not None:
             model.fields |= values_of(_KEYS[Indexer], mixer.indexer)
+            model.fields |= _GLM_INDEXER if decoder.family == "glm_moe_dsa" else {}
+            _share_indexers(model, decoder)
         elif isinstance(mixer, GroupedQueryAttention):
             _add_query_groups(model, mixer)
         elif isinstance(mixer, GatedDeltaNet):
@@ -159,6 +166,22 @@ def megatron_model(
     if not decoder.is_tied:
         model.flags["untie_embeddings_and_output_weights"] = True
     return model
+
+
+def _share_indexers(model: MegatronModel, decoder: Decoder) -> None:
+    """Say which blocks read the keys that an earlier block selects.
+
+    From an offset on, every so many blocks select some (`core/transformer/
+    experimental_attention_variant/dsa.py`, `is_dsa_skip_topk_layer`).
+    """
+    selects, num = decoder.stage_starts, decoder.num_layers
+    if len(selects) == num:
+        return
+    offset = next(number for number in range(num) if number not in selects)
+    step = next((number for number in selects if number > offset), num) - offset + 1
+    if selects != tuple(n for n in range(num) if max(n + 1 - offset, 0) % step == 0):
+        model.notes.append("blocks that share an indexer, which are at no equal distance")
+    model.fields |= {"dsa_indexer_topk_freq": step, "dsa_indexer_skip_topk_offset": offset}
 
 
 def _add_query_groups(model: MegatronModel, mixer: GroupedQueryAttention) -> None:
