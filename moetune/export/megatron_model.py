@@ -27,6 +27,14 @@ _BALANCED_SCORES = ("sigmoid", "sqrtsoftplus")
 """Scores of routers with a bias that balances loads."""
 _EPSILONS = ("rms_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps")
 _ROPE_FIELDS = {"rope_theta": "rotary_base", "partial_rotary_factor": "rotary_percent"}
+_ROUTER_SCALES = ("routed_scaling_factor", "router_scaling_factor", "moe_router_scaling_factor")
+_SCALED = frozenset({
+    "bailing_moe", "bailing_moe_v2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1",
+    "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hy_v3", "kimi_k2", "nemotron_h",
+})  # fmt: skip
+"""Families whose configuration scales the chosen experts' weights (`configuration_*.py`)."""
+_INTERLEAVED = frozenset({"ernie4_5_moe"})
+"""Families whose rotary embedding turns neighbours (Megatron-Bridge 0.6, `models/ernie`)."""
 _GPT_OSS: Mapping[str, Value] = {
     "activation_func_clamp_value": 7.0, "glu_linear_offset": 1.0, "softmax_type": "learnable",
 }  # fmt: skip
@@ -155,7 +163,7 @@ def megatron_model(
             is_delta = (any(isinstance(part, GatedDeltaNet) for part in block.parts)
                         for block in decoder.blocks)  # fmt: skip
             model.fields["linear_attention_freq"] = tuple(map(int, is_delta))
-    _feed_forward(model, decoder)
+    _feed_forward(model, decoder, config)
     _norms(model, decoder, config)
     _positions(model, decoder, config, length)
     if decoder.has_mamba:
@@ -194,7 +202,7 @@ def _add_query_groups(model: MegatronModel, mixer: GroupedQueryAttention) -> Non
         )
 
 
-def _feed_forward(model: MegatronModel, decoder: Decoder) -> None:
+def _feed_forward(model: MegatronModel, decoder: Decoder, config: Mapping[str, object]) -> None:
     parts = [part for kind in decoder.kinds for part in kind.parts]
     dense = next((part for part in parts if isinstance(part, DenseFfn)), None)
     routed = next((part for part in parts if isinstance(part, RoutedExperts)), None)
@@ -211,6 +219,26 @@ def _feed_forward(model: MegatronModel, decoder: Decoder) -> None:
         model.fields["add_bias_linear"] = False
     if routed is not None:
         _experts(model, routed, decoder)
+        _scale_routing(model, decoder.family, config)
+
+
+def _scale_routing(model: MegatronModel, family: str, config: Mapping[str, object]) -> None:
+    """Add the factor of the chosen experts' weights, which is 1 where none is said, and the bias.
+
+    A configuration of Ling says by a flag whether its router has a bias.
+    """
+    if config.get("moe_router_enable_expert_bias") is True and (
+        model.fields.get("moe_router_score_function") in _BALANCED_SCORES
+    ):
+        model.fields["moe_router_enable_expert_bias"] = True
+    scale = next((config[name] for name in _ROUTER_SCALES if name in config), None)
+    if isinstance(scale, int | float) and scale != 1:
+        model.fields["moe_router_topk_scaling_factor"] = float(scale)
+    elif scale is None and family in _SCALED:
+        model.notes.append(
+            "the factor of the chosen experts' weights, --moe-router-topk-scaling-factor, which "
+            "the model's sizes do not tell"
+        )
 
 
 def _experts(model: MegatronModel, routed: RoutedExperts, decoder: Decoder) -> None:
@@ -254,6 +282,8 @@ def _positions(
         model.flags |= {**_YARN, "no_yarn_correction_range_round_to_int": True}
     if kind in ("rope", "yarn"):
         _rotary(model, config)
+    if decoder.family in _INTERLEAVED:
+        model.flags["rotary_interleaved"] = True
     if kind == "rope":
         _add_rope_scaling(model, config)
 
