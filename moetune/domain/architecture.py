@@ -264,11 +264,10 @@ class Decoder:
     @cached_property
     def stage_starts(self) -> tuple[int, ...]:
         """Blocks that a stage may begin with: those that read no earlier block's selected keys."""
-        borrows = (
-            any(getattr(part, "top_keys", None) is not None for part in block.parts)
-            for block in self.blocks
-        )
-        return tuple(number for number, is_bound in enumerate(borrows) if not is_bound)
+        return tuple(
+            number for number, block in enumerate(self.blocks)
+            if all(getattr(part, "top_keys", None) is None for part in block.parts)
+        )  # fmt: skip
 
     @cached_property
     def modules(self) -> frozenset[str]:

@@ -94,10 +94,7 @@ def even_stages(num_layers: int, num_predictions: int, num_stages: int) -> Stage
 
 
 def aligned_stages(stages: StageLetters, starts: Sequence[int]) -> StageLetters:
-    """Return stages that begin at the nearest blocks where stages may begin.
-
-    Where these are too few, the stages stay as they are.
-    """
+    """Return stages moved to the nearest blocks where stages may begin, where there are enough."""
     ends = [*accumulate(word.count("t") for word in stages)]
     if len(starts) == ends[-1]:
         return stages
