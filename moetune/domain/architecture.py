@@ -253,6 +253,14 @@ class Decoder:
         return any(isinstance(mixer, StateSpace) for mixer in self.mixers)
 
     @cached_property
+    def stage_starts(self) -> tuple[int, ...]:
+        """Blocks that a stage may begin with: those that read no earlier block's selected keys."""
+        return tuple(
+            number for number, block in enumerate(self.blocks)
+            if all(getattr(part, "top_keys", None) is None for part in block.parts)
+        )  # fmt: skip
+
+    @cached_property
     def modules(self) -> frozenset[str]:
         """Modules of any of its blocks (`Block.modules`)."""
         return frozenset().union(*(kind.modules for kind in self.kinds))

@@ -256,6 +256,9 @@ BRIDGE_MODELS = (
          and not _bound_towers(asked)),
     Rule("{decoder.name}: {decoder.family} has a bridge from {cause} on", "--target bridge@{cause}",
          _BRIDGES, _bridged_later),
+    Rule("{decoder.name}, whose blocks share indexers", "--target bridge@0.6",
+         f"{_BRIDGES}/glm_moe_dsa", lambda asked: asked.core == (0, 18)
+         and len(asked.decoder.stage_starts) < asked.decoder.num_layers),
     Rule(_HYBRID, "--target bridge@0.4", "megatron/core/models/mamba/mamba_model.py",
          lambda asked: not _bound_towers(asked) and _family(asked.decoder) in _BRIDGED
          and _has_hybrid_predictions(asked), before=(0, 17)),

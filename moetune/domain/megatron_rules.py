@@ -84,6 +84,17 @@ def hybrid_stages(layout: FoldedLayout, decoder: Decoder) -> list[int]:
     return sizes
 
 
+def _bound_stage(asked: Asked) -> str:
+    """Return the first block of a stage that reads the keys which an earlier stage selected."""
+    layout, decoder, first = asked.layout, asked.decoder, 0
+    is_bound = layout.pp > 1 and len(decoder.stage_starts) < decoder.num_layers
+    for word in layout.stages_of(decoder) if is_bound else ():
+        if "t" in word and first not in decoder.stage_starts:
+            return str(first + 1)
+        first += word.count("t")
+    return ""
+
+
 def _unfused_functions(asked: Asked) -> str:
     functions = {part.function for part in asked.decoder.routed_kinds if part is not None}
     return "" if functions <= {"silu", "relu2"} else " and ".join(sorted(functions))
@@ -125,11 +136,12 @@ RECOMPUTED = (
 # before core 0.18 (`distributed/fsdp/mcore_fsdp_adapter.py`, NVIDIA/Megatron-LM #3797).
 BATCH_OVERLAP = (
     Rule("overlap batch with pp and no virtual stages", "--vpp above 1", _CONFIG,
-         lambda asked: asked.layout.overlap == "batch"
+         lambda asked: asked.target.core and asked.layout.overlap == "batch"
          and asked.layout.pp > 1 and asked.layout.vpp == 1),
     Rule("overlap batch with ZeRO-{layout.zero}, which is Megatron-FSDP",
          "--zero 1 or --overlap none", "pipeline_parallel/combined_1f1b.py",
-         lambda asked: asked.layout.overlap == "batch" and asked.layout.zero > 1, before=(0, 18)),
+         lambda asked: asked.target.core and asked.layout.overlap == "batch"
+         and asked.layout.zero > 1, before=(0, 18)),
     *RECOMPUTED,
 )  # fmt: skip
 GRAPHS = (
@@ -150,6 +162,9 @@ MEGATRON = (
          lambda asked: asked.layout.cp > 1 and any(
              isinstance(mixer, LatentAttention) and mixer.indexer is not None
              for mixer in asked.decoder.mixers), before=(0, 19)),
+    Rule("a stage from block {cause} on, which reads keys that the stage before it selects (DSA)",
+         "--pp 1, or --stages that begin with blocks that select keys",
+         "models/gpt/experimental_attention_variant_module_specs.py", _bound_stage),
     Rule("cp {layout.cp} and tp {layout.tp} with windows or sinks and {cause[0]} heads", "--cp 1",
          "Transformer Engine, context_parallel.py",
          lambda asked: asked.layout.cp > 1 and _exchanged_heads(asked)),

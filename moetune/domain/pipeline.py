@@ -7,7 +7,7 @@ and loss). Megatron-Core's `pipeline_model_parallel_layout` has the same letters
 
 import re
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from typing import Literal, TypeAlias, get_args
 
 from moetune.domain.errors import InputError
@@ -91,6 +91,16 @@ def stages_of_sizes(sizes: Sequence[int], num_predictions: int) -> StageLetters:
 def even_stages(num_layers: int, num_predictions: int, num_stages: int) -> StageLetters:
     """Return stages as equal as they can be in blocks."""
     return stages_of_sizes(stage_sizes(num_layers, num_stages), num_predictions)
+
+
+def aligned_stages(stages: StageLetters, starts: Sequence[int]) -> StageLetters:
+    """Return stages moved to the nearest blocks where stages may begin, where there are enough."""
+    ends = [*accumulate(word.count("t") for word in stages)]
+    if len(starts) == ends[-1]:
+        return stages
+    edges = [min(starts, key=lambda start: abs(start - end)) for end in ends[:-1]]
+    sizes = [last - first for first, last in pairwise([0, *edges, ends[-1]])]
+    return stages if 0 in sizes else stages_of_sizes(sizes, stages[-1].count("m"))
 
 
 def most_stages(num_layers: int) -> int:

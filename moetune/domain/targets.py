@@ -261,11 +261,11 @@ def _graphs_in_recipes(core: MegatronCore) -> tuple[GraphsInRecipes, ...]:
 
 
 def _megatron(version: str, core: MegatronCore) -> Target:
-    """Return Megatron-LM's row of a version that the package registry does not have."""
+    """Return Megatron-LM's row of a version that PyPI has for Python 3.12 alone."""
     return replace(
         _MEGATRON, version=f"megatron-core {version}", core=core,
         graphs_in_recipes=_graphs_in_recipes(core),
-        source=f"NVIDIA/Megatron-LM at core_v{version}, which PyPI does not have: "
+        source=f"NVIDIA/Megatron-LM at core_v{version}, on PyPI for Python 3.12: "
         "megatron/core/transformer/transformer_config.py, megatron/training/arguments.py",
     )  # fmt: skip
 
@@ -275,12 +275,12 @@ _EACH_EXPERT: MegatronCore = (0, 18)
 
 
 def _bridge(version: str, core: MegatronCore) -> Target:
-    """Return Megatron-Bridge's row of a version that the package registry does not have."""
+    """Return Megatron-Bridge's row of a version that PyPI has for Python 3.12 alone."""
     return replace(
         _BRIDGE, version=f"megatron-bridge {version}", core=core,
         graphs_in_recipes=_graphs_in_recipes(core),
         adapters=("shared", "each") if core >= _EACH_EXPERT else _BRIDGE.adapters,
-        source=f"NVIDIA-NeMo/Megatron-Bridge at v{version}, which PyPI does not have: "
+        source=f"NVIDIA-NeMo/Megatron-Bridge at v{version}, on PyPI for Python 3.12: "
         "src/megatron/bridge/training/config.py, flex_dispatcher_backend.py",
     )  # fmt: skip
 

@@ -19,6 +19,7 @@ from moetune.domain.packing import Packing
 from moetune.domain.pipeline import (
     Schedule,
     StageLetters,
+    aligned_stages,
     even_stages,
     read_stages,
     stage_words,
@@ -222,7 +223,8 @@ class FoldedLayout:
 
     def even_stages(self, decoder: Decoder) -> StageLetters:
         """Return as many stages, with as equal numbers of blocks as there can be."""
-        return even_stages(decoder.num_layers, len(decoder.predictions), self.num_stages)
+        even = even_stages(decoder.num_layers, len(decoder.predictions), self.num_stages)
+        return aligned_stages(even, decoder.stage_starts)
 
     def stages_of(self, decoder: Decoder) -> StageLetters:
         """Return the modules of each stage."""

@@ -15,9 +15,10 @@ FLAGS = MappingProxyType({
     "layernorm_zero_centered_gamma": "--apply-layernorm-1p", "layernorm_epsilon": "--norm-epsilon",
 })  # fmt: skip
 """Fields whose flag has another name."""
-NEGATIVES = MappingProxyType(
-    {"add_bias_linear": "--disable-bias-linear", "apply_rope_fusion": "--no-rope-fusion"}
-)
+NEGATIVES = MappingProxyType({
+    "add_bias_linear": "--disable-bias-linear", "apply_rope_fusion": "--no-rope-fusion",
+    "dsa_indexer_rotate_activation": "--no-dsa-indexer-rotate-activation",
+})  # fmt: skip
 """Flags of fields that are False."""
 NO_ARGUMENT = "cpu_offloading"
 """A field without a flag: it follows from the number of layers."""
@@ -29,6 +30,7 @@ _DATA = (
     "as --data-path, --tokenizer-type, --lr and --train-iters; it passes them on."
 )
 _DELAYED = "Delayed weight gradients need --transformer-impl transformer_engine, 2.8 or newer."
+_ROTATED = "The indexer of keys needs the package fast_hadamard_transform (dsa.py)."
 _NO_NAN_CHECK = "--no-check-for-nan-in-loss-and-grad"
 _HYBRID_SCRIPTS = MappingProxyType({
     (0, 16): ("pretrain_mamba.py", "megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"),
@@ -44,7 +46,9 @@ def megatron_export(planned: Planned) -> Export:
     values = megatron_values(planned)
     model = megatron_model(planned.decoder, planned.core, planned.config, planned.job.length)
     notes = {"delay_wgrad_compute": _DELAYED}
-    said = (note for field, note in notes.items() if field in values.model)
+    said = [note for field, note in notes.items() if field in values.model]
+    if model.fields.get("dsa_indexer_topk") and "dsa_indexer_rotate_activation" not in model.fields:
+        said.append(_ROTATED)
     text = (
         "#!/usr/bin/env bash\n"
         f"{remarks(planned, tuple(model.notes), planned.where_to_start, _DATA, *said)}"

@@ -27,10 +27,23 @@ _BALANCED_SCORES = ("sigmoid", "sqrtsoftplus")
 """Scores of routers with a bias that balances loads."""
 _EPSILONS = ("rms_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps")
 _ROPE_FIELDS = {"rope_theta": "rotary_base", "partial_rotary_factor": "rotary_percent"}
+_ROUTER_SCALES = ("routed_scaling_factor", "router_scaling_factor", "moe_router_scaling_factor")
+_SCALED = frozenset({
+    "bailing_moe", "bailing_moe_v2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1",
+    "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hy_v3", "kimi_k2", "nemotron_h",
+})  # fmt: skip
+"""Families whose configuration scales the chosen experts' weights (`configuration_*.py`)."""
+_INTERLEAVED = frozenset({"ernie4_5_moe"})
+"""Families whose rotary embedding turns neighbours (Megatron-Bridge 0.6, `models/ernie`)."""
 _GPT_OSS: Mapping[str, Value] = {
     "activation_func_clamp_value": 7.0, "glu_linear_offset": 1.0, "softmax_type": "learnable",
 }  # fmt: skip
 """Fields of gpt-oss (Megatron-Bridge, `models/gpt_oss/gpt_oss_bridge.py`)."""
+_GLM_INDEXER: Mapping[str, Value] = {
+    "dsa_indexer_rope_interleaved": True, "dsa_indexer_rotate_activation": False,
+    "dsa_indexer_k_norm_epsilon": 1e-6,
+}  # fmt: skip
+"""Fields of GLM-5's indexer (Megatron-Bridge 0.6, `models/glm_moe_dsa/glm5_bridge.py`)."""
 _YARN_FIELDS = {"factor": "rotary_scaling_factor", "mscale": "mscale",
                 "mscale_all_dim": "mscale_all_dim"}  # fmt: skip
 _YARN_LENGTH = 4096
@@ -142,13 +155,15 @@ def megatron_model(
         model.fields |= values_of(_KEYS[type(mixer)], mixer)
         if isinstance(mixer, LatentAttention) and mixer.indexer is not None:
             model.fields |= values_of(_KEYS[Indexer], mixer.indexer)
+            model.fields |= _GLM_INDEXER if decoder.family == "glm_moe_dsa" else {}
+            _share_indexers(model, decoder)
         elif isinstance(mixer, GroupedQueryAttention):
             _add_query_groups(model, mixer)
         elif isinstance(mixer, GatedDeltaNet):
             is_delta = (any(isinstance(part, GatedDeltaNet) for part in block.parts)
                         for block in decoder.blocks)  # fmt: skip
             model.fields["linear_attention_freq"] = tuple(map(int, is_delta))
-    _feed_forward(model, decoder)
+    _feed_forward(model, decoder, config)
     _norms(model, decoder, config)
     _positions(model, decoder, config, length)
     if decoder.has_mamba:
@@ -161,6 +176,22 @@ def megatron_model(
     return model
 
 
+def _share_indexers(model: MegatronModel, decoder: Decoder) -> None:
+    """Say which blocks read the keys that an earlier block selects.
+
+    From an offset on, every so many blocks select some (`core/transformer/
+    experimental_attention_variant/dsa.py`, `is_dsa_skip_topk_layer`).
+    """
+    selects, num = decoder.stage_starts, decoder.num_layers
+    if len(selects) == num:
+        return
+    offset = next(number for number in range(num) if number not in selects)
+    step = next((number for number in selects if number > offset), num) - offset + 1
+    if selects != tuple(n for n in range(num) if max(n + 1 - offset, 0) % step == 0):
+        model.notes.append("blocks that share an indexer, which are at no equal distance")
+    model.fields |= {"dsa_indexer_topk_freq": step, "dsa_indexer_skip_topk_offset": offset}
+
+
 def _add_query_groups(model: MegatronModel, mixer: GroupedQueryAttention) -> None:
     """Say what the fields of grouped-query attention do not."""
     if mixer.num_kv_heads != mixer.num_heads:
@@ -171,7 +202,7 @@ def _add_query_groups(model: MegatronModel, mixer: GroupedQueryAttention) -> Non
         )
 
 
-def _feed_forward(model: MegatronModel, decoder: Decoder) -> None:
+def _feed_forward(model: MegatronModel, decoder: Decoder, config: Mapping[str, object]) -> None:
     parts = [part for kind in decoder.kinds for part in kind.parts]
     dense = next((part for part in parts if isinstance(part, DenseFfn)), None)
     routed = next((part for part in parts if isinstance(part, RoutedExperts)), None)
@@ -188,6 +219,26 @@ def _feed_forward(model: MegatronModel, decoder: Decoder) -> None:
         model.fields["add_bias_linear"] = False
     if routed is not None:
         _experts(model, routed, decoder)
+        _scale_routing(model, decoder.family, config)
+
+
+def _scale_routing(model: MegatronModel, family: str, config: Mapping[str, object]) -> None:
+    """Add the factor of the chosen experts' weights, which is 1 where none is said, and the bias.
+
+    A configuration of Ling says by a flag whether its router has a bias.
+    """
+    if config.get("moe_router_enable_expert_bias") is True and (
+        model.fields.get("moe_router_score_function") in _BALANCED_SCORES
+    ):
+        model.fields["moe_router_enable_expert_bias"] = True
+    scale = next((config[name] for name in _ROUTER_SCALES if name in config), None)
+    if isinstance(scale, int | float) and scale != 1:
+        model.fields["moe_router_topk_scaling_factor"] = float(scale)
+    elif scale is None and family in _SCALED:
+        model.notes.append(
+            "the factor of the chosen experts' weights, --moe-router-topk-scaling-factor, which "
+            "the model's sizes do not tell"
+        )
 
 
 def _experts(model: MegatronModel, routed: RoutedExperts, decoder: Decoder) -> None:
@@ -231,6 +282,8 @@ def _positions(
         model.flags |= {**_YARN, "no_yarn_correction_range_round_to_int": True}
     if kind in ("rope", "yarn"):
         _rotary(model, config)
+    if decoder.family in _INTERLEAVED:
+        model.flags["rotary_interleaved"] = True
     if kind == "rope":
         _add_rope_scaling(model, config)
 

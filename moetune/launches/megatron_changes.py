@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 
 from moetune.domain.errors import InputError
+from moetune.domain.megatron_rules import hybrid_stages
 from moetune.domain.training import FoldedLayout
 from moetune.export.keys import Value, keys_of, write_keys
 from moetune.export.megatron import NO_ARGUMENT
@@ -69,11 +70,15 @@ def _stages(reading: Reading, layout: FoldedLayout, planned: Planned) -> dict[st
     changes: dict[str, Value] = dict.fromkeys(STAGES)
     layers, is_even = reading.decoder.num_layers, layout.stages is None
     is_even = is_even or layout.stages == layout.even_stages(reading.decoder)
-    if not is_even or layers % layout.num_stages:
-        changes["pipeline_model_parallel_layout"] = stage_letters(planned)
-    elif layout.vpp > 1:
-        changes["num_virtual_stages_per_pipeline_rank"] = layout.vpp
-    return changes
+    if is_even and not layers % layout.num_stages:
+        virtual = {"num_virtual_stages_per_pipeline_rank": layout.vpp}
+        return {**changes, **(virtual if layout.vpp > 1 else {})}
+    if not reading.decoder.has_mamba:
+        return {**changes, "pipeline_model_parallel_layout": stage_letters(planned)}
+    # `validate_args` refuses a layout of hybrids, whose stages but the ends are equal
+    sizes = hybrid_stages(layout, reading.decoder)
+    names = (f"num_layers_in_{end}_pipeline_stage" for end in ("first", "last"))
+    return changes | dict(zip(names, (sizes[0], sizes[-1]), strict=True))
 
 
 def _with(reading: Reading, layout: FoldedLayout, changes: Mapping[str, Value]) -> dict[str, Value]:

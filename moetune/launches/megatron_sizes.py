@@ -33,7 +33,7 @@ _LATENT_DEFAULTS: Values = {
 _ROUTED = ("num_moe_experts", "moe_router_topk", "moe_shared_expert_intermediate_size")
 _LINEAR = (
     "experimental_attention_variant", "linear_key_head_dim", "linear_value_head_dim",
-    "linear_num_key_heads", "linear_num_value_heads",
+    "linear_num_key_heads", "linear_num_value_heads", "dsa_indexer_topk_freq",
 )  # fmt: skip
 _PATTERNS = ("hybrid_layer_pattern", "hybrid_override_pattern")
 TOKENIZER = frozenset({"tokenizer_model", "tokenizer_type", "vocab_file", "merge_file"})
@@ -126,7 +126,7 @@ def effective(values: Values) -> dict[str, Any]:
             given.get("num_query_groups", heads) if given.get("group_query_attention") else heads
         )
         sizes["kv_channels"] = given.get("kv_channels") or width // heads
-    sizes |= {key: given[key] for key in _LINEAR if given.get(key)}
+    sizes |= {key: given[key] for key in _LINEAR if given.get(key) not in (None, 0, 1)}
     routed = _routing_pattern(given) if given.get("num_moe_experts") else ()
     if routed:
         sizes |= {key: given.get(key) for key in _ROUTED}

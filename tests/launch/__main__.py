@@ -2,8 +2,8 @@
 
     python -m tests.launch --draws 200 --target megatron@0.16 --target bridge@0.3
 
-Judges run in the environment of `make launch-oracle` (`.venv-launch`). Versions that the package
-registry does not have are judged from their sources: `MOETUNE_LAUNCH_SOURCES` names a folder with
+Judges run in the environment of `make launch-oracle` (`.venv-launch`). Versions that PyPI has for
+Python 3.12 alone are judged from their sources: `MOETUNE_LAUNCH_SOURCES` names a folder with
 `mlm-0.18.2`, `bridge-0.5.1` and the like, which are the repositories at those tags.
 """
 
@@ -23,7 +23,7 @@ from tests.launch.draw import Drawn, answered, questions
 
 JUDGES = Path(__file__).parent / "judges"
 PACKAGED = {"megatron": "0.16.1", "bridge": "0.3.1"}
-"""Versions that the package registry has."""
+"""Versions that PyPI has for Python 3.11."""
 _TORCH = os.environ.get("MOETUNE_LAUNCH_TORCH", ".venv-launch-torch/bin/python")
 PYTHONS = {"transformers": sys.executable, "torchtitan": _TORCH, "deepspeed": _TORCH}
 """Other environments than Megatron's: that of the tests, and the one of `make launch-torch`."""

@@ -12,7 +12,7 @@ site="$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("pur
 "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps \
     torchtitan==0.3.0 spmd_types==0.2.3 torchdata==0.11.0 torch_checkpointing==0.1.1 triton==3.9.0 \
     'datasets<4.8' tyro docstring-parser typeguard shtab tensorboard pyarrow dill multiprocess xxhash \
-    pandas python-dateutil pytz tzdata six setuptools protobuf absl-py grpcio markdown werkzeug einops pillow \
+    pandas python-dateutil pytz tzdata six setuptools wheel protobuf absl-py grpcio markdown werkzeug einops pillow \
     transformers==5.22.2 hjson msgpack ninja py-cpuinfo pydantic pydantic-core annotated-types \
     typing-inspection
 DS_BUILD_OPS=0 "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps \

@@ -15,6 +15,7 @@ from moetune.domain.pipeline import (
     SPLITTING,
     Schedule,
     StageLetters,
+    aligned_stages,
     rank_of_stage,
     stages_of_sizes,
 )
@@ -226,7 +227,8 @@ def balanced_stages(
         sizes[stage] += 1
         seconds[stage] += block_seconds
         heapq.heapreplace(ranks, (busy + block_seconds, rank))
-    return stages_of_sizes(sizes, len(decoder.predictions))
+    stages = stages_of_sizes(sizes, len(decoder.predictions))
+    return aligned_stages(stages, decoder.stage_starts)
 
 
 _ROUNDS = 4
