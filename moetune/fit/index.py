@@ -12,6 +12,7 @@ from moetune.domain.costs import Trust
 from moetune.domain.kernels import KernelName
 from moetune.domain.once import Tables, once
 from moetune.domain.profile import FitError, OperationLine, Profile
+from moetune.domain.reference import GemmTable
 from moetune.domain.samples import CollectiveOp, GemmForm, ResourceClass
 from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, Line, interpolation_errors
 from moetune.fit.gemm import Surface
@@ -90,9 +91,12 @@ class ProfileIndex(Tables):
     @cached_property
     def step_errors(self) -> MachineErrors:
         """Errors of layers' steps on this machine."""
+        profile = self.profile
+        is_published = any(isinstance(table, GemmTable) for table in profile.tables)
         return MachineErrors(
-            records=self.profile.steps, spread=RECORDED_SPREAD, drift=drift_of(self.profile.samples)
-        )
+            records=profile.steps, spread=RECORDED_SPREAD, drift=drift_of(profile.samples),
+            has_published_kernels=is_published and not profile.samples,
+        )  # fmt: skip
 
     @once(lambda victim: victim)
     def overlap_loss(self, victim: ResourceClass) -> OverlapLoss | None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from moetune.domain.arrays import Floats
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.samples import GemmPoint, Sample, StepRecord
 from moetune.domain.step_errors import StepErrors
@@ -39,9 +40,8 @@ def errors(*records: StepRecord, tokens: int = 512) -> StepErrors:
     return MachineErrors(records=records, spread=OWN).of(LOAD.key, tokens)
 
 
-def covariance(errors: StepErrors) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    roots = np.array(errors.roots)
-    made: np.ndarray[tuple[int, int], np.dtype[np.float64]] = roots @ roots.T
+def covariance(errors: StepErrors) -> Floats:
+    made: Floats = errors.roots @ errors.roots.T
     return made
 
 

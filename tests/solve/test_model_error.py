@@ -1,10 +1,12 @@
 """The model's error in a plan's range and in its probability to be the best."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from moetune.domain.arrays import Floats
 from moetune.domain.constraints import Bounds, Strategy
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import Confidence
@@ -25,23 +27,32 @@ def errors_of(spread: float) -> StepErrors:
     return MachineErrors(records=(), spread=spread).of(COSTS.key, TOKENS)
 
 
-def judge(*, own: float = 0.0, num: int = NUM, bounds: Bounds | None = None) -> Confidence:
-    nominal = LinearCosts(errors=errors_of(own))
+def judge(errors: StepErrors, num: int = NUM) -> Confidence:
+    nominal = LinearCosts(errors=errors)
     costs = layer_costs(workload=WORKLOAD, costs=nominal)
     rival = step_time(costs=costs, tokens=TOKENS, degree=4, strategy="S4")
-    return judge_choice(ranked(costs, bounds), (nominal,) * num, [rival])
+    return judge_choice(ranked(costs), (nominal,) * num, [rival])
+
+
+def width_of(confidence: Confidence) -> float:
+    return math.log(confidence.p95_step_seconds / confidence.p05_step_seconds)
 
 
 def test_errors_make_near_choices_uncertain_and_the_range_wide() -> None:
-    found = [judge(own=own) for own in (0.0, 0.05, 0.1)]
+    found = [judge(errors_of(own)) for own in (0.0, 0.05, 0.1)]
     sure = [one.probability_best for one in found]
     assert sure == sorted(sure, reverse=True)
     assert sure[0] > sure[2] > 0.0
-    regrets = [one.expected_regret for one in found]
-    assert regrets == sorted(regrets)
-    widths = [math.log(one.p95_step_seconds / one.p05_step_seconds) for one in found]
-    assert widths == sorted(widths)
-    assert widths[0] == pytest.approx(2 * 1.645 * DRIFT, rel=0.3)
+    assert found == sorted(found, key=lambda one: one.expected_regret)
+    assert found == sorted(found, key=width_of)
+    assert width_of(found[0]) == pytest.approx(2 * 1.645 * DRIFT, rel=0.3)
+
+
+def test_what_all_choices_miss_widens_the_range_alone() -> None:
+    narrow, wide = (judge(replace(errors_of(0.05), shared=shared)) for shared in (0.0, 0.2))
+    assert wide.probability_best == narrow.probability_best
+    assert wide.expected_regret == pytest.approx(narrow.expected_regret)
+    assert width_of(wide) == pytest.approx(2 * 1.645 * math.hypot(0.2, DRIFT, 0.05), rel=0.15)
 
 
 class BySize(LinearCosts):
@@ -58,31 +69,20 @@ def test_factors_of_many_chunks_are_those_of_each() -> None:
     found = costs.step_factor(rows=rows, degree=degrees)
     three = 0.1 + 0.2 * (math.log2(3) - 1)  # between those of two chunks and of four
     assert found == pytest.approx(np.exp([0.0, 0.1, 0.5 * three, 2 * 0.3, 0.25 * 0.3]))
-    each = [
-        costs.step_factor(rows=row, degree=degree)
-        for row, degree in zip(rows.tolist(), degrees.tolist(), strict=True)
-    ]
-    assert found == pytest.approx(each)
 
 
-def test_the_only_choice_is_sure_whatever_the_error() -> None:
+def test_the_only_choice_and_a_single_refit_are_sure_whatever_the_error() -> None:
     nominal = LinearCosts(errors=errors_of(0.2))
     costs = layer_costs(workload=WORKLOAD, costs=nominal)
     bounds = Bounds(forward_degree=4)
     single = judge_choice(ranked(costs, bounds), (nominal,) * NUM, rivals=())
     assert single.probability_best == 1.0
     assert single.p05_step_seconds < single.p95_step_seconds
+    once = judge(errors_of(0.3), num=1)  # the nominal costs alone
+    assert (once.probability_best, width_of(once)) == (1.0, 0.0)
 
 
-def test_one_refit_is_the_nominal_one_and_certain() -> None:
-    one = judge(own=0.3, num=1)
-    assert one.p05_step_seconds == one.p95_step_seconds
-    assert one.probability_best == 1.0
-
-
-def logs_of(
-    errors: StepErrors, degree: int, strategy: Strategy = "none"
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def logs_of(errors: StepErrors, degree: int, strategy: Strategy = "none") -> Floats:
     return np.log(error_factors(errors, strategy, degree, num=NUM))
 
 
@@ -109,8 +109,7 @@ def test_degrees_share_the_less_of_their_error_the_more_octaves_they_are_apart(
 
 
 def test_roots_of_the_covariance_are_what_deviates_are_taken_times() -> None:
-    apart = StepErrors(mean=np.zeros(2), roots=np.diag([1.0, 2.0]))
-    draws = apart
+    draws = StepErrors(mean=np.zeros(2), roots=np.diag([1.0, 2.0]))
     assert np.std(logs_of(draws, 2)) == pytest.approx(2 * np.std(logs_of(draws, 1)), rel=1e-9)
     assert abs(np.corrcoef(logs_of(draws, 1), logs_of(draws, 2))[0, 1]) < 0.3
 

@@ -213,9 +213,11 @@ def layer_costs(*, workload: Workload, costs: Costs) -> LayerCosts:
     """Return the costs of the workload's layer, whose ranks are consecutive."""
     is_tensor = workload.expert_parallel == "tensor"
     kind: type[LayerCosts] = TensorParallelCosts if is_tensor else AllToAllCosts
+    errors = costs.step_errors(workload.key, tokens=workload.tokens_per_rank)
     return kind(
         key=workload.key, costs=costs, skew=workload.skew.mean, sent_share=workload.sent_share,
         expert_shares=workload.skew.shares, kernel=workload.kernel,
+        gemm_factor=errors.gemm_factor, gap_seconds=errors.gap_seconds,
     )  # fmt: skip
 
 

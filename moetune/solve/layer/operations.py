@@ -89,7 +89,7 @@ class LayerOperations(Tables):
     Args:
         key: the layer, the P ranks that share its experts, and how they do.
         expert_shares: of the fullest rank's rows, of each of its experts; empty for even ones.
-        gemm_factor, gap_seconds: on a GEMM's seconds, and behind each, within a model's step.
+        gemm_factor, gap_seconds: on a GEMM's seconds alone, and behind each, within a step.
     """
 
     key: LayerKey

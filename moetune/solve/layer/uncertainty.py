@@ -80,12 +80,13 @@ def _under_refits(
     """Return each choice's seconds under each refit, with the model's error, (refits,) each."""
     refits = refits_of(costs, resamples, tokens=tokens)
     errors, steps = costs.step_errors(tokens=tokens), []
+    common = np.exp(errors.shared * _deviates("common", refits.num)) if refits.num > 1 else 1.0
     for degree, strategy in choices:
         phases, overhead = step_seconds(
             costs=refits.stack, tokens=tokens, degree=degree, order=order, strategy=strategy
         )
         factors = error_factors(errors, strategy, degree, num=refits.num)
-        steps.append(np.broadcast_to(phases * factors + overhead, refits.num))
+        steps.append(np.broadcast_to((phases * factors + overhead) * common, refits.num))
     return steps
 
 

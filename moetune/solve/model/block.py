@@ -8,6 +8,7 @@ its weights; communication is apart, because it can be hidden.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 from moetune.domain.architecture import Block, Mixer
 from moetune.domain.attention import GroupedQueryAttention
@@ -302,6 +303,10 @@ class BlockPrices:
             yield "moe_act", self._expert_activation(part, rows)
         elif part.biases:
             yield "moe_act", self._biases(part, rows, part.d_hidden)
+        if part.latent is not None:  # whole on each rank, as Megatron-Core's moe_layer.py has them
+            for d_in, d_out in permutations((part.d_model, part.latent)):
+                projected = self._gemm(self.own_tokens, d_in, d_out)
+                yield "experts", self._trained("experts", projected)
         if self._models("gate"):
             width, count = part.d_model, part.num_experts
             scores = self._gemm(self.own_tokens, width, count, dtype=self.job.element)

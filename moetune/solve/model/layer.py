@@ -1,9 +1,8 @@
 """moetune's MoE layer in a step of a model, by the prices of its own plans (`solve.layer`).
 
-A model's plan and a layer's have the same rows, exchanges and chunks. Two things differ. GEMMs of
-published tables take what they do in a step of any runtime, as clocks are the device's: five layers
-on an H100 were 25 % too short in the median without that, and are 13 with it. And the host launches
-what opens a layer while the device runs the rest of its block, and is compared with all of that.
+A model's plan and a layer's have the same rows, exchanges and chunks, and GEMMs of published tables
+take what they do in a step. The host launches what opens a layer while the device runs the rest of
+its block, and is compared with all of that.
 """
 
 from collections.abc import Iterator

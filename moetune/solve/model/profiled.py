@@ -6,6 +6,7 @@ from moetune.domain.cluster import Machine
 from moetune.domain.costs import Costs
 from moetune.domain.profile import Profile
 from moetune.domain.site import site_of
+from moetune.domain.step_errors import GAP_SECONDS, SUSTAINED
 from moetune.domain.targets import Target
 from moetune.domain.training import TrainingDtype, TrainingJob
 from moetune.solve.model.machine import DevicePrices
@@ -13,12 +14,6 @@ from moetune.solve.model.memory import fillable_bytes
 from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.search import FoldedSearch
 from moetune.solve.model.step import StepPrices
-
-_SUSTAINED, _GAP_SECONDS = 0.85, 15e-6
-"""Of published kernels' rates, alone and with cold clocks, that they reach in a step, and what is
-between GEMMs: on the mean of the public runs of each machine, from blocks of 2 k to 16 k columns.
-aiconfigurator's GEMMs of GB200 that ran long enough for their power to be read (TensorRT-LLM
-1.3.0rc17) reach 0.84 of those that did not in bfloat16 and 8 bits, and 0.81 in NVFP4."""
 
 
 def device_prices(
@@ -33,8 +28,8 @@ def device_prices(
         costs=costs,
         machine=profile.machine,
         element=element,
-        sustained=1.0 if profile.samples else _SUSTAINED,
-        gap_seconds=0.0 if profile.samples else _GAP_SECONDS,
+        sustained=1.0 if profile.samples else SUSTAINED,
+        gap_seconds=0.0 if profile.samples else GAP_SECONDS,
         posted_chunk_seconds=network.posted_chunk_seconds if network else 0.0,
     )
 

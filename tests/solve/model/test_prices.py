@@ -12,6 +12,7 @@ from moetune.domain.cost_keys import CollectiveKey
 from moetune.domain.costs import Estimate
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.profile import Profile
 from moetune.domain.recurrent import GatedDeltaNet, StateSpace
 from moetune.domain.routing import reached_ranks
 from moetune.domain.samples import AttentionPoint, GemmForm, Sample
@@ -41,10 +42,10 @@ PEAK_FLOPS = 989e12
 """bfloat16, dense, of the H100's data sheet."""
 
 
-def device() -> DevicePrices:
+def device(profile: Profile = H100) -> DevicePrices:
     return DevicePrices(
-        costs=costs_of(H100, allow_modelled=True),
-        machine=H100.machine,
+        costs=costs_of(profile, allow_modelled=True),
+        machine=profile.machine,
         sustained=1.0,
         gap_seconds=0.0,
         posted_chunk_seconds=0.0,
@@ -162,15 +163,7 @@ def test_attention_takes_as_long_as_the_profile_measured_it() -> None:
         for count in (1, 2, 4)
     )
     profile = replace(H100, samples=(*H100.samples, *samples))
-    costs = costs_of(profile, allow_modelled=True)
-    made = DevicePrices(
-        costs=costs,
-        machine=profile.machine,
-        sustained=1.0,
-        gap_seconds=0.0,
-        posted_chunk_seconds=0.0,
-    )
-    prices = BlockPrices(job=job, layout=layout, device=made)
+    prices = BlockPrices(job=job, layout=layout, device=device(profile))
     core = prices.local_times(job.decoder.kinds[0]).passes("core_attn")
     assert core.forward == pytest.approx(0.5, rel=1e-3)  # and a launch
 
@@ -188,6 +181,20 @@ def test_recurrences_take_at_least_the_time_to_move_their_states(name: str) -> N
     core = prices.local_times(block).passes("core_attn")
     assert core.forward > made.memory_seconds(4096 * 16 * state / 128)
     assert core.grad_input > 2 * made.memory_seconds(4096 * 16 * state / 128)
+
+
+def test_projections_to_latent_experts_and_back_are_whole_on_each_tensor_rank() -> None:
+    job, made = job_of("nemotron-3-super"), device()
+    part = next(filter(None, job.decoder.routed_kinds))
+    assert part.latent
+    prices = BlockPrices(job=job, layout=FoldedLayout(dp=32, tp=2, ep=64), device=made)
+    narrow = replace(part, d_model=part.latent, latent=None)
+    found, bare = (prices.routed_times(kind).passes("experts") for kind in (part, narrow))
+    there, back = (
+        made.gemm("forward", rows=2048, d_in=d_in, d_out=d_out)
+        for d_in, d_out in itertools.permutations((part.d_model, part.latent))
+    )
+    assert found.forward - bare.forward == pytest.approx(there + back)
 
 
 def test_sharded_gradients_and_parameters_cost_a_reduction_a_micro_batch() -> None:
@@ -260,14 +267,7 @@ def test_an_all_to_all_that_sends_tokens_once_sends_them_to_the_ranks_of_their_e
 
 
 def test_a_profile_without_adam_is_refused() -> None:
-    bare = replace(H100, rows=())
-    made = DevicePrices(
-        costs=costs_of(bare, allow_modelled=True),
-        machine=bare.machine,
-        sustained=1.0,
-        gap_seconds=0.0,
-        posted_chunk_seconds=0.0,
-    )
+    made = device(replace(H100, rows=()))
     with pytest.raises(ProfileError, match="Adam"):
         made.memory_seconds(1e6)
     assert made.gemm("forward", rows=0, d_in=8, d_out=8) == 0
