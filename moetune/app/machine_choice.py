@@ -20,9 +20,8 @@ from moetune.domain.errors import (
     ProfileError,
 )
 from moetune.domain.profile import Profile
-from moetune.domain.question import ASKS, Question
+from moetune.domain.question import Question
 from moetune.domain.records import ObservedRun
-from moetune.domain.spelling import about
 from moetune.domain.training_document import TrainingDocument
 
 MOST_CHOICES = 64
@@ -177,38 +176,3 @@ def _choice(
         profile=profile.name, world_size=question.world_size or 0, target=question.target or "",
         plan=plan, refusal=refusal,
     )  # fmt: skip
-
-
-def read_prices(text: str | None, profiles: Sequence[str]) -> dict[str, float]:
-    """Return the price of a GPU-hour by profile.
-
-    Args:
-        text: "2.5" for all, or "h100-x8=2.5,b200-x8=3.2"; None for no price.
-
-    Raises:
-        InputError: it is no price, or of some profiles alone.
-    """
-    if text is None:
-        return {}
-    if "=" not in text:
-        return dict.fromkeys(profiles, _price(text))
-    pairs = [pair.partition("=") for pair in text.split(",")]
-    prices = {name.strip(): _price(price) for name, _, price in pairs}
-    for name in profiles:
-        if name not in prices:
-            raise _wrong_prices(f"has none for {name}")
-    for name in prices:
-        if name not in profiles:
-            raise _wrong_prices(f"names {name!r}, which is not asked")
-    return prices
-
-
-def _wrong_prices(what: str) -> InputError:
-    return InputError(f"--price {what}", "give a single price, or NAME=PRICE for each profile")
-
-
-def _price(text: str) -> float:
-    price = ASKS["price"].read(text.strip())
-    with about("price"):
-        ASKS["price"].check(price)
-    return float(str(price))

@@ -1,22 +1,8 @@
 """What makes a measured profile stale: software that changed since, on the same processor."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from moetune.domain.profile import Profile
-
-SPEED_OF_SOFTWARE = ("torch", "backend", "nccl", "cuda", "cudnn", "driver", "threads_per_rank")
-"""Software facts that change how fast operations are."""
-
-
-def changes(profile: Profile, software: Mapping[str, str]) -> tuple[str, ...]:
-    """Return changed facts, "torch 2.12 there, 2.13 here", of the software that is known here."""
-    there = profile.fingerprint.software
-    return tuple(
-        f"{name} {there.get(name, '—')} there, {software[name]} here"
-        for name in SPEED_OF_SOFTWARE
-        if name in software and there and there.get(name) != software[name]
-    )
 
 
 def software_here() -> dict[str, str]:
@@ -46,7 +32,7 @@ def stale_note(profile: Profile) -> str:
     """Return what made a profile of this processor stale and the command to renew it, else ""."""
     if profile.provenance != "measured" or not is_of_this_processor(profile):
         return ""
-    changed = changes(profile, software_here())
+    changed = profile.fingerprint.software_changes(software_here())
     if not changed:
         return ""
     return (

@@ -41,7 +41,7 @@ def compare(
 
     Each choice has its best plan. Two plans that are there: `moetune plans diff`.
     """
-    from moetune.app.machine_choice import compare_machines, read_prices
+    from moetune.app.machine_choice import compare_machines
     from moetune.app.requests import ask, is_of_model
     from moetune.app.views.machine_choice import (
         check_page,
@@ -49,6 +49,7 @@ def compare(
         choice_sections,
         write_choices,
     )
+    from moetune.domain.prices import read_prices
     from moetune.domain.question import read_texts
 
     names, screen = words_in(profiles), session.screen

@@ -21,6 +21,8 @@ _SEEN = 79.11 / 80
 FASTER = " with computation × "
 """Words in the name of a device that is another one's, with other speeds: a question of
 `whatif`."""
+_SPEED_OF_SOFTWARE = ("torch", "backend", "nccl", "cuda", "cudnn", "driver", "threads_per_rank")
+"""Software facts that change how fast operations are."""
 HEADROOM = 0.05
 """Of plans that tie, one that leaves this share of a memory limit free is taken."""
 HOST_MEMORY = "host_memory_bytes"
@@ -95,6 +97,15 @@ class Fingerprint:
     def software_id(self) -> str:
         """Hash of the software facts."""
         return digest(self.software)[:16]
+
+    def software_changes(self, here: Mapping[str, str]) -> tuple[str, ...]:
+        """Return changed facts, "torch 2.12 there, 2.13 here", of the software known here."""
+        there = self.software
+        return tuple(
+            f"{name} {there.get(name, '—')} there, {here[name]} here"
+            for name in _SPEED_OF_SOFTWARE
+            if name in here and there and there.get(name) != here[name]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

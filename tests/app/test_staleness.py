@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from moetune.app import staleness
-from moetune.app.staleness import changes, is_of_this_processor, software_here, stale_note
+from moetune.app.staleness import is_of_this_processor, software_here, stale_note
 from moetune.domain.cluster import Fingerprint
 from tests.fit.measured import measured_profile
 
@@ -17,13 +17,14 @@ PROFILE = replace(
 
 
 def test_what_changes_speed_makes_a_profile_stale_and_nothing_else_does() -> None:
+    changes = PROFILE.fingerprint.software_changes
     now = {**SOFTWARE, "torch": "2.13", "python": "3.12", "nccl": "2.21"}
-    assert changes(PROFILE, now) == ("torch 2.12 there, 2.13 here", "nccl 2.20 there, 2.21 here")
-    assert changes(PROFILE, SOFTWARE) == ()
-    assert changes(PROFILE, {"torch": "2.12"}) == ()
-    assert len(changes(PROFILE, {"torch": "2.13"})) == 1
-    assert len(changes(PROFILE, {"torch": "2.11"})) == 1
-    assert changes(replace(PROFILE, fingerprint=Fingerprint()), now) == ()
+    assert changes(now) == ("torch 2.12 there, 2.13 here", "nccl 2.20 there, 2.21 here")
+    assert changes(SOFTWARE) == ()
+    assert changes({"torch": "2.12"}) == ()
+    assert len(changes({"torch": "2.13"})) == 1
+    assert len(changes({"torch": "2.11"})) == 1
+    assert Fingerprint().software_changes(now) == ()
 
 
 def test_the_note_names_the_change_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
