@@ -9,11 +9,7 @@ from moetune.comm.gloo import communicator_of, new_communicator
 from moetune.comm.group import OneRank
 from moetune.comm.process_group import GroupRank
 from moetune.domain.errors import CollectiveError
-from tests.comm.workers import (
-    a_rank_dies,
-    a_watched_exchange_fails,
-    all_checks,
-)
+from tests.comm.workers import a_rank_dies, a_watched_exchange_fails, all_checks
 from tests.ranks import run_ranks
 
 

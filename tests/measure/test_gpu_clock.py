@@ -9,11 +9,7 @@ import torch
 from moetune.hardware import detect
 from moetune.measure.device import CudaDevice, Device, open_device
 from moetune.measure.kernels import in_turns, num_sets
-from moetune.measure.operations import (
-    Experiment,
-    TimedOperation,
-    local_operation,
-)
+from moetune.measure.operations import Experiment, TimedOperation, local_operation
 from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.timing import Effort, measure
 from tests.cuda_kit import FakeCuda, MirrorWorld

@@ -161,9 +161,7 @@ def test_any_prediction_is_the_peak_of_a_step(
 
 
 @pytest.mark.parametrize("activation", ["relu", "swiglu"])
-def test_a_tensor_groups_prediction_is_the_peak_of_live_tensors(
-    activation: Activation,
-) -> None:
+def test_a_tensor_groups_prediction_is_the_peak_of_live_tensors(activation: Activation) -> None:
     workload = workload_of(
         8192, 2, "tensor", d_model=128, d_hidden=384, num_experts=2, top_k=2, activation=activation
     )
