@@ -211,7 +211,6 @@ def _tell_dtype(plan: TrainingDocument, model: "nn.Module") -> None:
 
 
 def _adapt(model: "nn.Module", ranks: "ParallelGroups") -> None:
-    """Spread the experts of transformers' modules, where the model has such ones."""
     from moetune.adapters.layers import is_experts
     from moetune.adapters.model import adapt_over
     from moetune.runtime.moe.expert_module import Experts

@@ -256,7 +256,6 @@ def _host_words(best: PricedLayout, search: FoldedSearch, profile: Profile) -> I
 
 
 def _of_layouts(pins: LayoutRequest) -> LayoutRequest:
-    """Return the pins that layouts obey."""
     return pins if pins.expert_placement is None else replace(pins, expert_placement=None)
 
 

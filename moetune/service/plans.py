@@ -147,7 +147,6 @@ async def stored_plans(pools: WorkerPools, after: PlanCursor = "", limit: Limit 
 
 
 async def _stored(pools: WorkerPools, plan_id: str) -> AnyPlan:
-    """Return the stored plan with exactly this id."""
     await _document(pools, plan_id)
     return await pools.read(pools.planner.sources.plan, plan_id)
 
