@@ -310,6 +310,8 @@ def find_plan(wanted: str | os.PathLike[str], *, stores: StoreFinder) -> AnyPlan
     if plan is not None:
         return plan
     hint = (
-        f"the newest is {newest[0].id[:6]}" if newest else "make one:  moetune plan --model gpt-s"
+        f"the newest is {newest[0].id[:6]}"
+        if newest
+        else "make a plan:  moetune plan --model gpt-s"
     )
     raise InputError(f"no plan has an id that begins with {text!r}", hint)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger("moetune")
 _MAKE_ONE = (
-    "make one:  moetune plan --model config.json --target moetune --global-batch 256 --seq 4096 "
+    "make a plan:  moetune plan --model config.json --target moetune --global-batch 256 --seq 4096 "
     "--output plan.json"
 )
 _Source: TypeAlias = TrainingDocument | PlanView | str | os.PathLike[str]

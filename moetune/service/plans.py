@@ -160,5 +160,5 @@ async def _document(pools: WorkerPools, plan_id: str) -> str:
         )
     text = await pools.plan_document(plan_id)
     if text is None:
-        raise NotFoundError(f"no plan has the id {plan_id}", "POST /v1/plans:resolve makes one")
+        raise NotFoundError(f"no plan has the id {plan_id}", "POST /v1/plans:resolve makes plans")
     return text

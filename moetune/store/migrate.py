@@ -90,7 +90,7 @@ def no_database(address: Address) -> BadStoreError:
     """Return the error for a place that holds no database of moetune."""
     return BadStoreError(
         f"there is no moetune database at {address.shown}",
-        "`moetune profile` makes one, or name another with --db",
+        "`moetune profile` makes it, or name another with --db",
     )
 
 
