@@ -54,6 +54,8 @@ def export(
         if export.file_name in export.launch:
             command = export.launch.replace(export.file_name, shlex.quote(str(output)))
             launch = f"Launch:  {command}"
+        if output.suffix not in ("", Path(export.file_name).suffix):
+            screen.hint(f"Name it like {export.file_name}: `moetune check` goes by the ending.")
     if session.as_json:
         screen.document(export)
     elif output is None:
