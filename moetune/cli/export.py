@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     PLAN,
     option(
         "--target --to",
-        f"{', '.join(TARGETS)}; or with a version: megatron@0.17. Default: the plan's own.",
+        f"{', '.join(TARGETS)}; or with a version: megatron@0.17. Default: the plan's.",
         form="TARGET",
     ),
     option("--model", "The config.json of a plan whose model has no name.", form="PATH"),

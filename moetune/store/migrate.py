@@ -158,8 +158,8 @@ def upgrade_to_head(address: Address, *, only_new: bool) -> SchemaState:
 
 def upgrade_private(database: Database) -> None:
     """Upgrade a file of an older schema, unless others may write it; or SchemaMismatchError."""
-    path, state = database.address.path, database.read(read_state)
-    if path is None or state.up_to_date or state.revision not in known_revisions():
+    path = database.address.path
+    if path is None or database.read(read_state).revision not in known_revisions()[:-1]:
         return
     status = path.stat()
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
