@@ -35,7 +35,7 @@ def main() -> None:
     """Measure, print and write the table."""
     profile = _measured_profile()
     rows = [
-        ("`import moetune`, beyond Python's own start", "50 ms", _import_seconds()),
+        ("`import moetune`, beyond Python's start", "50 ms", _import_seconds()),
         ("`moetune --help`", "300 ms", _process_seconds("-m", "moetune", "--help")),
         (
             f"plan from a stored profile of {len(profile.samples)} samples",

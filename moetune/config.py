@@ -280,7 +280,7 @@ def _folder(environ: Mapping[str, str], variable: str, usual: str) -> Path:
 
 def _files(environ: Mapping[str, str], directory: Path) -> Iterator[tuple[str, dict[str, object]]]:
     file = user_file(environ)
-    if file is not None and file.is_file():
+    if file is not None and config_files.is_there(file):
         yield str(file), config_files.read(file)
     nearest = config_files.nearest(directory)
     if nearest is not None:

@@ -28,9 +28,14 @@ def nearest(directory: Path) -> tuple[str, dict[str, object]] | None:
     return None
 
 
+def is_there(file: Path) -> bool:
+    """Return whether it is a file; False in a folder that this user may not enter."""
+    return os.access(file, os.F_OK) and file.is_file()
+
+
 def _is_own(file: Path) -> bool:
     """Return whether it is a file that no other user owns or may write; others are ignored."""
-    if not file.is_file():
+    if not is_there(file):
         return False
     status = file.stat()
     is_others = status.st_uid not in {os.getuid(), _ROOT}

@@ -105,8 +105,10 @@ if [[ -n ${FROM:-} ]]; then
     export MOETUNE_DB=$work/old.db
     gives 0 'One step' "$work/old/bin/moetune" plan "${question[@]}"
     gives 0 '' "$work/old/bin/moetune" profiles import "$work/clone/profiles/h100-x8.toml" --name mine
+    chmod g+w "$work/old.db"
     gives 7 'moetune db upgrade' "$work/plain/bin/moetune" plans list
-    gives 0 '' "$work/plain/bin/moetune" db upgrade
+    chmod g-w "$work/old.db"
+    gives 0 'old-before-[0-9]+[.]db' "$work/plain/bin/moetune" plans list
     gives 0 'qwen3-30b-a3b' "$work/plain/bin/moetune" plans list
     gives 0 'One step' "$work/plain/bin/moetune" plan "${question[@]}" --profile mine
     gives 0 '' "$work/plain/bin/moetune" db check

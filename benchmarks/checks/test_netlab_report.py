@@ -56,7 +56,7 @@ def test_every_target_is_met_by_a_good_cell() -> None:
         ({"deepspeed": 152.0}, "third or more"),
         ({"deepspeed": 101.0}, "nowhere faster"),
         ({"bare": 180.0}, "bare products"),
-        ({"ffn": 185.0}, "torch's own FFNs"),
+        ({"ffn": 185.0}, "torch's FFNs"),
     ],
 )
 def test_a_broken_promise_is_named(change: Mapping[str, float], promise: str) -> None:

@@ -78,7 +78,7 @@ def sequential_step(cell: Cell) -> Step:
 
 
 def ffn_step(cell: Cell) -> Step:
-    """Return the same with torch's own FFNs, biases and activations included."""
+    """Return the same with torch's FFNs, biases and activations included."""
     layer, exchange = cell.layer, _Exchange(cell)
     experts = nn.ModuleList(
         nn.Sequential(

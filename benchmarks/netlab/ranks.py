@@ -1,6 +1,6 @@
 """The program of one rank: time every variant of every cell, interleaved, in one process.
 
-Variants: `ours:DEGREE`, `plain` (one chunk over gloo's own all-to-all), `planned:FOLDER` (of
+Variants: `ours:DEGREE`, `plain` (one chunk over gloo's all-to-all), `planned:FOLDER` (of
 plans named TOKENS.json), `deepspeed`, `bare`, `ffn`, `bare_collectives`, `bare_gemms`. Each round
 runs all of them in another order, so that what drifts meets all. Rank 0 prints one
 JSON line per cell and variant; a step's time is the maximum over the ranks.

@@ -76,12 +76,12 @@ class Row:
 
 
 _NOTE = (
-    "Target `moetune`: ZeRO-1, or ZeRO-3 where nothing else fits; modules are recomputed where "
-    "memory asks for it; attention is fused, and ranks of a tensor-parallel group share the "
-    "sequence, so that DPMoE under tensor parallelism sends each token once. The paper's runtime "
-    "sent it from each of these ranks, and its rows with tp 8 are slower for that. Its rows of "
-    "143B with tp 2 and 8 shard states by ZeRO, which moetune's runtime does not do beside tensor "
-    "parallelism. The dense rows of Table 2 have no experts and are not planned."
+    "Target `moetune`: ZeRO-1, or ZeRO-3 where nothing else fits. Modules are recomputed where "
+    "memory asks for it, and attention is fused. Ranks of a tensor-parallel group share the "
+    "sequence, so that DPMoE sends each token once. The paper's runtime sent it from each of "
+    "these ranks, and its rows with tp 8 are slower for that. Its rows of 143B with tp 2 and 8 "
+    "shard states by ZeRO. moetune's runtime does not combine that with tensor parallelism. The "
+    "dense rows of Table 2 have no experts and are not planned."
 )
 ROWS = (
     Row(model="ppmoe-6.7b", dp=32, tp=1, pp=1, tokens_per_second=2147),

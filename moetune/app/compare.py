@@ -60,7 +60,6 @@ def changed_inputs(before: AnyPlan, after: AnyPlan) -> Iterator[str]:
 
 
 def _asked(plan: AnyPlan) -> Mapping[str, str]:
-    """Return the question's values by words with a place for each."""
     inputs, limit = plan.inputs, plan.inputs.memory_limit_bytes
     named = _of_model(plan) if plan.kind == "training" else _of_layer(plan)
     return {

@@ -132,12 +132,10 @@ def describe(description: Description) -> Described:
 
 
 def _link(base: Profile) -> float:
-    """Return the rate of a reference machine's GPU to the others of its node, in bytes/s."""
     return LINK_BYTES_PER_SECOND[base.name.partition("-")[0]]
 
 
 def _stand_ins(description: Description, base: Profile) -> Iterator[str]:
-    """Yield the parts of the machine that are the base's, in words."""
     machine, rate = base.machine, format_rate(_link(base))
     yield f"GEMMs of {machine.device}"
     ratio = ", by the ratio of the rates" if description.link_rate else ""

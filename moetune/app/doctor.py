@@ -86,7 +86,7 @@ def _store_report(settings: Settings) -> StoreReport:
     try:
         state = current(settings.db)
         report = replace(report, revision=state.revision, wanted=state.head)
-        with wiring.find_store(settings) as store:
+        with wiring.find_store(settings, upgrades=False) as store:
             if store is None:
                 return report
             return replace(report, num_runs=len(store.runs()), num_plans=len(store.plans()))

@@ -309,7 +309,5 @@ def find_plan(wanted: str | os.PathLike[str], *, stores: StoreFinder) -> AnyPlan
         newest = store.plans(limit=1) if store and plan is None else ()
     if plan is not None:
         return plan
-    hint = (
-        f"the newest is {newest[0].id[:6]}" if newest else "make one:  moetune plan --model gpt-s"
-    )
+    hint = f"the newest is {newest[0].id[:6]}" if newest else "make it:  moetune plan --model gpt-s"
     raise InputError(f"no plan has an id that begins with {text!r}", hint)

@@ -272,7 +272,6 @@ def _process_group(launch: Launch) -> Iterator[None]:
 
 
 def _main() -> None:
-    """Run as one rank of `run_on_ranks`."""
     descriptor, cores = sys.argv[1:]
     pipe: Connection[Any, Any] = Connection(int(descriptor))
     os.sched_setaffinity(0, {int(core) for core in cores.split(",")})

@@ -185,7 +185,6 @@ class LaunchCheck:
         self, problems: list[Problem], priced: PricedLayout | None = None,
         better: tuple[Better, ...] = (), best: Better | None = None,
     ) -> Checked:  # fmt: skip
-        """Return the answer, what stops the launch first."""
         problems.sort(key=lambda problem: SEVERITIES.index(problem.severity))
         return Checked(
             file=self.file, profile=self.profile, reading=self.reading, problems=tuple(problems),
@@ -217,7 +216,6 @@ class LaunchCheck:
         return bool(set.intersection(*broken))
 
     def _refusals(self) -> Iterator[Problem]:
-        """Yield the rules that the layout breaks."""
         reading, seen = self.reading, set[str]()
         site = site_of(self.profile)
         describes = reading.target.name == "megatron"  # by its arguments, whatever the model
@@ -260,7 +258,6 @@ class LaunchCheck:
         return re.sub(rf"(?:--)?\b({names})(?= \d)", key, hint.removeprefix("use "))
 
     def _search(self, facts: Mapping[str, Any]) -> FoldedSearch:
-        """Return the search with facts of the target, as far as it went before."""
         key = tuple(facts.items())
         if key not in self._searches:
             target = replace(self.reading.target, **facts)
@@ -300,13 +297,11 @@ class LaunchCheck:
 
     @property
     def _off(self) -> tuple[str, ...]:
-        """Facts that the launch leaves off, and that a single key would set."""
         layout = self.reading.layout
         counts = {"hides_gradients": layout.dp > 1, "splits_sequence": layout.tp > 1}
         return tuple(name for name in counts if counts[name] and not self.facts.get(name, True))
 
     def _costs(self, priced: PricedLayout) -> Iterator[Problem]:
-        """Yield facts that cost time, as the launch has them."""
         for name in self._off:
             search = self._search({**self.facts, name: True})
             saved = priced.step.seconds - search.price(priced.layout).step.seconds
@@ -335,7 +330,6 @@ class LaunchCheck:
     def _fastest(
         self, search: FoldedSearch, pins: LayoutRequest, priced: PricedLayout | None
     ) -> PricedLayout | None:
-        """Return the best layout of pins that fits; None where none is worth a change."""
         try:
             layouts = BestLayouts.of(search, pins)
             if priced is not None:
@@ -348,7 +342,6 @@ class LaunchCheck:
     def _change(
         self, best: PricedLayout, priced: PricedLayout | None, *facts: str
     ) -> Better | None:
-        """Return a layout as a change of the launch; None where it is not worth one."""
         step, factor = None if priced is None else priced.step.seconds, factor_of(self.calibration)
         if step is not None and best.step.seconds > step * (1 - LEAST_SAVED):
             return None
@@ -371,7 +364,6 @@ class LaunchCheck:
 
     @property
     def _pins(self) -> LayoutRequest:
-        """The launch's layout, pinned."""
         layout = self.reading.layout
         values = {name: getattr(layout, name) for group in _GROUPS for name in group}
         values |= {"schedule": layout.order, "cuda_graphs": layout.cuda_graphs}

@@ -1,4 +1,4 @@
-"""Stored plans and observed runs: lists by filters, removal by id, and pruning by age."""
+"""Stored plans and observed runs: those of a list, ids, and ages."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.errors import InputError, StoreUnavailableError
-from moetune.domain.records import PlanInfo, Removed
+from moetune.domain.errors import InputError
+from moetune.domain.records import PlanInfo
 
 if TYPE_CHECKING:
     from moetune.store import SqlStore
@@ -48,19 +48,6 @@ def run_numbers(ids: Iterable[str]) -> list[int]:
             raise InputError(f"{text!r} is no id of an observed run", hint)
         numbers.append(int(text[1:]))
     return numbers
-
-
-def prune(store: "SqlStore", *, older_than_seconds: float, dry_run: bool) -> Removed:
-    """Delete old settled sizes, and old plans under which nothing is left.
-
-    What was measured or observed stays. The space is given back, where others do not hold it. An
-    age beyond a century is an InputError.
-    """
-    removed = store.prune(time_ago(older_than_seconds), dry_run=dry_run)
-    if not dry_run and removed != Removed(plans=0, settled=0):
-        with suppress(StoreUnavailableError):
-            store.compact()
-    return removed
 
 
 def time_ago(seconds: float) -> str:

@@ -226,7 +226,6 @@ def _of_trace(prediction: PredictedRun, path: Path) -> Observed:
 def _with_parts(
     prediction: PredictedRun, steps: SteadySteps, parts: Sequence[ObservedPart], path: Path
 ) -> Observed:
-    """Return a run whose steps and parts a file has."""
     run = replace(
         prediction.run, source=path.name, seconds=steps.seconds, low_seconds=steps.low_seconds,
         high_seconds=steps.high_seconds, num_steps=steps.num_steps,

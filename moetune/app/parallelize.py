@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger("moetune")
 _MAKE_ONE = (
-    "make one:  moetune plan --model config.json --target moetune --global-batch 256 --seq 4096 "
+    "make a plan:  moetune plan --model config.json --target moetune --global-batch 256 --seq 4096 "
     "--output plan.json"
 )
 _Source: TypeAlias = TrainingDocument | PlanView | str | os.PathLike[str]
@@ -211,7 +211,6 @@ def _tell_dtype(plan: TrainingDocument, model: "nn.Module") -> None:
 
 
 def _adapt(model: "nn.Module", ranks: "ParallelGroups") -> None:
-    """Spread the experts of transformers' modules, where the model has such ones."""
     from moetune.adapters.layers import is_experts
     from moetune.adapters.model import adapt_over
     from moetune.runtime.moe.expert_module import Experts

@@ -235,8 +235,7 @@ def open_planner(
 
     Raises:
         InputError: the setting `profile` is a file.
-        SchemaMismatchError: the database has another schema.
-        MoetuneError: it cannot be opened, or made.
+        MoetuneError: the store cannot be opened, upgraded or made.
     """
     if settings.profile is not None and is_path(settings.profile):
         raise InputError(
@@ -266,13 +265,14 @@ def local_planner(
         saves: store new plans; a database is made where there is none.
 
     Raises:
-        SchemaMismatchError: the database has another schema.
-        MoetuneError: it cannot be opened, or made.
+        MoetuneError: the store cannot be opened, upgraded or made.
     """
     with ExitStack() as stack:
         store = stack.enter_context(wiring.open_store(settings)) if saves else None
         stores = (
-            partial(wiring.find_store, settings) if store is None else partial(nullcontext, store)
+            partial(wiring.find_store, settings, is_needed=False)
+            if store is None
+            else partial(nullcontext, store)
         )
         sources = Sources(
             stores=stores, store=store, named=profile, default_profile=settings.profile

@@ -137,7 +137,6 @@ def of_check(checked: Checked) -> PredictedRun:
 
 
 def _sizes(run: ObservedRun, layout: FoldedLayout, decoder: Decoder | None) -> dict[str, int]:
-    """Return sizes that a log may have, too."""
     sizes = {
         "world_size": run.world_size, "global_batch": run.global_batch, "length": run.seq,
         "tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep,
@@ -154,7 +153,6 @@ def _sizes(run: ObservedRun, layout: FoldedLayout, decoder: Decoder | None) -> d
 
 
 def _is_launch(path: Path) -> bool:
-    """Return whether a path is of a file that is no plan."""
     if not path.is_file() or path.suffix != ".json":
         return path.is_file()
     return path.stat().st_size <= LARGEST_BYTES and not is_plan_text(launch_text(path))

@@ -81,7 +81,6 @@ def _measure(
     done: frozenset[Point],
     on_news: "Callable[[News], None]",
 ) -> None:
-    """Measure the points that are not done."""
     import torch
 
     from moetune.measure.estimate import default_dtypes

@@ -78,7 +78,6 @@ def in_si(document: Mapping[str, object], *, devices_per_node: object) -> dict[s
 
 
 def _with_facts(document: Mapping[str, object]) -> dict[str, object]:
-    """Return the document with the hardware facts that other tables have, in the fingerprint."""
     made, facts = dict(document), {}
     machine, network = made.get("machine"), made.get("network")
     if isinstance(machine, Mapping) and "host_memory" in machine:
@@ -176,7 +175,6 @@ def _check_one_form(table: Mapping[str, object], key: str, si: str, where: str) 
 def _check_number(
     table: Mapping[str, object], key: str, keys: Mapping[str, UnitKey], where: str
 ) -> None:
-    """Raise InputError where a text stands at an SI key that has a form with a unit."""
     if isinstance(value := table[key], str):
         for name, unit in keys.items():
             if unit.si == key:

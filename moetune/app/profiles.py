@@ -111,13 +111,13 @@ def newest_measured(store: "SqlStore | None", *, for_models: bool) -> str:
         suspect.append(name)
     if suspect:
         return suspect[0]
-    what, measure = "yet", "measure this one:  moetune profile --nproc 2"
+    what, measure = "yet", "measure here:      moetune profile --nproc 2"
     if for_models and names:
         what, measure = "on GPUs, which train whole models", "measure GPUs:      moetune profile"
     first = "h100-x8" if for_models else next(iter(bundled_profiles()), "FILE.toml")
     raise ProfileError(
         f"no profile is named, and none was measured {what}",
-        f"{measure}\n  or name one:       --profile {first}",
+        f"{measure}\n  or name a machine: --profile {first}",
     )
 
 

@@ -70,7 +70,6 @@ def read_layer_routing(wanted: str | None, *, top_k: int) -> str:
 
 
 def _read(wanted: str | None) -> tuple[LayerRouting | RoutingRecord | ModelRoutingRecord, str]:
-    """Return what was named, or is in a file, and the file's name."""
     if wanted is None or wanted in _NAMES:
         return LayerRouting(loads=_NAMES[wanted or BALANCED.name]), ""
     path = Path(wanted)

@@ -149,7 +149,6 @@ def _span(span: "RecordedSpan", zero_seconds: float = 0.0) -> Span:
 def _measured_events(
     step: _Step, by_rank: "Sequence[Sequence[RecordedSpan]]"
 ) -> list[Mapping[str, object]]:
-    """Return every rank's events, from the first one's start."""
     zero = min((span.start_seconds for spans in by_rank for span in spans), default=0.0)
     workload, decision = step
     events: list[Mapping[str, object]] = []

@@ -300,7 +300,6 @@ def tight_words(memory: RankMemory | TrainingMemory, limit_bytes: int) -> Iterat
 
 
 def _of_layouts(pins: LayoutRequest) -> LayoutRequest:
-    """Return the pins that layouts obey."""
     return pins if pins.expert_placement is None else replace(pins, expert_placement=None)
 
 

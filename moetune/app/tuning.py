@@ -217,7 +217,6 @@ def _runs(trial: FrozenTrial) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Optuna from announcing a study."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

@@ -3,15 +3,18 @@
 Heavy libraries are imported inside the functions, so that a command loads only what it uses.
 """
 
+import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from moetune import config
 from moetune.config import Configuration, Settings
 from moetune.domain.cluster import Cluster
-from moetune.domain.errors import BadStoreError, needed_by
+from moetune.domain.errors import BadStoreError, MoetuneError, SchemaMismatchError, needed_by
 
 if TYPE_CHECKING:
     from moetune.runtime.plans.service import ServiceClient
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 StoreFinder: TypeAlias = "Callable[[], AbstractContextManager[SqlStore | None]]"
 """Opens the store to read; gives None where there is none yet."""
+_warn_once = cache(logging.getLogger("moetune").warning)
 
 
 def configure(
@@ -39,14 +43,14 @@ def open_store(
         patience_seconds: longest wait for a lock; None for the command line's default.
 
     Raises:
-        SchemaMismatchError: the database has another schema.
-        InputError: the file is not a database, or there is none to read.
-        MoetuneError: it cannot be reached, read or written.
+        InputError, MoetuneError: it is no database, or cannot be reached, read or written.
     """
     from moetune import store
 
     check_store(settings)
-    return store.open_store(settings.db, read_only=read_only, patience_seconds=patience_seconds)
+    return store.open_store(
+        settings.db, read_only=read_only, upgrades=True, patience_seconds=patience_seconds
+    )
 
 
 def check_store(settings: Settings) -> None:
@@ -59,8 +63,16 @@ def check_store(settings: Settings) -> None:
 
 
 @contextmanager
-def find_store(settings: Settings) -> Iterator["SqlStore | None"]:
-    """Open the store to read; None where none was made yet; errors as of `open_store`."""
+def find_store(
+    settings: Settings, *, upgrades: bool = True, is_needed: bool = True
+) -> Iterator["SqlStore | None"]:
+    """Open the store to read; None where none was made yet; errors as of `open_store`.
+
+    Args:
+        upgrades: upgrade a user's file of an older schema, as `open_store` does.
+        is_needed: False gives None, with a warning, where it has another schema: that is an error
+            only if a profile or a plan is missing then.
+    """
     if settings.db == config.NO_STORE or not _may_exist(settings.db):
         yield None
         return
@@ -69,14 +81,25 @@ def find_store(settings: Settings) -> Iterator["SqlStore | None"]:
     if store.current(settings.db).revision is None:
         yield None
         return
-    with store.open_store(settings.db, read_only=True) as opened:
+    try:
+        opened = store.open_store(settings.db, read_only=True, upgrades=upgrades)
+    except SchemaMismatchError as error:
+        if is_needed:
+            raise
+        _warn_once(f"warning: the store is not read: {error.what}: {error.hint}")
+        try:
+            yield None
+        except MoetuneError:
+            raise error from None
+        return
+    with opened:
         yield opened
 
 
 def _may_exist(db: str) -> bool:
     """Return whether there may be a database: no plain path without a file, known without SQL."""
     is_plain = ":" not in db and "\0" not in db and bool(db.strip()) and not db.startswith("~")
-    return not is_plain or Path(db).exists()
+    return not is_plain or os.access(db, os.F_OK)  # False in a folder that may not be entered
 
 
 def service_client(url: str) -> "ServiceClient":

@@ -151,7 +151,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _command(arguments: Sequence[str]) -> str:
-    """Return the words of the command, for an error that names it."""
     return f"moetune {next((word for word in arguments if word in COMMANDS), '')}".strip()
 
 
@@ -181,7 +180,11 @@ def _usage_error(error: Exception, command: str) -> InputError:
     hint = f"see `{path} --help`"
     if option in _BEFORE_THE_COMMAND:
         hint = f"write it before the command; {hint}"
-    if option.startswith(_ADAPTERS):
+    if what.startswith("No such option: --model"):
+        hint = f"name the model without a flag: {path} NAME"
+    elif what.startswith("No such option") and path == "moetune whatif":
+        hint = f"a flag of `moetune plan` is --constraint {option.removeprefix('--')}=VALUE"
+    elif option.startswith(_ADAPTERS):
         what = f"{option} is no option: --train says what trains"
         hint = "--train lora:rank=16, or --train qlora:rank=16, of `moetune plan` and `memory`"
     return InputError(what, hint)

@@ -200,7 +200,6 @@ def _parameter(
     default: Any,  # noqa: ANN401 - of any kind
     multiple: bool,
 ) -> inspect.Parameter:
-    """Return the parameter of which typer builds its own."""
     made: Any = str if inspect.isfunction(kind) else kind
     if isinstance(kind, tuple):
         made = int if isinstance(kind, Between) else Literal[kind]

@@ -98,7 +98,7 @@ def _stored(context: typer.Context, names: Callable[["SqlStore"], list[str]]) ->
         settings = wiring.configure(
             db=before.get("db"), file=before.get("config"), no_files=bool(before.get("no_config"))
         ).settings
-        with wiring.find_store(settings) as store:
+        with wiring.find_store(settings, upgrades=False) as store:
             return names(store) if store else []
     except MoetuneError:
         return []

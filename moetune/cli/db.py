@@ -47,10 +47,10 @@ def prune(session: Session, older_than: float, *, dry_run: bool) -> None:
 
     Profiles, their measurements and observed runs stay.
     """
-    from moetune.app import library
+    from moetune.app.library import time_ago
 
     with session.made_store() as store:
-        removed = library.prune(store, older_than_seconds=older_than, dry_run=dry_run)
+        removed = store.prune(time_ago(older_than), dry_run=dry_run)
     document = {"schema": "moetune.db.prune/1", "location": session.location, "dry_run": dry_run}
     session.screen.result(
         {**document, "removed": removed},

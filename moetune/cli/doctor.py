@@ -72,7 +72,6 @@ def _facts(title: str, facts: Mapping[str, str]) -> Section:
 
 
 def _settings_table(settings: Mapping[str, object], origins: Mapping[str, str]) -> Table:
-    """Return the settings, their values, and the source of each."""
     rows = ((name, _shown(value), origins[name]) for name, value in settings.items())
     return Table(
         name="settings",

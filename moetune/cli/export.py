@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     PLAN,
     option(
         "--target --to",
-        f"{', '.join(TARGETS)}; or with a version: megatron@0.17. Default: the plan's own.",
+        f"{', '.join(TARGETS)}; or with a version: megatron@0.17. Default: the plan's.",
         form="TARGET",
     ),
     option("--model", "The config.json of a plan whose model has no name.", form="PATH"),
@@ -54,6 +54,8 @@ def export(
         if export.file_name in export.launch:
             command = export.launch.replace(export.file_name, shlex.quote(str(output)))
             launch = f"Launch:  {command}"
+        if output.suffix not in ("", Path(export.file_name).suffix):
+            screen.hint(f"Name it like {export.file_name}: `moetune check` goes by the ending.")
     if session.as_json:
         screen.document(export)
     elif output is None:

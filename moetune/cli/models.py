@@ -27,8 +27,8 @@ def list_(session: Session) -> None:
     }
     screen = session.screen
     screen.answer((models_section(), registry_section(registered)), document)
-    screen.hint("Show one:      moetune models show qwen3-30b-a3b")
-    screen.hint("Plan for one:  moetune plan --model gpt-s --profile rtx2080ti-x64")
+    screen.hint("Show a model:  moetune models show qwen3-30b-a3b")
+    screen.hint("Plan for it:   moetune plan --model gpt-s --profile rtx2080ti-x64")
 
 
 @command(

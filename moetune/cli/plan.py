@@ -12,6 +12,7 @@ from moetune.cli.commands import command, option
 from moetune.cli.options import OF_STORES, PROFILE, fields, texts_of
 from moetune.cli.session import Session
 from moetune.config import NO_STORE, environment
+from moetune.domain.errors import BadStoreError, StoreUnavailableError
 from moetune.domain.question import ASKS
 
 if TYPE_CHECKING:
@@ -89,17 +90,18 @@ def save_or_write(
 ) -> tuple[T, bool]:
     """Return a plan and whether the store has it; errors as of `plan`.
 
-    A plan that is written to a file is not lost where the store cannot be used: that is a warning.
+    A plan is printed, so that a store which cannot be written is a warning; a file that is no
+    database is an error, unless the plan is written to a file.
     """
     try:
         return plan(settings=session.settings, save=save), save
     except OF_STORES as problem:
-        if not save or output is None:
+        if not save or (output is None and isinstance(problem, BadStoreError)):
             raise
         reason = problem
     try:
         made = plan(settings=session.settings, save=False)
-    except OF_STORES:  # nor can it be read
+    except StoreUnavailableError:  # nor can it be read
         made = plan(settings=replace(session.settings, db=NO_STORE), save=False)
     session.screen.note(f"warning: the plan is not saved in the store: {reason}")
     return made, False

@@ -30,7 +30,7 @@ def list_(
         plans = store.plans(model=model, profile=profile, since=since) if store else ()
         shown = plans[:MOST_ROWS] if session.most_rows and not session.as_json else plans
         read = read_plans(store, shown)
-    none = "No plan matches; `moetune plan` makes one."
+    none = "No plan matches; `moetune plan` makes plans."
     table = stored_plans_table(read, empty=none, num_more=len(plans) - len(shown))
     document = {"schema": "moetune.plans.list/1", "plans": plans}
     session.screen.answer((Section(name="plans", tables=(table,)),), document)

@@ -113,10 +113,10 @@ def export(session: Session, name: str, output: Path | None) -> None:
 @command(
     "moetune profiles import lab.toml --name lab",
     argument("file", "A profile's TOML file.", Path),
-    option("--name", "Store it under this name instead of its own."),
+    option("--name", "Store it under this name."),
 )
 def import_(session: Session, file: Path, name: str | None) -> None:
-    """Store a file's profile; the newest of a name is the current one."""
+    """Store a file's profile; the newest of a name is current."""
     from moetune.app.profiles import import_profile
 
     with session.open_store() as store:

@@ -42,7 +42,7 @@ PLAN_SCHEMA = 2
 READABLE_SCHEMAS = (1, 2)
 """Plans of schema 1 have no terms: to explain one, its candidates are ranked again."""
 MAKE_PLAN = (
-    "make one:  moetune plan --model qwen3-30b-a3b --profile h100-x8 --target megatron "
+    "make a plan:  moetune plan --model qwen3-30b-a3b --profile h100-x8 --target megatron "
     "--global-batch 256 --seq 4096 --output plan.json"
 )
 Binding = Literal["communication", "computation", "copies", "memory"]

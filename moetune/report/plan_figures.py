@@ -43,7 +43,6 @@ def timeline_figure(forward: Timeline, backward: Timeline) -> Figure:
 
 
 def _lanes(phase: str, timeline: Timeline, second: float) -> Iterator[Series]:
-    """Yield the bars of each class of resources."""
     for resource, name in CLASSES.items():
         spans = [span for span in timeline.spans if span.resource == resource]
         color, text_color = _COLORS[resource]
@@ -69,7 +68,6 @@ def _short(name: str) -> str:
 
 
 def _letters(*timelines: Timeline) -> str:
-    """Return what the bars' letters stand for, in the order that they appear."""
     names = [operation_and_chunk(span.name) for timeline in timelines for span in timeline.spans]
     operations = dict.fromkeys(
         operation.partition(" ")[0] for operation, chunk in names if chunk is not None

@@ -87,7 +87,6 @@ def drawing_of(figure: Figure) -> Drawing:
 
 
 def _bars(series: Series, x: Scale, middles: Mapping[str, float]) -> str:
-    """Return bars, and the texts that have room in them."""
     drawn, look = "", f"{_paint(series.color)} {_paint('surface', 'stroke')}"
     for bar in series.bars:
         left, middle = x.share(bar.start), middles[bar.row]
@@ -129,7 +128,6 @@ def _x_labels(figure: Figure, x: Scale, bottom: float) -> Iterator[str]:
 
 
 def _swatch(series: Series) -> str:
-    """Return a series' sign in the legend: a point, a bar or a line."""
     if series.size:
         return _circle(series, (0.35, 6))
     height = 10 if series.bars else 2
@@ -151,12 +149,10 @@ def _text(words: str, x: float, y: float, look: str) -> str:
 
 
 def _title(words: str) -> str:
-    """Return the element that browsers show on hovering; "" for no words."""
     return f"<title>{escape(words)}</title>" if words else ""
 
 
 def _paint(color: str, name: str = "fill") -> str:
-    """Return the attributes for a colour's role, such as "accent/0.2"."""
     role, _, opacity = color.partition("/")
     if role not in ROLES:
         raise ValueError(f"{color!r} is no role of the theme, such as accent or accent/0.2")

@@ -162,7 +162,6 @@ def _continuation(command: str, width: int) -> list[str]:
 
 
 def _plain(cell: Cell) -> str:
-    """Return the cell's text, with a star for the chosen one."""
     return f"{cell.text} *" if cell.mark == "chosen" else cell.text
 
 

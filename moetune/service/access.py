@@ -20,7 +20,7 @@ from moetune.service.problems import ForbiddenError
 
 MIN_TOKEN_CHARACTERS = 16
 _MAX_FILE_BYTES = 4096
-_MAKE = "make one:  (umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > {})"
+_MAKE = "make a token:  (umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > {})"
 
 
 def read_token_file(path: Path) -> str:

@@ -112,8 +112,6 @@ def create_app(planner: ServicePlanner, access: Access) -> FastAPI:
 
 
 def _add_problems(app: FastAPI, refused: Callable[[Scope, Problem], Response]) -> None:
-    """Answer every error with a problem document, or a browser with a page."""
-
     @app.exception_handler(MoetuneError)
     async def moetune_error(request: Request, error: MoetuneError) -> Response:
         return refused(request.scope, problem_of(error))

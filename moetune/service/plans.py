@@ -147,7 +147,6 @@ async def stored_plans(pools: WorkerPools, after: PlanCursor = "", limit: Limit 
 
 
 async def _stored(pools: WorkerPools, plan_id: str) -> AnyPlan:
-    """Return the stored plan with exactly this id."""
     await _document(pools, plan_id)
     return await pools.read(pools.planner.sources.plan, plan_id)
 
@@ -161,5 +160,5 @@ async def _document(pools: WorkerPools, plan_id: str) -> str:
         )
     text = await pools.plan_document(plan_id)
     if text is None:
-        raise NotFoundError(f"no plan has the id {plan_id}", "POST /v1/plans:resolve makes one")
+        raise NotFoundError(f"no plan has the id {plan_id}", "POST /v1/plans:resolve makes plans")
     return text

@@ -50,7 +50,7 @@ async def profile(pools: WorkerPools, request: Request, name: str) -> Response:
 
 
 async def add_profile(pools: WorkerPools, request: Request) -> Response:
-    """Store a profile in TOML or JSON; the newest of a name is the current one.
+    """Store a profile in TOML or JSON; the newest of a name is current.
 
     A profile equal to the current one of its name is not stored again.
     """

@@ -90,8 +90,7 @@ def serve(settings: Settings, options: ServerOptions, *, ready: Callable[[str, s
     Raises:
         InputError: other machines could use the service without a token; a token or TLS file is
             wrong; the address is in use, or not one of this machine's.
-        SchemaMismatchError: the database has another schema.
-        MoetuneError: the database cannot be opened or made.
+        MoetuneError: the database cannot be opened, upgraded or made.
         KeyboardInterrupt: SIGINT, after the graceful stop.
     """
     access = access_of(options)

@@ -1,5 +1,6 @@
 """Whole databases: open them, bring them to this moetune's schema, check them."""
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,9 +19,11 @@ from moetune.store.migrate import (
     differences,
     foreign_key_problems,
     known_revisions,
+    mismatch,
     no_database,
     read_state,
     require_head,
+    upgrade_private,
     upgrade_to_head,
 )
 from moetune.store.observed_runs import ObservedRunStore
@@ -61,7 +64,11 @@ class SqlStore(MeasurementStore, ObservedRunStore, PlanStore):
 
 
 def open_store(
-    url: str, *, read_only: bool = False, patience_seconds: float | None = None
+    url: str,
+    *,
+    read_only: bool = False,
+    upgrades: bool = False,
+    patience_seconds: float | None = None,
 ) -> SqlStore:
     """Open the store at `url`; a new or empty database is given its tables first.
 
@@ -70,6 +77,7 @@ def open_store(
     Args:
         url: a file, `sqlite:///FILE`, or `postgresql+psycopg://USER@HOST/DATABASE`.
         read_only: open without any right to write; there must be a database then.
+        upgrades: bring a file of an older schema that nobody else uses to this moetune's first.
         patience_seconds: longest wait for locks of others; None as in `engine.Opening`.
 
     Raises:
@@ -86,6 +94,8 @@ def open_store(
     try:
         if not read_only and store.read(read_state).revision is None:
             upgrade_to_head(address, only_new=True)
+        if upgrades:
+            upgrade_private(store)
         require_head(store)
         if not read_only:
             _set_journal(store)
@@ -122,7 +132,7 @@ def current(url: str) -> SchemaState:
         MoetuneError: the database cannot be reached or read.
     """
     address = parse_address(url)
-    if address.path is not None and not address.path.exists():
+    if address.path is not None and not os.access(address.path, os.F_OK):
         return SchemaState(revision=None, head=known_revisions()[-1])
     with _open_to_read(address) as database:
         return database.read(read_state)
@@ -147,8 +157,8 @@ def check(url: str) -> tuple[str, ...]:
             return damage
         problems = store.read(foreign_key_problems)
         if not state.up_to_date:
-            mismatch = f"schema revision is {state.revision}, this moetune wants {state.head}"
-            return (*problems, f"{mismatch}: run `moetune db upgrade`")
+            error = mismatch(state, address)
+            return (*problems, f"{error.what}: {error.hint}")
         different = tuple(
             f"the tables differ: {difference}" for difference in store.read(differences)
         )

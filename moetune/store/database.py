@@ -76,7 +76,7 @@ class Database:
         return self._run(self._reader, work)
 
     def outside(self, work: Callable[[Connection], T]) -> T:
-        """Run `work`, such as pragmas and VACUUM, outside of a transaction; errors as of `read`."""
+        """Run SQLite's pragmas outside of a transaction; errors as of `read`."""
         return self._run(without_transaction(self.engine), work)
 
     def _run(self, engine: Engine, work: Callable[[Connection], T]) -> T:

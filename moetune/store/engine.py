@@ -82,7 +82,7 @@ def make_engine(address: Address, how: Opening) -> Engine:
     how_to_connect = (
         {"connect_args": _postgresql_options(address.url, how)}
         if address.path is None
-        else {"creator": partial(_connect_sqlite, address.path, how)}
+        else {"creator": partial(connect_sqlite, address.path, how)}
     )
     try:
         engine = create_engine(
@@ -114,9 +114,7 @@ def reading(engine: Engine) -> Engine:
 
 
 def without_transaction(engine: Engine) -> Engine:
-    """Return the engine for pragmas and VACUUM, which run only outside of a transaction."""
-    if engine.dialect.name == "postgresql":
-        return engine.execution_options(isolation_level="AUTOCOMMIT")
+    """Return SQLite's engine for pragmas, which run only outside of a transaction."""
     return engine.execution_options(**{_BEGIN_OPTION: ""})
 
 
@@ -144,7 +142,8 @@ _PRIVATE = 0o600
 """Mode of a new database: what a team measured is its own business."""
 
 
-def _connect_sqlite(path: Path, how: Opening) -> sqlite3.Connection:
+def connect_sqlite(path: Path, how: Opening) -> sqlite3.Connection:
+    """Connect to a file, which nobody else may read where it is made."""
     mode = "ro" if how.read_only else "rwc" if how.create else "rw"
     if mode == "rwc" and not path.exists():
         with suppress(OSError):  # SQLite says it better

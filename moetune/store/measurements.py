@@ -166,7 +166,6 @@ def _add_run(connection: Connection, measured: Cluster | Profile, **values: str)
 
 
 def _import_run(connection: Connection, profile: Profile) -> int:
-    """Append an imported profile's samples as a complete run and return its id."""
     run_id = _add_run(
         connection, profile, name=profile.name, provenance=profile.provenance, preset="",
         status="complete",

@@ -4,6 +4,11 @@ Revisions are files `NNNN_name.py` without branches, so that opening a database 
 names alone and does not import Alembic.
 """
 
+import logging
+import os
+import sqlite3
+import stat
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -14,11 +19,12 @@ from sqlalchemy import Connection, inspect, text
 from moetune.domain.errors import BadStoreError, MoetuneError, SchemaMismatchError
 from moetune.store.address import Address
 from moetune.store.database import Database
-from moetune.store.engine import Opening
+from moetune.store.engine import Opening, connect_sqlite
 from moetune.store.schema import VERSION_TABLE, metadata
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _ADVISORY_LOCK = 0x6D6F6574756E65  # "moetune" in ASCII
+_LOGGER = logging.getLogger("moetune")
 
 
 # Optuna keeps its own `alembic_version`, and others may have tables in the same database. Batches
@@ -84,7 +90,7 @@ def no_database(address: Address) -> BadStoreError:
     """Return the error for a place that holds no database of moetune."""
     return BadStoreError(
         f"there is no moetune database at {address.shown}",
-        "`moetune profile` makes one, or name another with --db",
+        "`moetune profile` makes it, or name another with --db",
     )
 
 
@@ -94,10 +100,11 @@ def require_head(database: Database) -> None:
     if state.revision is None:
         raise no_database(database.address)
     if not state.up_to_date:
-        raise _mismatch(state, database.address)
+        raise mismatch(state, database.address)
 
 
-def _mismatch(state: SchemaState, address: Address) -> SchemaMismatchError:
+def mismatch(state: SchemaState, address: Address) -> SchemaMismatchError:
+    """Return the error for a database of another schema, with how to go on."""
     hint = "it was made by a newer moetune: install that one"
     if state.revision in known_revisions():
         hint = "run `moetune db upgrade` on it"
@@ -109,6 +116,7 @@ def upgrade_to_head(address: Address, *, only_new: bool) -> SchemaState:
     """Bring a database to the head revision in one transaction.
 
     Processes that upgrade at the same time wait for each other; the later ones find it done.
+    A SQLite file of an older schema is copied first, and the copy named in the log.
 
     Args:
         only_new: leave a database that has a revision already as it is.
@@ -119,6 +127,7 @@ def upgrade_to_head(address: Address, *, only_new: bool) -> SchemaState:
     Raises:
         SchemaMismatchError: the database is newer than this moetune.
     """
+    copies: list[Path] = []
 
     def work(connection: Connection) -> SchemaState:
         if connection.dialect.name == "postgresql":
@@ -127,12 +136,60 @@ def upgrade_to_head(address: Address, *, only_new: bool) -> SchemaState:
         state = read_state(connection)
         if state.revision is None or not (only_new or state.up_to_date):
             if state.revision not in (None, *known_revisions()):
-                raise _mismatch(state, address)
+                raise mismatch(state, address)
+            if address.path is not None and state.revision is not None:
+                copies.append(_free_name(address.path, f"-before-{state.head}"))
+                _copy(address.path, copies[0])
             _run_revisions(connection)
         return state
 
     with Database(address, Opening(enforce_foreign_keys=False)) as database:
-        return database.write(work)
+        try:
+            state = database.write(work)
+        except BaseException:
+            for copy in copies:
+                copy.unlink(missing_ok=True)
+            raise
+    for copy in copies:
+        words = f"{address.path} is upgraded to schema {state.head}; as it was before: {copy}"
+        _LOGGER.warning(words)
+    return state
+
+
+def upgrade_private(database: Database) -> None:
+    """Upgrade a file of an older schema, unless others may write it; or SchemaMismatchError."""
+    path = database.address.path
+    if path is None or database.read(read_state).revision not in known_revisions()[:-1]:
+        return
+    status = path.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return
+    try:
+        upgrade_to_head(database.address, only_new=False)
+    except MoetuneError as error:
+        what = f"database {path} has an older schema, and cannot be upgraded: {error.what}"
+        raise SchemaMismatchError(what, error.hint) from error
+
+
+def _free_name(path: Path, end: str) -> Path:
+    while (path := path.with_stem(path.stem + end)).exists():
+        end = "-again"
+    return path
+
+
+def _copy(path: Path, copy: Path) -> None:
+    """Copy a file by a second connection: that of the writer would wait for itself for ever."""
+    try:
+        with (
+            closing(connect_sqlite(path, Opening(read_only=True))) as source,
+            closing(connect_sqlite(copy, Opening())) as target,
+        ):
+            source.backup(target)
+    except sqlite3.Error as error:
+        raise MoetuneError(
+            f"its copy {copy} cannot be written: {error}",
+            "check the permissions of its folder, and free space",
+        ) from None
 
 
 def differences(connection: Connection) -> tuple[str, ...]:

@@ -171,18 +171,6 @@ class PlanStore(Database):
         run = self.read if dry_run else self.write
         return run(lambda connection: _remove(connection, *old, dry_run=dry_run))
 
-    def compact(self) -> None:
-        """Give the space of deleted rows back."""
-
-        def work(connection: Connection) -> None:
-            if connection.dialect.name == "sqlite":
-                connection.exec_driver_sql("VACUUM")
-                return
-            for table in (settled_sizes, plans):
-                connection.exec_driver_sql(f"VACUUM FULL {table.name}")
-
-        self.outside(work)
-
 
 def _beginning_with(
     connection: Connection, plan_id: str, *columns: Column[Any]

@@ -6,12 +6,7 @@ from typing import Any
 import pytest
 
 from moetune.app.files import bundled_profiles
-from moetune.app.profiles import (
-    find_profile,
-    list_profiles,
-    newest_measured,
-    remove_profile,
-)
+from moetune.app.profiles import find_profile, list_profiles, newest_measured, remove_profile
 from moetune.app.wiring import StoreFinder
 from moetune.domain.cluster import Cluster
 from moetune.domain.errors import ProfileError

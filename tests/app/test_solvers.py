@@ -13,12 +13,7 @@ from types import MappingProxyType
 import pytest
 
 from moetune.app.solvers import CALLER, SolverLimits, SolverPool
-from moetune.domain.errors import (
-    AbandonedError,
-    BusyError,
-    InfeasiblePlanError,
-    SolveLimitError,
-)
+from moetune.domain.errors import AbandonedError, BusyError, InfeasiblePlanError, SolveLimitError
 
 ENOUGH = SolverLimits(seconds=240.0, memory_bytes=2**30, num_waiting=2)
 

@@ -17,6 +17,7 @@ SIZES = ("plan", "--d-model", "64", "--d-hidden", "256", "--num-experts", "8", "
 _JOB = ("--profile", "h100-x8", "--world-size", "64", "--global-batch", "128", "--seq", "4096")
 QWEN = ("plan", "--model", "qwen3-30b-a3b", *_JOB)
 MIXTRAL = ("plan", "--model", "mixtral-8x7b", *_JOB)
+OLD_SCHEMA = Path(__file__).parents[1] / "store" / "schema_0001.sql"
 TOML = bundled_profiles()["rtx2080ti-x64"].read_text(encoding="utf-8")
 
 
@@ -161,43 +162,48 @@ def test_a_file_that_is_no_database_is_bad_input_and_stays_as_it_is(cli: Cli, co
     assert notes.read_text(encoding="utf-8") == "these are notes, " * 99
 
 
-def _make_older(database: Path) -> None:
+def _make_newer(database: Path) -> None:
     with sqlite3.connect(database) as connection:
-        connection.execute("UPDATE moetune_revision SET version_num = '0001'")
+        connection.execute("UPDATE moetune_revision SET version_num = '9999'")
     connection.close()
 
 
 @pytest.mark.parametrize("arguments", [
-    ("profiles", "list"), ("profiles", "show", "rtx2080ti-x64"), ("profiles", "remove", "lab"),
-    PLAN, ("plan", "--model", "gpt-s"), ("explain", "abc"), ("db", "check"),
-    ("doctor",),
+    ("profiles", "list"), ("profiles", "show", "lab"), ("profiles", "remove", "lab"),
+    (*PLAN, "--profile", "lab"), ("plan", "--model", "gpt-s"), ("explain", "abc"),
+    ("db", "check"), ("db", "upgrade"), ("doctor",),
 ])  # fmt: skip
-def test_an_older_schema_exits_with_7(cli: Cli, database: Path, arguments: tuple[str, ...]) -> None:
+def test_a_newer_schema_exits_with_7(cli: Cli, database: Path, arguments: tuple[str, ...]) -> None:
     assert cli("db", "upgrade").code == 0
-    _make_older(database)
+    _make_newer(database)
     result = cli(*arguments)
     assert result.code == 7
-    assert "moetune db upgrade" in result.err + result.out
+    assert "newer moetune" in result.err + result.out
 
 
-def test_a_newer_schema_is_refused_even_by_upgrade(cli: Cli, database: Path) -> None:
+@pytest.mark.parametrize("arguments", [PLAN, QWEN])
+def test_a_newer_schema_is_a_warning_to_who_needs_a_reference_machine(
+    cli: Cli, database: Path, arguments: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
     assert cli("db", "upgrade").code == 0
+    _make_newer(database)
+    assert cli(*arguments).code == 0
+    (warning,) = caplog.messages
+    assert "9999" in warning
+
+
+def test_an_older_file_is_upgraded_by_the_first_command(
+    cli: Cli, database: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert cli("db", "upgrade").code == 0
+    database.unlink()
     with sqlite3.connect(database) as connection:
-        connection.execute("UPDATE moetune_revision SET version_num = '9999'")
+        connection.executescript(OLD_SCHEMA.read_text())
     connection.close()
-    for arguments in (("db", "upgrade"), ("profiles", "list")):
-        result = cli(*arguments)
-        assert result.code == 7
-        assert "newer moetune" in result.err
-
-
-def test_an_older_schema_is_no_matter_to_what_needs_no_database(cli: Cli, database: Path) -> None:
-    assert cli("db", "upgrade").code == 0
-    _make_older(database)
-    profile = str(bundled_profiles()["rtx2080ti-x64"])
-    plan = ("plan", "--model", "gpt-s", "--profile", profile, "--no-save")
-    for arguments in (("models", "list"), plan):
-        assert cli(*arguments).code == 0
+    database.chmod(0o600)
+    assert "old" in cli("profiles", "list").out
+    assert cli("db", "check").code == 0
+    assert [message.count("is upgraded to schema") for message in caplog.messages] == [1]
 
 
 def test_a_wrong_setting_file_names_file_and_key(cli: Cli) -> None:

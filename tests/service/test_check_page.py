@@ -91,9 +91,7 @@ def test_no_file_of_the_services_machine_is_read(
         assert str(path) in answer.json()["detail"]
 
 
-def test_a_readers_token_suffices_and_another_sites_form_is_refused(
-    steady_guarded: Client,
-) -> None:
+def test_a_readers_token_suffices_and_another_sites_form_is_refused(steady_guarded: Client) -> None:
     reader = {"Authorization": f"Bearer {READ}"}
     sent = {"text": SCRIPT, "profile": "h100-x8"}
     assert steady_guarded.ask("POST", "/check", data=sent).status_code == 401

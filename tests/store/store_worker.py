@@ -38,14 +38,14 @@ def write(url: str, run_id: int, tag: int, number_of_batches: int, size: int) ->
 
 
 def start(url: str) -> None:
-    """Open a database that may be new, and start a run in it."""
+    """Open a database that may be new or old, and start a run in it."""
     cluster = Cluster(
         machine=Machine(
             kind="cpu", device="cpu", num_devices=1, devices_per_node=1, memory_bytes=1
         ),
         fingerprint=Fingerprint(),
     )
-    with open_store(url) as store:
+    with open_store(url, upgrades=True) as store:
         say(store.start_run(name="race", cluster=cluster, preset="quick"))
 
 

@@ -17,14 +17,7 @@ from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, Removed, S
 from moetune.domain.samples import GemmPoint, Sample
 from moetune.store import SqlStore, check, open_store
 from moetune.store.rows import utc_now
-from tests.store.values import (
-    CLUSTER,
-    MEASURED,
-    execute,
-    make_plan,
-    make_profile,
-    observed_run,
-)
+from tests.store.values import CLUSTER, MEASURED, execute, make_plan, make_profile, observed_run
 from tests.training_plans import training_plan
 
 
@@ -219,27 +212,6 @@ def test_pruning_takes_what_is_older_and_keeps_plans_that_are_in_use(store: SqlS
     assert {plan.id for plan in store.plans()} == {used.id, settling.id, new.id}
     assert store.settled(used.id) == (settled(used.id, 2.0),)
     assert store.prune(then) == Removed(plans=0, settled=0)
-
-
-def size_of(store: SqlStore) -> int:
-    """Return pages of the file, or bytes of the server's table."""
-    query = "SELECT pg_total_relation_size('settled')"
-    query = "PRAGMA page_count" if store.address.path else query
-    return int(store.read(lambda connection: connection.exec_driver_sql(query).scalar_one()))
-
-
-def test_the_size_grows_with_rows_and_shrinks_when_they_are_gone(store: SqlStore) -> None:
-    plan = make_plan(1)
-    store.save_plan(plan)
-    times = [math.sqrt(number) for number in range(1, 501)]  # nothing to compress
-    before = size_of(store)
-    for _ in range(200):
-        store.add_settled(settled(plan.id, *times))
-    full = size_of(store)
-    assert full > before + 100
-    assert store.prune(utc_now()).settled == 200
-    store.compact()
-    assert size_of(store) < before + (full - before) // 4
 
 
 def test_times_that_nothing_takes_are_refused_wherever_they_enter(store: SqlStore) -> None:

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, event
 
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.store import check, current, engine, open_store, upgrade
-from tests.store.values import CLUSTER, MEASURED, make_plan, make_profile
+from tests.store.values import CLUSTER, MEASURED, execute, make_plan, make_profile
 
 pytestmark = pytest.mark.unmeasured
 
@@ -174,6 +174,11 @@ def test_what_one_may_not_read_or_write_is_said(open_folder: Path) -> None:
 
     path.chmod(0o444)
     assert "read-only" in _failure_of_nobody(write)
+    os.chown(path, 65534, -1)
+    set_schema = "UPDATE moetune_revision SET version_num = '{}'".format
+    execute(url, set_schema("0010"))
+    assert "cannot be upgraded" in _failure_of_nobody(lambda: open_store(url, upgrades=True))
+    execute(url, set_schema(current(url).head))
     path.chmod(0o000)
     assert "cannot be opened" in _failure_of_nobody(write)
     open_folder.chmod(0o555)

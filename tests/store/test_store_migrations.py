@@ -86,11 +86,19 @@ def test_the_comparison_with_the_schema_sees_a_changed_table(url: str) -> None:
     assert any("ix_samples_run_id" in problem for problem in problems)
 
 
-def test_an_older_file_is_refused_until_it_is_upgraded_with_its_rows(old_file: str) -> None:
-    before = Path(old_file).read_bytes()
-    for read_only in (False, True):
+def dump(path: Path) -> list[str]:
+    with closing(sqlite3.connect(path)) as connection:
+        return list(connection.iterdump())
+
+
+def test_an_older_file_is_refused_or_upgraded_with_its_rows_and_copied(
+    old_file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, rows = Path(old_file).read_bytes(), dump(Path(old_file))
+    for mode, upgrades in ((0o600, False), (0o620, True), (0o602, True)):
+        Path(old_file).chmod(mode)
         with pytest.raises(SchemaMismatchError) as caught:
-            open_store(old_file, read_only=read_only)
+            open_store(old_file, upgrades=upgrades)
         assert caught.value.exit_code == 7
         assert f"0001, this moetune wants {HEAD}" in caught.value.what
         assert old_file in caught.value.what
@@ -99,8 +107,15 @@ def test_an_older_file_is_refused_until_it_is_upgraded_with_its_rows(old_file: s
     assert "moetune db upgrade" in check(old_file)[0]
     assert Path(old_file).read_bytes() == before
 
-    assert upgrade(old_file) == ("0001", HEAD)
+    Path(old_file).chmod(0o600)
+    with open_store(old_file, read_only=True, upgrades=True) as store:
+        assert [run.name for run in store.runs()] == ["open", "old"]
+    assert upgrade(old_file) == (HEAD, HEAD)
     assert check(old_file) == ()
+    (copy,) = Path(old_file).parent.glob("old-*")
+    assert (copy.name, copy.stat().st_mode & 0o777) == (f"old-before-{HEAD}.db", 0o600)
+    assert f"as it was before: {copy}" in caplog.text
+    assert dump(copy) == rows
     with open_store(old_file) as store:
         kept = store.profile("old")
         assert kept is not None

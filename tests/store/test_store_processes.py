@@ -2,11 +2,12 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from moetune.domain.samples import CopyPoint
@@ -77,6 +78,18 @@ def test_eight_processes_writing_fifty_times_lose_nothing_while_others_read(url:
     for tag in range(NUM_WRITERS):
         mine = [number for owner, number in written if owner == str(tag)]
         assert mine == sorted(mine)
+
+
+def test_processes_that_open_the_same_old_file_at_once_upgrade_it_once(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(WORKER.with_name("schema_0004.sql").read_text(encoding="utf-8"))
+    path.chmod(0o600)
+    with ExitStack() as stack:
+        starters = [stack.enter_context(worker("start", path)) for _ in range(4)]
+        release(starters)
+        assert len({number for process in starters for number in finish(process)}) == 4
+    assert len(list(tmp_path.glob("old-before-*.db"))) == 1
 
 
 def test_processes_that_open_the_same_new_database_at_once_all_get_it(url: str) -> None:

@@ -233,7 +233,6 @@ def _decision_texts(choice: Decision | Alternative) -> dict[str, str]:
 
 
 def _parts(plan: Plan, terms: LayerTerms) -> dict[str, float]:
-    """Return seconds of a layer's step that add up to it."""
     phases = terms.forward, terms.backward
     exposed = "exposed communication" + (" and copies" if _copies(plan) else "")
     computed = sum(phase.total_compute_seconds for phase in phases)

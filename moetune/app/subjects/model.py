@@ -224,7 +224,6 @@ class ModelSubject(PricedPlan):
         return None
 
     def _in_chunks(self, asked: Asked) -> Instead:
-        """Return the chosen layout with its exchanges in so many chunks."""
         if self.plan.layout.overlap != "chunks":
             target = "" if self.plan.target == "moetune" else " and --target moetune"
             raise InputError(

@@ -67,7 +67,6 @@ def _text(value: object) -> str:
 
 
 def _degrees(degree: int) -> Degrees:
-    """Return the chunks asked for."""
     if not 1 <= degree <= MOST_CHUNKS:
         raise InputError(
             f"--degree must be from 1 to {MOST_CHUNKS} for the plan of a training, got {degree}",

@@ -88,7 +88,6 @@ def parts_compared(
 
 
 def _decisions(chosen: ComparedChoice, rival: ComparedChoice, names: tuple[str, str]) -> Table:
-    """Return the decisions that differ, by the names of their flags."""
     before, after = chosen.decision, rival.decision
     return Table.of(
         "decisions",

@@ -102,7 +102,6 @@ def _words(choice: Choice) -> str:
 
 
 def _numbers(compared: Comparison) -> Iterator[str]:
-    """Yield how far such predictions are off, which are calibrated, and what is counted."""
     for target in sorted({find_target(choice.target).name for choice in compared.solved}):
         low, high = (f"{ratio:.2f}" for ratio in public_ratios(target))
         yield (
@@ -192,12 +191,10 @@ def choice_figure(compared: Comparison) -> Figure:
 
 
 def _axis(title: str, values: Sequence[float]) -> Axis:
-    """Return a logarithmic axis where values are of several decades."""
     return Axis(title=title, is_log=max(values) > _DECADE * min(values) > 0)
 
 
 def _points(choices: Sequence[Choice]) -> tuple[Point, ...]:
-    """Return days over money of choices that have a plan."""
     return tuple(
         Point(
             choice.money, choice.days,

@@ -150,7 +150,6 @@ def _saves(best: TrainingAnswer, seconds: float) -> str:
 
 
 def _time(subject: ModelSubject) -> Section:
-    """Return the parts of a step, the longest first."""
     plan = subject.plan
     step, parts = plan.step_seconds, plan.predicted.parts
     kinds = (f"{name} {percent(seconds / step)}" for name, seconds in subject.kinds.items())
@@ -237,7 +236,6 @@ def model_reasons(subject: ModelSubject) -> Reasons:
 
 
 def _placement(plan: TrainingDocument) -> Iterator[Section]:
-    """Yield how full the fullest rank of each layer is."""
     if plan.placement is None:
         return
     table = Table.of(
@@ -259,7 +257,6 @@ def _skew(skew: float) -> Cell:
 
 
 def _hidden(best: TrainingAnswer) -> Iterator[str]:
-    """Yield what the overlap of exchanges saves."""
     saved, step = best.predicted.saved_by_overlap_seconds, best.predicted.step_seconds
     if saved > 0:
         words = "Exchanges run beside another micro-batch's computation"

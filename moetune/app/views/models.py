@@ -96,7 +96,6 @@ def decoder_sections(model: FoundModel, *, length: int) -> tuple[Section, ...]:
 
 
 def _blocks_section(decoder: Decoder) -> Section:
-    """Return where each kind of block is, and its parts in words."""
     places: dict[int, list[str]] = {}
     for first, count, kind in decoder.runs:
         last = first + count - 1
@@ -118,7 +117,6 @@ def _blocks_section(decoder: Decoder) -> Section:
 
 
 def _parts_section(decoder: Decoder, length: int) -> Section:
-    """Return parameters and FLOPs of each part of the whole model and of a block of each kind."""
     columns = {
         "parameters": decoder.parameters,
         "active": decoder.active_parameters,
@@ -140,7 +138,6 @@ def _parts_section(decoder: Decoder, length: int) -> Section:
 
 
 def _amount(number: float) -> Cell:
-    """Return a cell with a number in thousands, millions or billions."""
     if not number:
         return EMPTY
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -216,7 +213,6 @@ def _kind(decoder: Decoder, block: Block, length: int) -> dict[str, object]:
 
 
 def _layers(decoder: Decoder) -> list[dict[str, object]]:
-    """Return each block's number, kind and parameters by part."""
     numbers = {kind: number for number, kind in enumerate(decoder.kinds)}
     return [
         {"layer": number, "kind": numbers[block], "parameters": block.parameters}

@@ -175,7 +175,6 @@ def _notes(observed: Observed) -> Iterator[str]:
 
 
 def _hidden(observed: Observed) -> Iterator[str]:
-    """Yield how much of each kind of exchange computation hides."""
     if (trace := observed.trace) is None:
         return
     for kind in COLLECTIVES:
@@ -202,7 +201,6 @@ def _parts(observed: Observed) -> Table:
 
 
 def _next(observed: Observed) -> Iterator[str]:
-    """Yield what to try, and what the run is good for."""
     prediction, run = observed.prediction, observed.run
     largest = next((part for part in observed.parts if part.share > _NEAR), None)
     if largest is not None:

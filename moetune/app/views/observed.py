@@ -135,7 +135,6 @@ def stored_documents(rows: Iterable[Stored[ObservedRun]]) -> list[dict[str, Any]
 
 
 def _speed(plan: Plan, seconds: float) -> Throughput | None:
-    """Return the throughput of the plan's layer in a step of so many seconds."""
     predicted = plan.throughput
     return predicted and predicted.over(seconds, plan.predicted.step_seconds)
 

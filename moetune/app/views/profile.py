@@ -205,7 +205,6 @@ def _head(machine: FoundProfile) -> Section:
 
 
 def _tables(profile: Profile) -> Iterator[Section]:
-    """Yield the tables with their labels and sources, and the rule for more ranks."""
     if not profile.tables and profile.network is None:
         return
     blocks: dict[tuple[str, str], list[DataTable]] = {}
@@ -240,7 +239,6 @@ def _table_name(table: DataTable) -> str:
 
 
 def _interference(profile: Profile) -> Section:
-    """Return the speeds of operations in overlap with others, and losses by size."""
     losses, speeds = tuple(_losses(profile)), speeds_of(profile.interference)
     if profile.interference.is_none:
         nothing = "No interference is known: overlapped operations run at full speed."
@@ -262,7 +260,6 @@ def _interference(profile: Profile) -> Section:
 
 
 def _losses(profile: Profile) -> Iterator[str]:
-    """Yield what an exchange takes from computation, where its sizes were measured."""
     lost = index_of(profile).overlap_loss("comp")
     if lost is not None:
         sizes = ", ".join(

@@ -44,7 +44,6 @@ def add_check(router: APIRouter, renderer: PageRenderer, pools: WorkerPools) -> 
 
 
 def _answered(planner: ServicePlanner, texts: Mapping[str, str]) -> Page:
-    """Return the form with its answer, or with what is wrong."""
     try:
         checked = check_text(planner, _launch(texts))
     except MoetuneError as error:
@@ -53,7 +52,6 @@ def _answered(planner: ServicePlanner, texts: Mapping[str, str]) -> Page:
 
 
 def _launch(texts: Mapping[str, str]) -> LaunchText:
-    """Return the launch in a form's fields; InputError where one is wrong."""
     filled = {name: text.strip() for name, text in texts.items() if text.strip()}
     given: dict[str, Any] = {
         name: ASKS[name].read(filled[name]) for name in ASKED if name in filled
@@ -72,7 +70,6 @@ def _page(
     planner: ServicePlanner, texts: Mapping[str, str], *, sections: tuple[Section, ...] = (),
     error: MoetuneError | None = None,
 ) -> Page:  # fmt: skip
-    """Return the page of a form and its answer."""
     filled = {name: text for name, text in texts.items() if text.strip()}
     model, world_size, target, *budget = (
         replace(field_of(ASKS[name]), hint=_HINTS.get(name, ASKS[name].words)) for name in ASKED

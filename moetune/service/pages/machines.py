@@ -12,7 +12,7 @@ from moetune.service.pages.page import Link, Page, address
 
 _COMMANDS = MappingProxyType(
     {
-        "Add a profile with the write token; the newest of a name is the current one": (
+        "Add a profile with the write token; the newest of a name is current": (
             "moetune profiles export NAME --output lab.toml\n"
             'curl --fail-with-body "$MOETUNE_URL/v1/profiles" -H "Authorization: Bearer '
             "$MOETUNE_TOKEN\" -H 'Content-Type: application/toml' --data-binary @lab.toml"

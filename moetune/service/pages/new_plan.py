@@ -107,7 +107,6 @@ class _Form:
 
 
 def _flag(name: str, text: str) -> tuple[str, ...]:
-    """Return a flag and its value as words of a command."""
     if text == "yes":
         return (f"--{name}",)
     return (f"--no-{name}",) if text == "no" else (f"--{name}", text)
@@ -152,7 +151,6 @@ def add_new_plan(
 
 
 def _answered(planner: ServicePlanner, request: Request, form: _Form) -> Page:
-    """Return the page with its answer, or with what is wrong."""
     try:
         plan = planner.ask(*form.question()).plan
         sections = plan_sections(planner.explain(plan), is_page=True)
@@ -165,7 +163,6 @@ def _page(
     planner: ServicePlanner, request: Request, form: _Form, *, plan: AnyPlan | None = None,
     sections: tuple[Section, ...] = (), error: MoetuneError | None = None,
 ) -> Page:  # fmt: skip
-    """Return the page of a form and its answer."""
     return Page(
         template="new_plan.html",
         title="New plan",
@@ -184,7 +181,6 @@ def _page(
 
 
 def _field_of(error: MoetuneError, form: _Form) -> str:
-    """Return the field that an error is about; "" for none."""
     if "configuration" in error.what and form.config_text:
         return "config_text"
     return error.field

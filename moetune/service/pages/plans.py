@@ -74,7 +74,6 @@ def plan_page(planner: ServicePlanner, plan_id: str) -> Page:
 
 
 def _plan_links(planner: ServicePlanner, subject: Subject, model: str | None) -> Iterator[Link]:
-    """Yield the links under a plan's title; those for a model need its name."""
     plan = subject.plan
     if plan.kind == "training" and model:
         yield Link(name="New plan like this", href=_asked_anew(planner, plan, model))
@@ -110,7 +109,6 @@ def _commands(plan: AnyPlan, model: str | None) -> Mapping[str, str]:
 
 
 def _asked_anew(planner: ServicePlanner, plan: TrainingDocument, model: str) -> str:
-    """Return the address of New plan with the plan's question."""
     inputs = plan.inputs
     machine = None
     with suppress(NotFoundError):
@@ -123,7 +121,6 @@ def _asked_anew(planner: ServicePlanner, plan: TrainingDocument, model: str) -> 
 
 
 def _text(value: object) -> str:
-    """Return the text of an argument, of a list of modules as a flag has it."""
     return ",".join(value) or "none" if isinstance(value, list) else str(value)
 
 

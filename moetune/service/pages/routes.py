@@ -58,8 +58,6 @@ def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> PageRenderer:
 def _add_page(
     router: APIRouter, renderer: PageRenderer, path: str, page: Callable[[], Page]
 ) -> None:
-    """Add a page."""
-
     @router.get(path)
     def shown(made: Annotated[Page, Depends(page)]) -> Response:
         return renderer.render(made)

@@ -12,12 +12,7 @@ from moetune.domain.training import Degrees, FoldedLayout, Recompute, TrainingJo
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
 from moetune.solve.model.block import BlockPrices
-from moetune.solve.model.chunks import (
-    MOST_CHUNKS,
-    ChunkedPasses,
-    best_degree,
-    chunked_passes,
-)
+from moetune.solve.model.chunks import MOST_CHUNKS, ChunkedPasses, best_degree, chunked_passes
 from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.profiled import device_prices
 from moetune.solve.model.step import StepPrices
