@@ -177,8 +177,7 @@ def _with_price(
 def _search(request: TrainingRequest, profile: Profile, *, asks_runtime: bool = True) -> _Solved:
     """Return the best layout that leaves room for errors, else of all that fit.
 
-    A limit that is given has room already. Host memory is not taken to leave room alone: what fits
-    without it wins.
+    A limit that is given is filled. What fits without host memory wins over room for errors.
     """
     search = partial(_search_within, request, profile, asks_runtime=asks_runtime)
     is_limited = request.memory_limit_bytes is not None or profile.machine.kind != "cuda"

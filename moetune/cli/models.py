@@ -113,12 +113,11 @@ def memory(session: Session, model: str, device_memory: str, **sizes: str | None
     if broken is not None:
         screen.note(f"{broken.what}: its memory is that of such a runtime")
     else:
-        job, limit = answer.job, f"{answer.question.limit_bytes / 2**30:.1f}GiB"
-        flags = MEMORY_DEFAULTS | texts | {
-            "world_size": job.world_size, "global_batch": job.global_batch, "seq": job.length,
-        }  # fmt: skip
+        job = answer.job
+        asked = {"world_size": job.world_size, "global_batch": job.global_batch, "seq": job.length}
+        flags = {"target": question.target.name} | texts | asked
         if process_bytes(device_memory) != process_bytes("80GB"):  # of the profile's devices
-            flags["memory_limit"] = limit
+            flags["memory_limit"] = f"{answer.question.limit_bytes / 2**30:.1f}GiB"
         named = (f"--{name.replace('_', '-')} {value}" for name, value in flags.items())
         screen.hint(f"Plan it:  moetune plan --model {model} --profile h100-x8 {' '.join(named)}")
     return 0
