@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from moetune.app.stand_ins import stand_ins_of
@@ -30,8 +31,7 @@ from moetune.fit.missing import check_numbers
 from moetune.launches.files import LaunchFile
 from moetune.launches.reading import SEVERITIES, Problem, Reading
 from moetune.solve.model.alternatives import LEAST_SAVED
-from moetune.solve.model.best import BestLayouts
-from moetune.solve.model.memory import ERROR_SHARE
+from moetune.solve.model.best import BestLayouts, with_room
 from moetune.solve.model.profiled import search_of, step_prices, usable_bytes
 from moetune.solve.model.search import FoldedSearch, PricedLayout
 from moetune.solve.model.uncertainty import confidence_of
@@ -266,15 +266,13 @@ class LaunchCheck:
             self._searches[key] = search_of(prices, self.profile, limit_bytes=self.limit_bytes)
         return self._searches[key]
 
-    def _roomy(self, facts: Mapping[str, Any], priced: PricedLayout | None) -> FoldedSearch:
-        """Return the search of layouts that leave room for errors, or no less than the launch."""
+    def _bounded(self, facts: Mapping[str, Any], priced: PricedLayout | None) -> FoldedSearch:
+        """Return the search of layouts that take no more than a launch that is tight."""
         search = self._search(facts)
-        limit, share = float(self.limit_bytes), ERROR_SHARE
-        if priced is not None and any(tight_words(priced.memory, self.limit_bytes)):
-            limit, share = priced.memory.peak_bytes, 0.0
-        return search.remembered(
-            ("roomy", limit), lambda: replace(search, limit_bytes=limit, error_share=share)
-        )
+        if priced is None or not any(tight_words(priced.memory, self.limit_bytes)):
+            return search
+        tight = partial(replace, search, limit_bytes=priced.memory.peak_bytes)
+        return search.remembered("no more than the launch", tight)
 
     def _answer(self, priced: PricedLayout) -> TrainingAnswer:
         reading, device = self.reading, self.profile.machine.device
@@ -314,16 +312,15 @@ class LaunchCheck:
 
     def _better(self, priced: PricedLayout | None) -> tuple[Better, ...]:
         """Return the single changes worth most; `priced` is None where the launch cannot run."""
-        search, pins = self._roomy(self.facts, priced), self._pins
+        search, pins = self._bounded(self.facts, priced), self._pins
         answers = (self._fastest(search, pins.without(group), priced) for group in _GROUPS)
         changes = [self._change(best, priced) for best in answers if best is not None]
         for name in self._off if priced is not None else ():
             changed = self._search({**self.facts, name: True})
             row = changed.answer_of(changed.price(self.reading.layout))
             changes.append(self._change(row, priced, name))
-        ordered = sorted(
-            filter(None, changes), key=lambda better: better.answer.predicted.step_seconds
-        )
+        seconds = attrgetter("answer.predicted.step_seconds")
+        ordered = sorted(filter(None, changes), key=seconds)
         unique = {better.change: better for better in reversed(ordered)}
         return tuple([*reversed(unique.values())][:MOST_CHANGES])
 
@@ -331,13 +328,13 @@ class LaunchCheck:
         self, search: FoldedSearch, pins: LayoutRequest, priced: PricedLayout | None
     ) -> PricedLayout | None:
         try:
-            layouts = BestLayouts.of(search, pins)
+            layouts = BestLayouts.of(with_room(search, pins), pins)
             if priced is not None:
                 return layouts.best_below(priced.step.seconds * (1 - LEAST_SAVED))
             best = layouts.best()
         except MoetuneError:
             return None
-        return best if search.fits(best.layout) else None
+        return best if layouts.search.fits(best.layout) else None
 
     def _change(
         self, best: PricedLayout, priced: PricedLayout | None, *facts: str
@@ -356,7 +353,7 @@ class LaunchCheck:
     def _best(self, priced: PricedLayout | None, better: tuple[Better, ...]) -> Better | None:
         """Return the best layout with the launch's CUDA graphs, and all that can be hidden."""
         off = tuple(name for name in _OFF if not self.facts.get(name, True))
-        search = self._roomy({**self.facts, **dict.fromkeys(off, True)}, priced)
+        search = self._bounded({**self.facts, **dict.fromkeys(off, True)}, priced)
         pins = LayoutRequest(cuda_graphs=self.reading.layout.cuda_graphs)
         best = self._fastest(search, pins, priced)
         change = None if best is None else self._change(best, priced, *off)

@@ -36,7 +36,7 @@ from moetune.report.reasons import placement_words
 from moetune.report.section import percent
 from moetune.solve.model.activations import ELEMENT
 from moetune.solve.model.alternatives import Savings, memory_front, with_graphs
-from moetune.solve.model.best import BestLayouts
+from moetune.solve.model.best import BestLayouts, with_room
 from moetune.solve.model.memory import (
     ERROR_SHARE,
     ROUTING,
@@ -175,31 +175,14 @@ def _with_price(
 
 
 def _search(request: TrainingRequest, profile: Profile, *, asks_runtime: bool = True) -> _Solved:
-    """Return the best layout that leaves room for errors, else of all that fit.
-
-    A limit that is given is filled. What fits without host memory wins over room for errors.
-    """
-    search = partial(_search_within, request, profile, asks_runtime=asks_runtime)
-    is_limited = request.memory_limit_bytes is not None or profile.machine.kind != "cuda"
-    roomy = search(error_share=0.0 if is_limited else ERROR_SHARE)
-    if is_limited or (roomy.plan.fits and not roomy.best.layout.on_host):
-        return roomy
-    full = search(error_share=0.0)
-    return roomy if roomy.plan.fits and full.best.layout.on_host else full
-
-
-def _search_within(
-    request: TrainingRequest, profile: Profile, *, error_share: float, asks_runtime: bool
-) -> _Solved:
-    """Return the best layout that leaves a share of its bytes free, else the smallest."""
     limit = request.memory_limit_bytes or usable_bytes(profile.machine)
     with sound_numbers(profile.name):
         costs = costs_of(profile, allow_modelled=True)
         prices = step_prices(request.job, request.target, profile, costs)
-        search = search_of(
-            prices, profile, limit_bytes=limit, error_share=error_share, asks_runtime=asks_runtime
-        )
+        search = search_of(prices, profile, limit_bytes=limit, asks_runtime=asks_runtime)
         pins, placement = _of_layouts(request.pins), None
+        if request.memory_limit_bytes is None and profile.machine.kind == "cuda":
+            search = with_room(search, pins)
         if isinstance(request.job.routing, RecordedLayers):
             placed = solve_placed(search, request.pins)
             why = placement_words(placed, target=search.target.name, zero=request.pins.zero)
@@ -238,7 +221,8 @@ def _document(
         warnings=(
             *uncounted_words(request.job.decoder), *stand_ins.words,
             *_routing_words(request, ranked[0].layout, limit), *_loading_words(request, limit),
-            *_host_words(ranked[0], search, profile), *tight_words(ranked[0].memory, limit),
+            *_host_words(ranked[0], search, profile),
+            *tight_words(ranked[0].memory, usable_bytes(profile.machine)),
         ),
         alternatives=tuple(alternatives),
         origin=PlanOrigin(
@@ -289,13 +273,11 @@ def _host_words(best: PricedLayout, search: FoldedSearch, profile: Profile) -> I
 
 def tight_words(memory: RankMemory | TrainingMemory, limit_bytes: int) -> Iterator[str]:
     """Say that a layout may run out of memory, which leaves no room for errors of its bytes."""
-    free = limit_bytes - memory.peak_bytes
+    free, there = limit_bytes - memory.peak_bytes, format_bytes(limit_bytes)
     if 0 <= free < room_for_errors(memory.peak_bytes, memory.parts[ROUTING], ERROR_SHARE):
-        yield (
-            f"memory is tight: it leaves {format_bytes(round(free))} of "
-            f"{format_bytes(limit_bytes)}, and a tenth of public runs took over "
-            f"{percent(ERROR_SHARE, digits=0)} more than predicted"
-        )
+        more = f"over {percent(ERROR_SHARE, digits=0)} more than predicted"
+        left = f"memory is tight: it leaves {format_bytes(round(free))} of {there}"
+        yield f"{left}, and a tenth of public runs took {more}"
 
 
 def _of_layouts(pins: LayoutRequest) -> LayoutRequest:

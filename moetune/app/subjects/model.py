@@ -263,8 +263,7 @@ class ModelSubject(PricedPlan):
 
     def _search(self, limit_bytes: int) -> FoldedSearch:
         is_tight = any(tight_words(self.plan.memory, self.memory_limit_bytes))
-        is_roomy = self._request.memory_limit_bytes is None and not is_tight
-        share = ERROR_SHARE if is_roomy else 0.0
+        share = 0.0 if is_tight or self._request.memory_limit_bytes is not None else ERROR_SHARE
         limit = limit_bytes or inf
         return search_of(self._prices, self.machine, limit_bytes=limit, error_share=share)
 

@@ -7,9 +7,9 @@ from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingMemory
 from moetune.domain.units import format_bytes
 from moetune.report.doubts import uncounted_words
-from moetune.report.section import Cell, Highlight, Section, Table, percent, plural
+from moetune.report.section import Cell, Highlight, Section, Table, plural
 from moetune.solve.model.fits import FittedLayout, MemoryAnswer
-from moetune.solve.model.memory import ERROR_SHARE, RankMemory
+from moetune.solve.model.memory import RankMemory
 from moetune.solve.model.trained import trained_of
 
 SCHEMA = "moetune.memory/1"
@@ -44,10 +44,9 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
     fit = "fit" if answer.num_fitting > 1 else "fits"
     what = f"{count} of {job.decoder.name} on {gpus} {fit}"
     device = format_bytes(question.device_bytes)
-    room = "room" if question.error_share else "no room"
     words = (
         f"{what} into {limit}: the {device} that a process has of each, and its libraries; "
-        f"{room} is left for errors of {percent(ERROR_SHARE, digits=0)}. "
+        f"{'room' if question.error_share else 'no room'} is left for errors. "
         f"The {'plainest' if answer.fits else 'smallest'} takes {peak}: "
         f"{first.layout.words}, ZeRO-{first.layout.zero}{_host(first.layout)}."
     )

@@ -2,13 +2,14 @@
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 
 from moetune.domain.cluster import HEADROOM
 from moetune.domain.pipeline import SCHEDULES
 from moetune.domain.training import TOKEN_DISPATCHERS, FoldedLayout, LayoutRequest
+from moetune.solve.model.memory import ERROR_SHARE
 from moetune.solve.model.pipeline import least_seconds
 from moetune.solve.model.search import (
     NOISE,
@@ -21,6 +22,8 @@ from moetune.solve.model.search import (
 )
 
 NUM_ALTERNATIVES = 5
+MOST_LOST = 0.1
+"""Share of a step that room for errors of memory may cost: a tenth of runs would need it."""
 _seconds = attrgetter("step.seconds")
 
 
@@ -104,6 +107,19 @@ class BestLayouts:
         if self._leaders.of_sizes:
             return list(map(self.search.answer_of, self._leaders.ranked()))
         return [self.search.answer_of(self.search.price(self._table.smallest()))]
+
+
+def with_room(search: FoldedSearch, pins: LayoutRequest) -> FoldedSearch:
+    """Return the search of layouts that leave room for errors, else the search itself.
+
+    The room is not left where no layout fits with it, where it makes the best step longer by more
+    than `MOST_LOST`, or where it needs host memory that the best layout does without.
+    """
+    roomy = search.remembered("with room", lambda: replace(search, error_share=ERROR_SHARE))
+    best, full = (BestLayouts.of(some, pins).best() for some in (roomy, search))
+    is_worth = best.step.seconds <= full.step.seconds * (1 + MOST_LOST)
+    needs_host = best.layout.on_host > 0 and not full.layout.on_host
+    return roomy if roomy.fits(best.layout) and is_worth and not needs_host else search
 
 
 @dataclass(slots=True)
