@@ -195,7 +195,7 @@ def _knob_words(effects: Sensitivity) -> Iterator[str]:
         more = f"{format_seconds(abs(nearest.seconds))} {how}"
         if abs(nearest.seconds) <= _TIE * effects.step_seconds:
             more = "as long"
-        yield f"Of its own decisions' neighbours the best is {nearest.choice}: {more}."
+        yield f"Of its decisions' neighbours the best is {nearest.choice}: {more}."
     if memory is not None and memory.seconds is not None:
         gain = -memory.seconds
         what = (

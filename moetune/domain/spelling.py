@@ -126,4 +126,4 @@ def _nearest_name(name: object, names: Iterable[str]) -> str:
     The same word in front counts first: "a100-80gb-x8" is nearer to a100-x8 than to h100-96gb-x8.
     """
     near, first = difflib.get_close_matches(str(name), names), str(name).lower().split("-")[0]
-    return next((known for known in near if known.split("-")[0] == first), (*near, "")[0])
+    return next((name for name in near if name.split("-")[0] == first), (*near, "")[0])

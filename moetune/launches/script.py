@@ -12,7 +12,7 @@ from typing import NamedTuple
 from moetune.launches.expansion import Word
 from moetune.launches.reading import LARGEST_BYTES
 
-_APART = 10**9
+_LINES_OF_A_FILE = 10**9
 """Lines of the n-th file that a script reads are n times this, and more."""
 _MOST_FILES = 20
 
@@ -76,26 +76,27 @@ class SourcedFiles:
 
     def first_line(self, word: Word) -> int:
         """Return the number of the first line of a file that is read now."""
-        self.places.append((word.text, self._at(word.line)[0]))
-        return len(self.places) * _APART + 1
+        self.places.append((word.text, self._place_of(word.line)[0]))
+        return len(self.places) * _LINES_OF_A_FILE + 1
 
     def named(self, script: ShellScript) -> ShellScript:
         """Return a script whose words of such files have the file's name in place of a line."""
         commands = (
             ShellCommand(
-                words=tuple(map(self._word, command.words)), line=self._at(command.line)[0],
+                words=tuple(map(self._word, command.words)), line=self._place_of(command.line)[0],
                 environment={name: self._word(word) for name, word in command.environment.items()},
             ) for command in script.commands
         )  # fmt: skip
-        notes = (Note(f"{name}: {text}" if name else text, at) for text, line in script.notes
-                 for at, name in [self._at(line)])  # fmt: skip
+        notes = (Note(f"{name}: {text}" if name else text, number) for text, line in script.notes
+                 for number, name in [self._place_of(line)])  # fmt: skip
         return replace(script, commands=tuple(commands), notes=tuple(notes))
 
-    def _at(self, line: int) -> tuple[int, str]:
+    def _place_of(self, line: int) -> tuple[int, str]:
         """Return the script's line that reads a line, and the file that has it, if another."""
-        name, reads = self.places[line // _APART - 1] if line >= _APART else ("", line)
+        number = line // _LINES_OF_A_FILE
+        name, reads = self.places[number - 1] if number else ("", line)
         return reads, name
 
     def _word(self, word: Word) -> Word:
-        _, name = self._at(word.line)
+        _, name = self._place_of(word.line)
         return word._replace(line=0, file=name) if name else word
