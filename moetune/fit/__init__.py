@@ -1,18 +1,18 @@
-"""Samples to costs, with the error of every fit.
+"""Fits that turn samples into costs, with the error of every fit.
 
-pool          raw samples and tables to one series of times for each operation
+pool          raw samples and tables, merged into one time series for each operation
 curve         monotone prediction between measured sizes, and its errors
-extrapolation errors beyond the measured sizes, and of stand-ins
+extrapolation errors beyond the measured sizes, and errors of stand-ins
 gemm          GEMMs of shapes that were not measured
 interference  slowdown of operations that overlap
-profile       samples to a Profile: α–β lines with their errors
+profile       a Profile of α–β lines with their errors, fitted to samples
 index         a profile's operations by key
-missing       errors for those it lacks
-collectives   groups that were not measured: the nearest one, or the rule for more ranks
-operations    what each operation is predicted from, with its trust
-costs         a Profile to the Costs that the solvers read
-variants      a Profile to many Costs within its noise
-based         a machine with a reference machine for the rest, measured or described
-speeds        profiles of faster parts, and costs of which one part takes longer
-step_errors   errors of predicted steps, from measured ones
+missing       errors for operations that a profile lacks
+collectives   groups that were not measured: the nearest group, or the rule for more ranks
+operations    the source that each operation is predicted from, with its trust
+costs         a Profile as the Costs that the solvers read
+variants      many Costs drawn within a Profile's noise
+based         a machine, measured or described, with a reference machine for the rest
+speeds        profiles with faster parts, and costs with a single slower part
+step_errors   errors of predicted steps, learned from measured steps
 """

@@ -1,14 +1,14 @@
-"""A reference machine's times for another machine, of which less is known.
+"""A reference machine's times, used for another machine with fewer measurements.
 
-A described machine (`scaled_base`, `without_foreign`) has faster parts, other nodes, own lines.
-What a file says itself counts. Of the reference's times those stay that hold on the machine. These
-are of groups inside a node, and between nodes where nodes and cards are the reference's own. The
-rule for more ranks (`fit.collectives`) has the other groups.
+A described machine (`scaled_base`, `without_foreign`) may have faster parts, other nodes and lines
+of its file. Values in the file always count. The reference's times stay only where they hold on the
+machine: for groups inside a node, and between nodes if both machines have equal nodes and network
+cards. The rule for more ranks (`fit.collectives`) predicts the other groups.
 
-A measured machine (`merged`) has points, which count where they cover. For all else the reference's
-times are multiplied by what the machine takes of them over the points that both have (their median
-ratio). The points of a collective are those of its group, else of all its groups, else all
-collectives'. Those of GEMMs are of the dtype. Without such points they stay as they are.
+A measured machine (`merged`) uses its points where they cover a size. Elsewhere it takes the
+reference's times, multiplied by the median of measured over reference time at common points. The
+common points of a collective are those of its group, else of all its groups, else of all
+collectives; those of a GEMM are of its dtype. Without any, times stay.
 """
 
 import math
@@ -33,14 +33,14 @@ from moetune.fit.index import ProfileIndex
 from moetune.fit.pool import Series, pool
 
 _GEMM_SPREAD, _LINK_SPREAD = 0.2, 0.3
-"""Spread of times scaled by data sheets: root mean squares over the published references, each
-predicted from each other (docs/decisions/machines.md#0094)."""
+"""Spread of times scaled by data sheets: root mean square error when each published reference is
+predicted from each other reference (docs/decisions/machines.md#0094)."""
 _SLOWEST, _FASTEST = 1e-3, 1e3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peaks:
-    """One peak of a data sheet: of the described machine and of its base, with units."""
+    """A peak of a data sheet on the described machine and on its base, both with units."""
 
     here: str
     base: str
@@ -51,10 +51,10 @@ class BaseScaling:
     """The table `[scaled]` of a profile file: peaks, with units, that scale the base's times.
 
     Args:
-        computation: of GEMMs, "989TFLOP/s".
-        links: of a GPU to the others of its node, one way, "450GB/s".
-        memory: of a GPU's memory, "3.35TB/s": of memory-bound operations.
-        host: between a GPU and the host, one way, "63GB/s": of copies.
+        computation: rate of GEMMs, "989TFLOP/s".
+        links: bandwidth of a GPU to the other GPUs of its node, one way, "450GB/s".
+        memory: bandwidth of a GPU's memory, "3.35TB/s"; scales memory-bound operations.
+        host: bandwidth between a GPU and the host, one way, "63GB/s"; scales copies.
     """
 
     computation: Peaks | None = None
@@ -68,16 +68,16 @@ class BaseScaling:
                 raise InputError("peaks must be within a factor of 1000 of the base's")
 
     def factor(self, part: str) -> float:
-        """Return the factor on the base's times of a part of the machine, beyond their start-up."""
+        """Return the factor on the base's times of a machine part, start-up excluded."""
         peaks: Peaks | None = getattr(self, part)
         parse = parse_flops if part == "computation" else parse_rate
         return parse(peaks.base) / parse(peaks.here) if peaks else 1.0
 
 
 def scaled_base(base: Profile, scaled: BaseScaling) -> Profile:
-    """Return the reference with the peaks of another GPU: the start-up of each table stays.
+    """Return the reference scaled to another GPU's peaks; each table keeps its start-up time.
 
-    Equal peaks change no time, and widen its range all the same.
+    Equal peaks leave the times unchanged but still widen their range.
     """
 
     def scale_table(table: Table) -> Table:
@@ -128,15 +128,15 @@ def without_foreign(
     stated: Collection[str],
     facts: Mapping[str, str] = MappingProxyType({}),
 ) -> Profile:
-    """Return the profile without those times and facts of its base that are not its machine's.
+    """Return the profile without the base's times and facts that do not hold on its machine.
 
-    A format that the devices do not multiply has no times, and neither have libraries of NVLink
-    without it (`Site`).
+    No times remain of formats that the devices cannot multiply, or of dispatchers without NVLink
+    (`Site`).
 
     Args:
-        profile: the base with the file's own keys in their place.
-        stated: the file's own keys, whose values all count.
-        facts: the file's own hardware facts.
+        profile: the base, overridden by the keys of the file.
+        stated: keys of the file; all their values count.
+        facts: hardware facts of the file.
     """
     profile = _with_facts(profile, base, facts)
     site = site_of(profile)
@@ -162,7 +162,7 @@ def without_foreign(
 
 
 def _with_facts(profile: Profile, base: Profile, facts: Mapping[str, str]) -> Profile:
-    """Return the profile with its own facts, and those of a base that are of the same hardware."""
+    """Return the profile with its hardware facts, plus those of the base that also hold for it."""
     here, there = profile.machine, base.machine
     hardware = dict(base.fingerprint.hardware) if here.device == there.device else {}
     is_node = here.devices_per_node == there.devices_per_node
@@ -179,7 +179,7 @@ def _with_facts(profile: Profile, base: Profile, facts: Mapping[str, str]) -> Pr
 
 
 def _holds(group: Group, profile: Profile, base: Profile) -> bool:
-    """Return whether the base's times of a group are the machine's, too."""
+    """Return whether the base's times of a group also hold on the machine."""
     here, there = profile.machine, base.machine
     if _is_inside(group, here) and _is_inside(group, there):
         return True
@@ -199,7 +199,7 @@ def _nic_rate(profile: Profile) -> float | None:
 
 
 _LEAST_SPREAD, _SPREAD_OF_FEW = 0.05, 0.10
-"""Spread of a scaled reference: at least, and from fewer than three common points."""
+"""Spread of a scaled reference: the minimum, and the value for fewer than three common points."""
 _FEW = 3
 _NOWHERE = (math.inf, -math.inf)
 Ratios = dict[tuple[str, ...], list[float]]
@@ -207,7 +207,7 @@ Ratios = dict[tuple[str, ...], list[float]]
 
 
 def check_base(base: Profile, machine: Machine) -> None:
-    """Raise InputError unless the base is of the machine's kind of device, in nodes as large."""
+    """Raise InputError unless the base has the machine's device, and nodes at least as large."""
     here, there = machine, base.machine
     if (here.kind, here.device) != (there.kind, there.device):
         raise InputError(
@@ -224,10 +224,10 @@ def check_base(base: Profile, machine: Machine) -> None:
 
 
 def merged(measured: Profile, base: Profile) -> Profile:
-    """Return the measured profile with the base's tables, lines and rule for the rest.
+    """Return the measured profile, with the base's tables, lines and rule where it lacks times.
 
-    The machine keeps the ranks that measured, and has the base's nodes. A base's own samples count
-    as tables; of its other operations the published lines are taken where nothing was measured.
+    The machine keeps the ranks that measured, and takes the base's node size. The base's samples
+    count as tables. Published lines of the base serve the operations that were not measured.
 
     Args:
         base: of the same kind of device (`check_base`); measured or published.
@@ -251,7 +251,7 @@ def merged(measured: Profile, base: Profile) -> Profile:
 
 
 def _tables_of(base: Profile) -> tuple[Table, ...]:
-    """Return the base's tables; what its own samples know comes first, and so counts."""
+    """Return the base's tables; tables of its samples come first and therefore take precedence."""
     samples, words = pool(base.samples), f"samples of {base.name}"
     tables: list[Table] = []
     for gemm, series in samples.of(GemmKey).items():
@@ -280,7 +280,7 @@ def _points(series: Series) -> Iterator[tuple[float, float]]:
 
 
 def _ratios(measured: Profile, base: Profile) -> Ratios:
-    """Return measured over reference at every point that both have."""
+    """Return measured over reference time at every point that both machines have."""
     index, costs = ProfileIndex(profile=base), costs_of(base)
     ratios: Ratios = defaultdict(list)
     for key, series in pool(measured.samples).series.items():
@@ -295,7 +295,7 @@ def _ratios(measured: Profile, base: Profile) -> Ratios:
 
 
 def _covered_sizes(key: GemmKey | CollectiveKey, index: ProfileIndex) -> tuple[float, float]:
-    """Return the sizes at which the reference knows an operation: of a GEMM by shapes around it."""
+    """Return the range of sizes that the reference covers; a GEMM needs shapes around it."""
     if isinstance(key, CollectiveKey):
         series = index.pool.series.get(key)
         return (series.sizes[0], series.sizes[-1]) if series else _NOWHERE
@@ -306,7 +306,7 @@ def _covered_sizes(key: GemmKey | CollectiveKey, index: ProfileIndex) -> tuple[f
 
 
 def _names_of(operation: GemmKey | CollectiveKey | Table) -> tuple[tuple[str, ...], ...]:
-    """Return an operation's names among the ratios, the nearest one first."""
+    """Return the names under which an operation's ratios are stored, the most specific first."""
     match operation:
         case GemmKey() | GemmTable():
             return (("gemm", operation.dtype),)
@@ -318,7 +318,7 @@ def _names_of(operation: GemmKey | CollectiveKey | Table) -> tuple[tuple[str, ..
 
 
 def _by_ratio(table: Table, base: str, ratios: Ratios) -> Table:
-    """Return the base's table as this machine would have it."""
+    """Return the base's table scaled to this machine by the median ratio of common points."""
     common = next((ratios[name] for name in _names_of(table) if ratios.get(name)), [])
     if not common:
         return replace(table, source=f"{base}: {table.source}")

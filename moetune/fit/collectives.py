@@ -1,21 +1,20 @@
-"""Collectives that were not measured: the nearest known group and a ratio, or a rule.
+"""Collectives that were not measured: scaled from the nearest known group, or predicted by a rule.
 
-The rule, for groups of more nodes, or of more ranks of one node:
+The rule covers groups of more nodes, and groups of more ranks inside a node:
 
     between nodes    startup(N) + max(inside, crossing bytes / rate)
     inside a node    the nearest group at as many bytes on the wire, + growth of its start-up
 
-`startup` and `rate` are `Network`'s; nodes lose rate with their number where all send to all, and
-not in a ring. Crossing bytes are those of a whole node (`wire_share`). In an all-to-all every rank
-sends y·(P − p)/P to other nodes, p of P ranks in each. In a ring y·2·(P − 1)/P (all-reduce) or half
-of it cross once a node. `inside` is the time of the p ranks of one node for what stays there. A
-send crosses alone, on the cards of its own rank.
+`startup` and `rate` are those of `Network`. In an all-to-all the rate falls with the number of
+nodes, in a ring it does not. Crossing bytes are those of a whole node (`wire_share`). In an
+all-to-all every rank sends y·(P − p)/P to other nodes, with p of P ranks in each node. In a ring
+y·2·(P − 1)/P (all-reduce), or half of that, cross once a node. `inside` is the time that the p
+ranks of one node take for the traffic that stays there. A send uses only its rank's network cards.
 
-The start-up of gathers and scatters grows with their ranks, and they lose some of the rate with the
-nodes; switches sum an all-reduce.
-
-Start-up inside a node grows with every peer of an all-to-all, and with every doubling of the ranks
-otherwise. The slope is that between the two largest known groups.
+The start-up of all-gather and reduce-scatter grows with the ranks, and their rate falls with the
+nodes; switches reduce an all-reduce. Inside a node the start-up of an all-to-all grows with every
+peer, that of the others with every doubling. The slope is that between the two largest known
+groups.
 """
 
 import math
@@ -38,8 +37,8 @@ from moetune.fit.index import Points, ProfileIndex, Source
 def wire_share(op: CollectiveOp, group: Group, machine: Machine) -> float:
     """Return the bytes on the slowest wire for each input byte of one rank.
 
-    They are one rank's inside a node, and one node's between nodes. In a ring one rank of each of
-    the node's groups sends to another node, in an all-to-all every rank does.
+    The bytes are those of one rank inside a node, and those of a whole node between nodes. In a
+    ring one rank per group of the node sends to another node; in an all-to-all every rank does.
 
     Source: ring all-reduce sends 2·(g − 1)/g of its input, Patarasuk and Yuan, JPDC 69 (2009).
     """
@@ -54,7 +53,7 @@ def wire_share(op: CollectiveOp, group: Group, machine: Machine) -> float:
 
 
 def _sent_share(op: CollectiveOp, size: int) -> float:
-    """Return the bytes that a rank of one node sends for each input byte."""
+    """Return the bytes that a rank sends inside a node for each input byte."""
     around = (size - 1) / size
     shares = {"all_reduce": 2 * around, "all_gather": size - 1.0, "send": 1.0}
     return shares.get(op, around)
@@ -63,11 +62,11 @@ def _sent_share(op: CollectiveOp, size: int) -> float:
 def nearest_group(
     op: CollectiveOp, wanted: Group, groups: Sequence[Group], machine: Machine
 ) -> tuple[Group, float]:
-    """Return the known group that stands in for another, and its bytes for one of the other's.
+    """Return the known group that stands in for another, and its bytes per byte of the other group.
 
-    Groups on the same kind of wire, inside a node or between nodes, come first. Those placed alike
-    follow, and then the size nearest in ratio. No ratio between different wires is known, so there
-    the times are taken as they are.
+    Groups on the same kind of wire (inside a node, or between nodes) come first. Then come groups
+    with the same kind of placement, and then the nearest size by ratio. Between different kinds of
+    wire no ratio is known, so the factor is 1.
     """
 
     def crosses(group: Group) -> bool:
@@ -93,7 +92,7 @@ def nearest_group(
 def nearest_collective(
     index: ProfileIndex, wanted: CollectiveKey, *, allow_modelled: bool
 ) -> Source | None:
-    """Return what predicts a canonical group's collective; None if nothing may stand in."""
+    """Return the known collective that predicts a canonical group; None if none may stand in."""
     groups, machine = index.groups(wanted.op), index.profile.machine
     group, stretch, spread = wanted.group, 1.0, 0.0
     cap: Trust = "measured"
@@ -122,7 +121,7 @@ def nearest_collective(
 
 
 def _nearest_flight(wanted: int, numbers: Sequence[int]) -> tuple[int, Trust]:
-    """Return the known number in flight nearest to another, and the most trust in it."""
+    """Return the known number in flight nearest to the wanted number, and the trust it caps."""
     if wanted in numbers:
         return wanted, "measured"
     several = [number for number in numbers if number > 1 and wanted > 1]
@@ -132,10 +131,10 @@ def _nearest_flight(wanted: int, numbers: Sequence[int]) -> tuple[int, Trust]:
 
 _RINGS = ("all_gather", "reduce_scatter")
 _RING_HOP_SECONDS, _RING_LOSS, _RING_LOSS_PER_NODE = 5e-6, 1.07, 0.0018
-"""Start-up of each rank of a ring, and what a ring's bytes take longer than an exchange's, in all
-and for each node. They are from all-gathers of 2 and 8 GB on 16 to 512 B200 with eight 400 Gbit/s
-cards a node (together-dgxc-benchmarking, NCCL 2.29.7). The rule meets them within 5 %, one of
-twelve within 13 %."""
+"""Start-up for each rank of a ring, and the factors by which a ring's bytes take longer than an
+exchange's: constant, and for each node. They come from all-gathers of 2 and 8 GB on 16 to 512 B200
+with eight 400 Gbit/s cards a node (together-dgxc-benchmarking, NCCL 2.29.7). The rule meets eleven
+of twelve within 5 %, and the last within 13 %."""
 _SEND_RANKS = 2
 
 
@@ -144,8 +143,8 @@ class Ruled:
     """The rule's times of one collective over one group.
 
     Args:
-        inside: of the ranks of one node; None for one rank in each.
-        inside_share: size inside, for one byte of the collective.
+        inside: times of the ranks of one node; None for a single rank in each node.
+        inside_share: size inside a node for each byte of the collective.
         crossing_seconds_per_byte: 0 inside a node.
         startup_seconds: shape (curves, 1).
     """
@@ -166,7 +165,7 @@ class Ruled:
 def rule_of(
     key: CollectiveKey, *, index: ProfileIndex, predictor: Callable[[CollectiveKey], Times]
 ) -> Ruled | None:
-    """Return the rule for a group, of other groups' times; None without any."""
+    """Return the rule for a group, built on known groups; None without these or a network."""
     machine, network, op = index.profile.machine, index.profile.network, key.op
     of_one_node = [group for group in index.groups(op) if nodes_of(group, machine) == 1]
     nodes = nodes_of(key.group, machine)
@@ -194,7 +193,7 @@ def rule_of(
 def _between_nodes(
     key: CollectiveKey, *, machine: Machine, network: Network, inside: Times | None
 ) -> Ruled:
-    """Return the rule for several nodes, with the ranks in one node; of a send, two of them."""
+    """Return the rule for several nodes; `inside` holds the times inside a node."""
     op, size = key.op, key.group_size
     nodes = nodes_of(key.group, machine)
     here = math.ceil(size / nodes)
@@ -205,7 +204,7 @@ def _between_nodes(
             crossing_seconds_per_byte=1 / rate,
             startup_seconds=inside.seconds_at(np.zeros(1)) if inside else startup,
         )
-    # Inside, a node's own ranks move as many bytes as they do in the group.
+    # Inside a node its ranks move as many bytes as they do in the whole group.
     inside_share = here / size
     if op != "all_to_all" and here > 1:
         inside_share = _sent_share(op, size) / _sent_share(op, here)
@@ -222,7 +221,7 @@ def _between_nodes(
 
 
 def _startup_growth(key: CollectiveKey, startups: Sequence[tuple[int, Floats]]) -> Floats:
-    """Return the growth of a start-up beyond those of known ranks, ascending, at least one."""
+    """Return the growth of the start-up beyond the known groups, given in ascending order."""
     if len(startups) == 1:
         return np.zeros((1, 1))
     (fewer, before), (more, after) = startups[-2:]

@@ -19,7 +19,7 @@ from moetune.fit.operations import Curves, Operations, Predictor
 
 
 def costs_of(profile: Profile, *, allow_modelled: bool = False) -> Costs:
-    """Return the costs that a profile predicts; `allow_modelled` takes the nearest group."""
+    """Return the costs that a profile predicts; `allow_modelled` lets another group stand in."""
     return ProfileCosts(index=index_of(profile), curves=Curves(), allow_modelled=allow_modelled)
 
 
@@ -38,7 +38,7 @@ class ProfileCosts:
         return self._curves.speeds(self._index)
 
     def overlap_speeds(self, *, exchange_bytes: Sizes, exchange_seconds: Sizes) -> OverlapSpeeds:
-        """Return the speeds during exchanges of that size, else those of the table."""
+        """Return the speeds during exchanges of that size; if unmeasured, the table's speeds."""
         comp, comm = self.speeds["comp", "comm"], self.speeds["comm", "comp"]
         lost_by_comp, lost_by_comm = map(self._index.overlap_loss, ("comp", "comm"))
         if lost_by_comp is not None:
@@ -48,7 +48,7 @@ class ProfileCosts:
         return OverlapSpeeds(comp, comm)
 
     def seconds(self, key: CostKey, size: Number) -> Estimate[Number]:
-        """Return the time at a size or an array of them; ProfileError where nothing stands in."""
+        """Return the time at a size or an array of sizes; ProfileError if nothing predicts it."""
         if isinstance(key, CollectiveKey) and key.group_size == 1:
             return Estimate(seconds=0.0 * size, trust="measured")
         if isinstance(size, np.ndarray):
@@ -75,20 +75,20 @@ class ProfileCosts:
         return predictor
 
     def knows(self, key: CostKey) -> bool:
-        """Return whether a memory-bound operation or attention, or what stands in, was measured."""
+        """Return whether rows or attention, or a stand-in for them, were measured."""
         return self._operations.predictor(key) is not None
 
     def is_measured(self, dtype: str) -> bool:
-        """Return whether points predict the dtype's GEMMs."""
+        """Return whether measured points, not a line, predict the dtype's GEMMs."""
         return self._index.gemm_line(dtype) is None
 
     def step_errors(self, key: LayerKey, *, tokens: int) -> StepErrors:
-        """Return by how much steps of a layer differ from the sum of their operations."""
+        """Return the errors of a layer's whole steps against the sum of their operations."""
         return self._index.step_errors.of(key, tokens)
 
     @cached_property
     def copy_mode(self) -> CopyMode | None:
-        """Way to offload activations; None where copies were not measured both ways."""
+        """The way to offload activations; None unless copies were measured in both directions."""
         copies = self._index.keys(CopyKey)
         modes: tuple[CopyMode, CopyMode] = ("pinned", "pageable")
         if self._index.profile.machine.kind == "cpu":

@@ -1,8 +1,8 @@
-"""Prediction over one size: monotone between measured points, or a published α–β line.
+"""Prediction over size: monotone between measured points, or a published α–β line.
 
-A curve, or a line, is one or many of the same operation: the nominal one, or one for each random
-draw. Times are arrays of shape (curves, sizes). Between measured sizes they never fall, along
-cubics in log-log; a curve's error is that at its own points, each predicted from the others.
+A curve or a line holds one or many versions of an operation: the nominal times, or a version for
+each random draw. Times are arrays of shape (curves, sizes). Between measured sizes they follow
+cubics in log-log and never fall. A curve's error is its leave-one-out error.
 """
 
 import math
@@ -37,7 +37,7 @@ def isotonic(values: Sequence[float]) -> list[float]:
 
 
 def never_falling(seconds: Floats) -> tuple[Floats, Floats]:
-    """Return the times of curves at their points, and their logarithms, (curves, points)."""
+    """Return the curves' times made non-decreasing, and their logarithms, both (curves, points)."""
     logs = np.log(seconds)
     falls = (np.diff(logs) < 0).any(axis=1)
     if not falls.any():
@@ -73,7 +73,7 @@ def pieces_through(x: Floats, y: Floats) -> Floats:
 
 
 def _tangents(steps: Floats, slopes: Floats) -> Floats:
-    """Return the slope at each point: a weighted harmonic mean of those on both sides."""
+    """Return the slope at each point: a weighted harmonic mean of the slopes on both sides."""
     before, after = slopes[:, :-1], slopes[:, 1:]
     left, right = (2 * steps[:, 1:] + steps[:, :-1], steps[:, 1:] + 2 * steps[:, :-1])
     rises = (before > 0) & (after > 0)
@@ -84,19 +84,19 @@ def _tangents(steps: Floats, slopes: Floats) -> Floats:
 
 
 def _end_tangent(steps: Floats, slopes: Floats) -> Floats:
-    """Return the slope at an end: of a parabola through three points, but not negative."""
+    """Return the slope at an end of the parabola through three points, at least 0."""
     (step, next_step), (slope, next_slope) = steps.T, slopes.T
     wanted = ((2 * step + next_step) * slope - step * next_slope) / (step + next_step)
     tangent: Floats = np.maximum(wanted, 0.0)
     return tangent
 
 
-# Of a published line: the largest median error that the quality gate calls "good".
+# A published line is taken to have the largest median error that the quality gate calls "good".
 ASSUMED_RELATIVE_ERROR = 0.05
 
 
 class Times(Protocol):
-    """Times of one operation over its size: of one curve, or of one for each random draw."""
+    """Times of one operation over its size, for one curve or for one curve per random draw."""
 
     def seconds_at(self, sizes: Floats) -> Floats:
         """Return the times at some sizes, shape (curves, sizes)."""
@@ -105,22 +105,22 @@ class Times(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Times that never fall as the size grows, a monotone cubic between points in log-log.
+    """Times that never fall as the size grows: a monotone cubic between points in log-log.
 
-    Between two points alone it is a start-up time and a rate, the straight line through both. Below
-    the smallest size the time runs straight to `floor_seconds` at size 0. Above the largest it
-    grows by `growth_seconds` for each size, or where nobody knows it the rate is held.
+    With two points the curve is the straight line through them: a start-up time and a rate. Below
+    the smallest size the time runs straight to `floor_seconds` at size 0. Above the largest size it
+    grows by `growth_seconds` per unit of size; without that it keeps the rate of the last point.
 
     Args:
         sizes: of the points, ascending, shape (1 or curves, points).
         seconds: of the points, shape (curves, points).
-        pieces: as of `monotone.pieces_through`, over log(size); None of less than three points.
+        pieces: cubics of `pieces_through` over log(size); None for fewer than three points.
         floor_seconds: shape (curves, 1).
         relative_error: the typical error of a prediction between the points, for draws.
         least_seconds_per_size: the fastest rate between points, shape (1 or curves, 1).
-        growth_seconds: above the largest size, of that shape; None for its rate.
+        growth_seconds: above the largest size, of that shape; None to keep the last rate.
         deviates: standard deviations by which each random draw lies away from the curve, below the
-            smallest size and above the largest, shape (2, curves, 1). None of no draws.
+            smallest size and above the largest, shape (2, curves, 1). None without draws.
     """
 
     sizes: Floats
@@ -133,10 +133,10 @@ class Curve:
     deviates: Floats | None
 
     def seconds_at(self, sizes: Floats) -> Floats:
-        """Return the times at sizes of at least 0, shape (curves, sizes).
+        """Return the times at non-negative sizes, shape (curves, sizes).
 
         Args:
-            sizes: need not be whole; shape (sizes,), or (curves, sizes) for others of each curve.
+            sizes: real numbers of shape (sizes,), or (curves, sizes) to differ by curve.
         """
         asked = np.atleast_2d(sizes)
         seconds = self._interpolate(asked)
@@ -160,14 +160,14 @@ class Curve:
         return "measured" if size in points else "interpolated"
 
     def _interpolate(self, asked: Floats) -> Floats:
-        """Return the times at sizes among the points; elsewhere those of the nearest point."""
+        """Return the times at sizes within the points' range; outside it, the nearest time."""
         points, last = self.sizes, self.sizes.shape[1] - 1
         inside = np.clip(asked, points[:, :1], points[:, -1:])
         right = (points[:, :, None] < inside[:, None, :]).sum(axis=1)
         left = np.clip(right - 1, 0, max(last - 1, 0))
         if self.pieces is not None:
             start, first, second, third = _take(self.pieces, left)
-            # As the pieces have it: sizes may be so near that the quotient rounds in other ways.
+            # A difference of logarithms, as in the pieces: log(quotient) may round otherwise.
             step = np.log(inside) - _take(np.log(points), left)
             seconds = np.exp(start + step * (first + step * (second + step * third)))
         elif last:
@@ -207,7 +207,7 @@ class Curve:
         return np.minimum(np.maximum(seconds, first * share), first)
 
     def scaled(self, factors: Floats, deviates: Floats | None = None) -> "Curve":
-        """Return the curve with all times multiplied, once for each factor, (curves, 1)."""
+        """Return the curve with its times multiplied by each factor, shape (curves, 1)."""
         pieces = self.pieces
         if pieces is not None:
             rest = np.broadcast_to(pieces[1:], (3, len(factors), pieces.shape[2]))
@@ -224,7 +224,7 @@ class Curve:
 
 
 def _take(values: Floats, places: NDArray[np.int64]) -> Floats:
-    """Return the values at some places of each curve, whose points are the last dimension."""
+    """Return each curve's values at the given places; points are the last dimension."""
     if len(places) == 1:
         return values[..., places[0]]
     shape = (*values.shape[:-2], len(places))
@@ -243,7 +243,7 @@ class Line:
     """An α–β line with no points to check it against: every prediction is "modelled".
 
     Args:
-        label: of its operation, the same in every run: it seeds random draws.
+        label: name of its operation, equal in every run; it seeds random draws.
         alpha_factors, beta_factors: of random draws, shape (draws, 1).
     """
 
@@ -254,7 +254,7 @@ class Line:
     beta_factors: Floats = field(default_factory=lambda: _NOMINAL, compare=False)
 
     def seconds_at(self, sizes: Floats) -> Floats:
-        """Return the times at some sizes of at least 0, shape (draws, sizes)."""
+        """Return the times at non-negative sizes, shape (draws, sizes)."""
         alphas = self.alpha_factors * self.cost.alpha_seconds
         return alphas + self.beta_factors * self.cost.beta_seconds * np.atleast_2d(sizes)
 
@@ -269,24 +269,23 @@ def curve_through(
     growth_seconds: float | None = None,
     deviates: Floats | None = None,
 ) -> Curve:
-    """Return the curve through the points, or one through each row of them.
+    """Return the curve through the points, or one curve through each row of points.
 
-    The curve is a cubic, because coarse sizes are common. Between sizes 16 times apart straight
-    lines in log-log overrate a start-up time plus a rate by up to 25 %, the cubic by 7 %. Two
-    points have no bend to show, and make a straight line in size and time. Where the times fall as
-    the size grows they are replaced by their isotonic regression (in log time). Only points that
-    contradict each other move so.
+    The curve is a cubic, because measured sizes are often far apart. At sizes 16 times apart,
+    straight lines in log-log overestimate α + β·size by up to 25 %, the cubic by 7 %. Two points
+    define no bend, and make a straight line in size and time. If times fall as the size grows,
+    their isotonic regression (in log time) replaces them; other points stay.
 
-    The floor is the time at size 0 of the straight line through the two smallest points. It is at
-    least `alpha_seconds`, and at most the smallest point's time. A single point does not tell a
-    start-up time from a rate. Its time is held below it and its rate above it: the slowest α–β line
-    through it on either side. No plan then cuts work up for a gain nobody measured.
+    The floor is the time at size 0 on the straight line through the two smallest points. It is at
+    least `alpha_seconds`, and at most the smallest point's time. A single point cannot separate
+    start-up from rate. Below it the time is constant, above it the rate is: on either side this is
+    the slowest α–β line through it. So no plan cuts work into chunks for an unmeasured gain.
 
     Args:
-        sizes: at least one, positive, distinct and ascending; of all curves, or a row for each.
+        sizes: positive, distinct and ascending, not empty; shared by all curves, or a row for each.
         seconds: positive, one for each size; a row for each curve.
-        alpha_seconds: start-up time of the fitted line; of many curves, shape (curves, 1).
-        growth_seconds: for each size above the largest; by default its rate is held.
+        alpha_seconds: start-up time of the fitted line; for many curves, shape (curves, 1).
+        growth_seconds: per unit of size above the largest; by default the last rate is kept.
     """
     points = np.atleast_2d(np.asarray(sizes, float))
     monotone, logs = never_falling(np.atleast_2d(np.asarray(seconds, float)))
@@ -315,14 +314,14 @@ def _floors(sizes: Floats, seconds: Floats, alpha_seconds: float | Floats) -> Fl
 LINE_ERROR = 0.017
 """Error of a straight line between two sizes, for each e-fold between them.
 
-Public curves of collectives and GEMMs with two sizes left have 4.3 and 5.9 % in the median at sizes
-16 times apart. At 4,096 times they have 10.4 and 14.9 %.
+Public curves of collectives and GEMMs, reduced to two sizes 16 times apart, have median errors of
+4.3 and 5.9 %. At sizes 4,096 times apart the errors are 10.4 and 14.9 %.
 """
 SPACING_SHARE = 0.35
-"""Error between measured sizes over that of a size left out, around which the gap is twice as wide.
+"""Error between measured sizes over the leave-one-out error, whose gap is twice as wide.
 
-Every second size was taken of 194 curves of collectives and 638 of GEMMs, measured on GPUs by
-others. The median error between them was 0.35 and 0.28 of that of taken ones left out.
+Every second size of 194 published collective curves and 638 GEMM curves from GPUs was kept. The
+median error between kept sizes was 0.35 and 0.28 of their leave-one-out error.
 """
 
 
@@ -331,10 +330,10 @@ def interpolation_errors(
 ) -> list[float]:
     """Return errors of the curve around each of its points, from |predicted / measured − 1|.
 
-    A point is predicted from the others, and the curve between all of them errs by `SPACING_SHARE`
-    of that. The two ends are never left out, as they would be extrapolated. Between two points
-    nothing can be left out: their error is that of such lines through two sizes so far apart. Where
-    times fall as the size grows, it is half of that fall. A single point has no error.
+    Each inner point is predicted from the others; the full curve errs by `SPACING_SHARE` of that.
+    The two ends are never left out, because that would be extrapolation. Two points leave nothing
+    out: their error is that of a line through two sizes so far apart (`LINE_ERROR`). If the time
+    falls as the size grows, the error is half of that fall. A single point has no error.
     """
     if len(sizes) == 2:  # noqa: PLR2004 - a line has two ends
         fall = (seconds[0] / seconds[1] - 1) / 2
@@ -346,7 +345,7 @@ def interpolation_errors(
 def left_out_errors(
     *, sizes: Sequence[float], seconds: Sequence[float], alpha_seconds: float
 ) -> dict[int, float]:
-    """Return predicted / measured − 1 of the points that `interpolation_errors` looks at."""
+    """Return predicted / measured − 1 of each point that `interpolation_errors` leaves out."""
     count = len(sizes)
     left_out = np.arange(1, count - 1) if count > 2 else np.arange(count if count > 1 else 0)  # noqa: PLR2004 - of a line
     if not left_out.size:

@@ -1,11 +1,11 @@
-"""Detection of a time that has changed for good: a clipped CUSUM over logarithms of times.
+"""Detection of a lasting change of a time: a clipped CUSUM over logarithms of times.
 
-Each time is compared with the median of the job's first ones, in units of their robust spread.
-Clipping bounds what one straggler adds. Source: Page, Biometrika 41 (1954).
+Each time is compared with the median of the job's first times, in units of their robust spread.
+Clipping bounds the influence of a single straggler. Source: Page, Biometrika 41 (1954).
 
-The constants are for `WATCH_EVERY` = 5: a change of 30 % is seen after 6 to 8 watched steps, so
-within 30 to 40. 300 runs of 10,000 steps were simulated, with a jitter of 5 % and 5 % of steps 2 to
-5 times too long. None raised an alarm (an allowance of 1.0 raised 36, a limit of 6 raised 2).
+The constants are for `WATCH_EVERY` = 5: a change of 30 % is seen after 6 to 8 watched steps, or 30
+to 40 steps. In 300 simulated runs of 10,000 steps, with 5 % jitter and 5 % of steps 2 to 5 times
+too long, none raised an alarm. An allowance of 1.0 raised 36 alarms, a limit of 6 raised 2.
 """
 
 import math
@@ -13,20 +13,20 @@ import statistics
 from dataclasses import dataclass
 
 WATCH_EVERY = 5
-"""Steps between two that are watched."""
+"""Distance in steps between two watched steps."""
 NUM_SKIPPED, NUM_FIRST = 2, 16
-"""Numbers of first times: those that warm up, and those that later ones are compared with."""
+"""Number of warm-up times that are skipped, and number of first times used as the reference."""
 MIN_SPREAD = 0.05
 LIMIT = 8.0
 """The cumulative sum beyond which a change is certain."""
 _CLIP, _ALLOWANCE = 3.0, 1.5
-# Of a normal distribution: turns a median absolute deviation into a standard deviation.
+# Turns a normal distribution's median absolute deviation into its standard deviation.
 _OF_NORMAL = 1.4826
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """A change of a time.
+    """A lasting change of a time.
 
     Args:
         since_step: first step of the change.
@@ -42,12 +42,12 @@ class Drift:
 
     @property
     def factor(self) -> float:
-        """Now over before."""
+        """The time since the change over the time before it."""
         return self.seconds / self.before_seconds
 
 
 class DriftDetector:
-    """Follows a time; after an alarm the times that follow become those to compare with."""
+    """Detector of a lasting change; after an alarm it takes the new times as its reference."""
 
     def __init__(self) -> None:
         self._first: list[float] = []
@@ -56,10 +56,10 @@ class DriftDetector:
         self._slower, self._faster = _Sum(), _Sum()
 
     def add(self, step: int, seconds: float) -> Drift | None:
-        """Return the change that this time makes certain, None without one.
+        """Return the change that this time makes certain; None if no change is certain.
 
         Args:
-            step: higher than that of the time before.
+            step: higher than the step of the previous time.
             seconds: positive.
         """
         time = math.log(seconds)
@@ -90,14 +90,14 @@ class DriftDetector:
             before_seconds=math.exp(self._middle),
             seconds=math.exp(statistics.median(times)),
         )
-        # Few times since the change: what follows is compared once there are as many as at first.
+        # The times since the change start the next reference, which fills up to NUM_FIRST times.
         self._first, self._spread = times, 0.0
         self._slower, self._faster = _Sum(), _Sum()
         return drift
 
 
 class _Sum:
-    """One side's cumulative sum, and the times since it was last 0."""
+    """The cumulative sum of one direction, and the times since it was last 0."""
 
     def __init__(self) -> None:
         self.total = 0.0
@@ -116,7 +116,7 @@ class _Sum:
         return self.total > LIMIT
 
     def begin(self, before: float) -> int:
-        """Return the index of the first changed time: noise may have begun the sum before it."""
+        """Return the index of the first changed time; noise may have started the sum before it."""
         after = statistics.median(self.times[len(self.times) // 2 :])
 
         def misfit(begin: int) -> float:

@@ -1,7 +1,7 @@
-"""GEMMs of shapes that were not measured, from those that were.
+"""GEMMs of shapes that were not measured, predicted from measured shapes.
 
-A roofline over all shapes has start-up time, arithmetic and memory traffic; measured shapes near a
-wanted one correct it (`Surface`).
+A roofline over all shapes has start-up time, arithmetic and memory traffic. Measured shapes near
+the wanted shape correct it (`Surface`).
 """
 
 import math
@@ -30,16 +30,16 @@ from moetune.fit.pool import Series, series_of
 Bools = NDArray[np.bool_]
 
 _AS_NEAR = 1e-12
-"""Squared relative errors that rounding alone makes differ. Of such fits the first, simplest one is
-taken, so that processors which round in other ways predict alike."""
+"""Difference of squared relative errors that may be rounding. Among fits this close the first,
+simplest fit wins, so that processors with different rounding predict the same."""
 _DEPENDS = 1e-12
-"""A set's columns depend on each other below this share of its largest singular value."""
+"""Share of the largest singular value below which a set's columns count as dependent."""
 _SETS = tuple(chain.from_iterable(combinations(range(3), size) for size in range(1, 4)))
 """Sets of the columns of a roofline, the simplest first."""
 
 
 class Roofline(NamedTuple):
-    """Seconds of a GEMM: those of its start, of each MAC, and of each element moved."""
+    """Seconds of a GEMM: for its start, for each MAC, and for each element moved."""
 
     start: float
     compute: float
@@ -51,21 +51,21 @@ class Roofline(NamedTuple):
         return seconds
 
     def of_work(self, macs: Floats, elements: Floats) -> Floats:
-        """Return the times of so many MACs and elements moved, of their shape."""
+        """Return the times of arrays of MACs and of elements moved, of the same shape."""
         seconds: Floats = self.start + self.compute * macs + self.traffic * elements
         return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """The measured shapes by all rows at which any of them was measured.
+    """The measured shapes at every number of rows at which any shape was measured.
 
     Args:
         rows: shape (rows,).
         shapes: shape (shapes, 3).
-        seconds, macs, elements: shape (shapes, rows); of each shape's curve.
-        measured: where a time is a measured one, shape (shapes, rows).
-        octaves_outside: squared distance from the shape's measured rows, shape (shapes, rows).
+        seconds, macs, elements: on each shape's curve, shape (shapes, rows).
+        measured: whether the time is a measured point, shape (shapes, rows).
+        octaves_outside: squared octaves outside the shape's measured rows, shape (shapes, rows).
         best_rates: highest MACs per second at measured rows, shape (shapes,).
     """
 
@@ -111,18 +111,18 @@ def table_of(shapes: Mapping[Shape, Series], alpha_seconds: float) -> Table:
 
 
 def work_of(shapes: Floats, rows: Floats) -> tuple[Floats, Floats]:
-    """Return MACs, and elements read and written, by shape and rows."""
+    """Return the MACs, and the elements read and written, each of shape (shapes, rows)."""
     num_experts, d_in, d_out = shapes.T[:, :, None]
     return (num_experts * rows * d_in * d_out, num_experts * (rows * (d_in + d_out) + d_in * d_out))
 
 
 def roofline_of(table: Table, use: Bools) -> Roofline:
-    """Return start, compute and traffic, none negative, with the least relative error.
+    """Return the non-negative roofline with the least squared relative error.
 
     seconds = start + MACs · compute + elements moved · traffic
 
     Args:
-        use: which shapes it is fitted to, shape (shapes,).
+        use: mask of the shapes that it is fitted to, shape (shapes,).
     """
     measured = table.measured & use[:, None]
     seconds = table.seconds[measured]
@@ -133,9 +133,9 @@ def roofline_of(table: Table, use: Bools) -> Roofline:
 def _non_negative_fit(features: Floats) -> list[float]:
     """Return x ≥ 0 with features · x nearest to 1.
 
-    It is the nearest of all sets of columns alone, which need not depend on each other. What
-    columns that do reach, fewer of them reach, too (Carathéodory). A fit of some columns is one of
-    the same columns of the triangle (R of QR) of all of them.
+    The best fit is the best over all subsets of independent columns: what dependent columns reach,
+    fewer of them reach as well (Carathéodory). A least-squares fit to some columns equals the fit
+    to the same columns of R, from the QR decomposition of all of them.
 
     Args:
         features: none negative, shape (points, 3).
@@ -159,17 +159,17 @@ def _non_negative_fit(features: Floats) -> list[float]:
     return cast("list[float]", (fitted / largest).tolist())
 
 
-# The error of a shape that was not measured, when no second shape is there to check it:
+# The error of a shape that was not measured, if no second shape can check it:
 # the largest 95th percentile of the gate's "usable".
 _UNCHECKED_SHAPE_ERROR = 0.30
 
 
 FADE = 0.5
-"""This share of a shape's own ratio to others is left an octave beyond its measured rows."""
+"""Share of a shape's ratio to other shapes that remains an octave beyond its measured rows."""
 
 
 MOST_LEFT_OUT = 32
-"""Shapes whose errors are taken by leaving them out; tables have hundreds."""
+"""Largest number of shapes that are left out to take errors; tables have hundreds."""
 _Value = TypeVar("_Value")
 
 
@@ -177,15 +177,15 @@ _Value = TypeVar("_Value")
 class Surface(Tables):
     """The measured GEMMs of one dtype and one form, over (num_experts, d_in, d_out) and rows.
 
-    A measured shape has its own curve over rows. Any other shape takes the roofline fitted to all
-    of them, times a mean ratio. The ratio is that of the measured shapes to it at the same number
-    of rows, weighted by nearness in log sizes. The rate never exceeds the best measured one.
+    A measured shape has a curve over rows. Any other shape takes the roofline fitted to all
+    measured shapes, times a mean ratio. The ratio is measured over roofline time at the same number
+    of rows, weighted by nearness in log sizes. The rate never exceeds the best measured rate.
 
     Args:
-        shapes: times over rows of each measured shape; at least one.
+        shapes: times over rows of each measured shape; not empty.
         family: name of the shapes together, which share one systematic error.
         alpha_seconds: start-up time of the dtype's line.
-        measured_error: typical error of a measured shape's curve; None to take it from them.
+        measured_error: typical error of a measured shape's curve; None to estimate it from them.
     """
 
     shapes: Mapping[Shape, Series]
@@ -203,17 +203,17 @@ class Surface(Tables):
 
     @cached_property
     def shape_error(self) -> float:
-        """The typical error of a shape that was not measured, by leaving each one out."""
+        """The typical error of an unmeasured shape, from leaving each measured shape out."""
         errors = self.shape_errors()
         typical = statistics.median(errors) if errors else _UNCHECKED_SHAPE_ERROR
         return max(self.relative_error, typical)
 
     @once(lambda shape: shape)
     def complete_series(self, shape: Shape) -> Series:
-        """Return a known shape's times, and between and beyond them those at other shapes' rows.
+        """Return a known shape's times, completed at the rows at which other shapes were measured.
 
-        They are the blend of the others, times the shape's own ratio to it. The ratio is straight
-        in logarithms between its rows, and halfway back to 1 with each octave beyond them.
+        The added times are the blend of the other shapes, times this shape's ratio to it. The
+        ratio's logarithm is interpolated between its rows, and halves with each octave beyond them.
         """
         measured, table = self.shapes[shape], self._table
         if len(self.shapes) == 1:
@@ -234,7 +234,7 @@ class Surface(Tables):
         return self._blend(shape, np.ones(len(self.shapes), bool), self.shape_error)
 
     def octaves_outside(self, shape: Shape) -> float:
-        """Return how far the shape lies outside the box of the measured ones; 0 inside."""
+        """Return the octaves by which the shape lies outside the measured shapes; 0 inside."""
         return sum(
             abs(math.log2(size / min(max(size, min(sizes)), max(sizes))))
             for size, sizes in zip(shape, zip(*self.shapes, strict=True), strict=True)
@@ -242,12 +242,12 @@ class Surface(Tables):
 
     @property
     def rows_range(self) -> tuple[float, float]:
-        """The fewest and the most measured rows of any shape."""
+        """The fewest and the most rows measured for any shape."""
         sizes = [size for series in self.shapes.values() for size in series.sizes]
         return min(sizes), max(sizes)
 
     def row_errors(self) -> list[float]:
-        """Return leave-one-out errors of the rows of some measured shapes, `MOST_LEFT_OUT`."""
+        """Return leave-one-out errors over the rows of at most `MOST_LEFT_OUT` measured shapes."""
         return [
             error
             for series in _some([*self.shapes.values()])
@@ -257,7 +257,7 @@ class Surface(Tables):
         ]
 
     def shape_errors(self) -> list[float]:
-        """Return |predicted / measured − 1| of `MOST_LEFT_OUT` shapes at most, each left out."""
+        """Return |predicted / measured − 1| of at most `MOST_LEFT_OUT` shapes, each left out."""
         if len(self.shapes) == 1:
             return []
         errors = []
@@ -282,8 +282,8 @@ class Surface(Tables):
     def _blend(self, shape: Shape, use: Bools, relative_error: float) -> Curve:
         """Return the curve blended from the shapes in `use`.
 
-        With more rows than any shape was measured with, it grows as the roofline does. The last
-        time may be all start-up, which more rows do not repeat.
+        Beyond the largest measured number of rows it grows as the roofline does. The last time may
+        be all start-up, which more rows do not repeat.
         """
         seconds, best_rate = self._blend_times(shape, use)
         least, rows = math.prod(shape) / best_rate, self._table.rows[-1]
@@ -299,12 +299,12 @@ class Surface(Tables):
         )
 
     def _blend_times(self, shape: Shape, use: Bools) -> tuple[Floats, float]:
-        """Return the times at the table's rows, blended from shapes in use, and their best rate."""
+        """Return the times at the table's rows, blended from shapes in `use`, and the best rate."""
         table, roofline, sizes = self._table, self._roofline(use), np.asarray(shape, float)
         [macs], _ = work_of(sizes[None], table.rows)
         correction = np.log(table.seconds / roofline.of_work(table.macs, table.elements))
         octaves = (np.log2(table.shapes / sizes) ** 2).sum(axis=1)
-        with np.errstate(divide="ignore"):  # of a shape itself, which is left out
+        with np.errstate(divide="ignore"):  # distance 0 is the shape itself, which `use` excludes
             near = 1 / np.square(octaves[:, None] + table.octaves_outside)
         weights = np.where(use[:, None], near, 0.0)
         mean = (weights * correction).sum(axis=0) / weights.sum(axis=0)
@@ -318,6 +318,6 @@ class Surface(Tables):
 
 
 def _some(values: Sequence[_Value]) -> Sequence[_Value]:
-    """Return `MOST_LEFT_OUT` of many, evenly spaced."""
+    """Return at most `MOST_LEFT_OUT` of the values, evenly spaced."""
     num = min(MOST_LEFT_OUT, len(values))
     return [values[place * len(values) // num] for place in range(num)]

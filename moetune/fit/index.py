@@ -26,7 +26,7 @@ class Points:
     """Measured points of one operation, and the other inputs of its curve.
 
     Args:
-        origin: of the points that are no samples; None where all are.
+        origin: table of the points that are not samples; None if all are samples.
     """
 
     label: str
@@ -39,7 +39,7 @@ class Points:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blend:
-    """The curve of a GEMM's shape that was not measured, from a family's shapes that were."""
+    """The curve of an unmeasured GEMM shape, blended from the measured shapes of its family."""
 
     curve: Curve
     family: str
@@ -51,13 +51,13 @@ Basis = Points | Blend | Line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What an operation is predicted from: itself, or what stands in for it.
+    """The basis that predicts an operation: its measurements, or those of a stand-in.
 
     Args:
-        key: of the operation that it is.
-        stretch: its size for one of the wanted operation's.
-        cap: most that a prediction from it can be trusted.
-        spread: error of what stands in, a standard deviation of a logarithm.
+        key: the operation that the basis belongs to.
+        stretch: size on the basis for each unit of the wanted operation's size.
+        cap: highest trust in a prediction from it.
+        spread: error of a stand-in, the standard deviation of a logarithm.
     """
 
     key: CostKey
@@ -70,7 +70,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ProfileIndex(Tables):
-    """A profile's samples and lines by operation, worked out when they are first read."""
+    """A profile's samples and lines by operation, computed when first read."""
 
     profile: Profile
 
@@ -90,7 +90,7 @@ class ProfileIndex(Tables):
 
     @cached_property
     def step_errors(self) -> MachineErrors:
-        """Errors of layers' steps on this machine."""
+        """Errors of whole layer steps on this machine."""
         profile = self.profile
         is_published = any(isinstance(table, GemmTable) for table in profile.tables)
         return MachineErrors(
@@ -100,28 +100,28 @@ class ProfileIndex(Tables):
 
     @once(lambda victim: victim)
     def overlap_loss(self, victim: ResourceClass) -> OverlapLoss | None:
-        """Return what a class loses to the other one; None where not measured or set by hand."""
+        """Return what a class loses to the other class; None if unmeasured, or if set by hand."""
         return overlap_loss(self.pool, victim) if self.has_measured_interference else None
 
     @cached_property
     def has_measured_interference(self) -> bool:
-        """Whether the profile's factors are those of its samples, not set by hand."""
+        """Whether the profile's factors come from its samples and were not set by hand."""
         return interference_of(self.pool.interference) == self.profile.interference
 
     @cached_property
     def dtypes(self) -> tuple[str, ...]:
-        """The dtypes with a GEMM."""
+        """The dtypes for which the profile has a GEMM."""
         return tuple(sorted({key.dtype for key in self.keys(GemmKey)}))
 
     @cached_property
     def gemm_forms(self) -> tuple[tuple[str, GemmForm, KernelName], ...]:
-        """The measured forms of the GEMM, of each dtype and kernel."""
+        """The measured GEMM forms as (dtype, form, kernel), sorted."""
         keys = self.pool.of(GemmKey)
         return tuple(sorted({(key.dtype, key.product, key.kernel) for key in keys}))
 
     @once(lambda dtype, product, kernel: (dtype, product, kernel))
     def surface(self, dtype: str, product: GemmForm, kernel: KernelName) -> Surface:
-        """Return the measured shapes of one of `gemm_forms`."""
+        """Return the surface of measured shapes for an entry of `gemm_forms`."""
         line = self.lines.get(GemmKey(dtype))
         return Surface(
             shapes={
@@ -135,17 +135,17 @@ class ProfileIndex(Tables):
         )
 
     def gemm_points(self, key: GemmKey) -> Points | None:
-        """Return the points over rows; None where the shape was not measured.
+        """Return the points over rows; None if the shape was not measured.
 
-        Tables have few rows of some shapes: the others are completed from other shapes, but for a
-        shape of which some rows were measured.
+        Tables have few rows of some shapes. If all points of a shape come from tables, other shapes
+        complete it (`Surface.complete_series`).
         """
         surface = self.surface(key.dtype, key.product, key.kernel)
         series = surface.shapes.get(key.shape)
         if series is None:
             return None
         origin = self.pool.origins.get(key)
-        if origin is not None and origin.low > origin.high:  # no times of the machine itself
+        if origin is not None and origin.low > origin.high:  # no samples of this shape
             series = surface.complete_series(key.shape)
         return Points(
             label=f"{surface.family} {key.shape}",
@@ -157,7 +157,7 @@ class ProfileIndex(Tables):
         )
 
     def gemm_blend(self, key: GemmKey) -> Blend:
-        """Return the shape blended from others of its form, whose first table is its origin."""
+        """Return the shape blended from others of its form; their first table is its origin."""
         surface = self.surface(key.dtype, key.product, key.kernel)
         origins = (
             replace(origin, low=math.inf, high=-math.inf)
@@ -169,19 +169,19 @@ class ProfileIndex(Tables):
         )
 
     def gemm_line(self, dtype: str) -> Line | None:
-        """Return the dtype's line over MACs where it was not measured."""
+        """Return the dtype's line over MACs; None if GEMMs of the dtype were measured."""
         is_measured = any(dtype == measured for measured, *_ in self.gemm_forms)
         basis = None if is_measured else self.basis(GemmKey(dtype))
         return basis if isinstance(basis, Line) else None
 
     @once(lambda op: op)
     def groups(self, op: CollectiveOp) -> tuple[Group, ...]:
-        """Return the groups the collective is known for, ascending."""
+        """Return the groups for which the collective is known, ascending."""
         return tuple(sorted({key.group for key in self.keys(CollectiveKey) if key.op == op}))
 
     @once(lambda op, group: (op, group))
     def in_flight(self, op: CollectiveOp, group: Group) -> tuple[int, ...]:
-        """Return the numbers in flight that it is known for: of samples, else of lines."""
+        """Return the known numbers in flight of a collective: from points, else from lines."""
         numbers = (
             sorted(
                 key.in_flight
@@ -199,7 +199,7 @@ class ProfileIndex(Tables):
 
     @once(lambda key: key)
     def basis(self, key: CostKey) -> Points | Line | None:
-        """Return the points, else the line, of an operation; None where neither is known."""
+        """Return the points of an operation, else its line; None if it has neither."""
         series, line = self.pool.series.get(key), self.lines.get(key)
         error = None if line is None else line.error
         if series is not None:
@@ -220,7 +220,7 @@ class ProfileIndex(Tables):
 
 @lru_cache(maxsize=8)
 def index_of(profile: Profile) -> ProfileIndex:
-    """Return the profile's index, made once: one plan after the other asks the same one."""
+    """Return the profile's index, cached because successive plans use the same profile."""
     return ProfileIndex(profile=profile)
 
 

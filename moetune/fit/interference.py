@@ -1,10 +1,11 @@
-"""Interference: by how much overlapped operations slow each other down.
+"""Interference: the slowdown that overlapped operations cause each other.
 
-The table has one factor for each class while each set of others runs. One factor for all sizes is
-wrong where the cores that compute also serve the link. An exchange then costs them a constant (its
-calls and wake-ups) and its copies, however long it takes on the wire. With gloo on two cores 0.25
-ms and 0.1 to 0.6 ms a MiB were measured at any rate of the link. That is a quarter of a small
-exchange and a tenth of a large one. With one factor plans cut too fine.
+The table has a factor for each class and each set of other classes that run. A single factor for
+all sizes is wrong if the cores that compute also drive the link. There an exchange costs
+computation a constant (calls and wake-ups) plus its copies, however long it takes on the wire. With
+gloo on two cores 0.25 ms plus 0.1 to 0.6 ms a MiB were measured at any link rate. That is a quarter
+of a small exchange and a tenth of a large exchange. With a single factor plans used too many
+chunks.
 """
 
 import statistics
@@ -26,12 +27,12 @@ _COMP_ALONE: tuple[ResourceClass, frozenset[ResourceClass]] = ("comp", _NONE)
 
 
 def interference_of(times: Mapping[InterferenceKey, tuple[float, ...]]) -> Interference:
-    """Return speed = median alone / median with the others, at most 1.
+    """Return the speeds: median time alone over median time with the others, at most 1.
 
-    A set of others that was not measured, or has no baseline, is taken as undisturbed.
+    A set of others that was not measured, or has no baseline, counts as undisturbed.
 
     Args:
-        times: raw seconds by victim and the others that run; no others is the baseline.
+        times: raw seconds by victim and running others; without others it is the baseline.
 
     Source: MPipeMoE §II-C, Fig. 3.
     """
@@ -47,7 +48,7 @@ def interference_of(times: Mapping[InterferenceKey, tuple[float, ...]]) -> Inter
 
 
 def measured_speeds(medians: Mapping[InterferenceKey, Floats]) -> SpeedTable:
-    """Return the speeds of `interference_of` that times with these medians show."""
+    """Return the speeds of `interference_of` for the given median times."""
     speeds: dict[tuple[str, str], Floats] = {}
     for (victim, rivals), disturbed in medians.items():
         alone = medians.get((victim, _NONE))
@@ -58,7 +59,7 @@ def measured_speeds(medians: Mapping[InterferenceKey, Floats]) -> SpeedTable:
 
 
 def speeds_of(table: Interference) -> SpeedTable:
-    """Return the speeds of a table as arrays without dimensions."""
+    """Return the speeds of a table as zero-dimensional arrays."""
     return {
         (victim, rivals): np.asarray(speed)
         for victim, speeds in asdict(table).items()
@@ -68,7 +69,7 @@ def speeds_of(table: Interference) -> SpeedTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapLoss:
-    """Seconds that computation, or else the exchange, loses when one exchange overlaps it.
+    """Seconds that computation, or the exchange, loses when one exchange overlaps computation.
 
     Args:
         sizes: bytes, ascending.
@@ -86,14 +87,14 @@ class OverlapLoss:
         return np.where(seconds, speeds, 1.0)
 
     def stretched_speed(self, num_bytes: Sizes, exchange_seconds: Sizes) -> Floats:
-        """Return the speed of exchanges of that time: time / (time + loss)."""
+        """Return the speed of exchanges that take that time alone: time / (time + loss)."""
         seconds = np.asarray(exchange_seconds, float)
         with np.errstate(divide="ignore", invalid="ignore"):
             speeds = np.maximum(seconds / (seconds + self._loss_seconds(num_bytes)), _LEAST_SPEED)
         return np.where(seconds, speeds, 1.0)
 
     def _loss_seconds(self, num_bytes: Sizes) -> Floats:
-        """Return the loss: constant below the sizes, linear between them and on above."""
+        """Return the loss: constant below the sizes, linear between and above them."""
         asked, sizes, seconds = np.asarray(num_bytes), np.array(self.sizes), np.array(self.seconds)
         if len(sizes) == 1:
             return np.broadcast_to(seconds[0], asked.shape)
@@ -105,10 +106,10 @@ class OverlapLoss:
 
 
 def overlap_loss(samples: Pool, victim: ResourceClass) -> OverlapLoss | None:
-    """Return what computation or exchanges lose while they overlap; None where not measured.
+    """Return the time that computation or exchanges lose in overlap; None if not measured.
 
-    An exchange of t seconds during which computation has speed σ takes (1 − σ)·t from it. Exchanges
-    lose what they take longer during computation.
+    An exchange of t seconds that lowers the speed of computation to σ costs it (1 − σ)·t. An
+    exchange loses the extra time that it takes during computation.
     """
     alone, collectives = samples.interference.get(_COMP_ALONE), samples.of(CollectiveKey)
     exchanges = [key for key in collectives if key.op == "all_to_all"]
@@ -119,7 +120,7 @@ def overlap_loss(samples: Pool, victim: ResourceClass) -> OverlapLoss | None:
     largest = [key for key in exchanges if key.group == group]
     lost = {}
     for (size, is_alone), times in overlapped.items():
-        # With the most in flight, unless it is alone.
+        # Take the key with the most in flight, unless the exchange is alone.
         series = collectives[(min if is_alone else max)(largest)]
         exchange = curve_through(sizes=series.sizes, seconds=series.medians).predict(size).seconds
         lost[size] = statistics.median(times) - exchange

@@ -16,7 +16,7 @@ from moetune.domain.units import NARROW
 
 
 def missing_gemm(profile: Profile, *, dtype: str, measured: Sequence[str]) -> ProfileError:
-    """Return the error for a dtype of which no GEMM was measured."""
+    """Return the error for a dtype without any measured GEMM."""
     hint = f"measure it:  moetune profile --dtype {dtype} {_name(profile)}"
     if dtype in NARROW:
         hint = (
@@ -27,7 +27,7 @@ def missing_gemm(profile: Profile, *, dtype: str, measured: Sequence[str]) -> Pr
 
 
 def check_numbers(profile: Profile, job: TrainingJob, target: Target) -> None:
-    """Raise InputError where GPUs lack the target's dtype, ProfileError where it is unmeasured."""
+    """Raise InputError if the GPUs lack the job's dtype, ProfileError if it is unmeasured."""
     check_format(profile, job.dtype)
     measured = gemm_dtypes(profile)
     if measured and job.dtype in target.dtypes and job.element not in measured:
@@ -37,13 +37,13 @@ def check_numbers(profile: Profile, job: TrainingJob, target: Target) -> None:
 def missing_collective(
     profile: Profile, *, op: CollectiveOp, group: Group, measured: Sequence[Group]
 ) -> ProfileError:
-    """Return the error for a group; the hint offers the estimate where there is one."""
+    """Return the error for a group; the hint offers an estimate if another group was measured."""
     launch = launcher(group, profile.machine)
     hint = f"measure it on the cluster:  {launch} {_name(profile)}"
     if measured:
         hint += "\n  or accept an estimate with --allow-modelled"
     group_size, num_nodes = group
-    # Groups of as many ranks differ in their nodes, so these are named; else the sizes are enough.
+    # Groups of equal size differ by nodes, so name both; otherwise the sizes suffice.
     placed = [group_name((size, nodes)) for size, nodes in measured if size == group_size]
     there = _has(profile, placed or sorted({size for size, _ in measured}))
     spread = f" on {num_nodes} nodes" if num_nodes else ""
@@ -51,7 +51,7 @@ def missing_collective(
 
 
 def group_name(group: Group) -> str:
-    """Return "4", or "4 on 2 nodes" where the ranks are spread."""
+    """Return "4", or "4 on 2 nodes" if the ranks are spread over nodes."""
     size, num_nodes = group
     return f"{size} on {num_nodes} nodes" if num_nodes else str(size)
 
@@ -70,14 +70,14 @@ def _has(profile: Profile, names: Sequence[object]) -> str:
 
 
 def _name(profile: Profile) -> str:
-    """Return the options that add to the profile, or start one next to a published one."""
+    """Return the options that resume a measured profile, or start a new one."""
     if profile.provenance == "measured":
         return f"--name {profile.name} --resume"
     return "--name NAME"
 
 
 def launcher(group: Group, machine: Machine) -> str:
-    """Return the beginning of the command whose ranks make up such groups, on whole nodes."""
+    """Return the start of the command that launches ranks for such groups, on whole nodes."""
     per_node, nodes = machine.devices_per_node, nodes_of(group, machine)
     size, num_nodes = group
     is_one_host = machine.kind == "cpu" and machine.num_devices <= per_node

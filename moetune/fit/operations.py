@@ -1,4 +1,4 @@
-"""What each operation of a profile is predicted from: itself, or what stands in for it."""
+"""The source that predicts each operation of a profile: its measurements, or a stand-in."""
 
 import math
 from collections.abc import Iterable
@@ -39,14 +39,14 @@ _UNIT_FACTOR = np.ones((1, 1))
 
 
 class Curves:
-    """Source of curves: everything as it was measured or published."""
+    """Source of nominal curves: all times as they were measured or published."""
 
     def speeds(self, index: ProfileIndex) -> SpeedTable:
-        """Return the profile's factors."""
+        """Return the profile's interference factors as speeds."""
         return speeds_of(index.profile.interference)
 
     def times(self, basis: Basis) -> Curve | Line:
-        """Return the curve through points, the curve of a blend, or the line."""
+        """Return the curve through the points, the curve of a blend, or the line."""
         match basis:
             case Points():
                 return curve_through(
@@ -61,7 +61,7 @@ class Curves:
                 return basis
 
     def factors(self, label: str, spread: float) -> Floats:  # noqa: ARG002 - draws differ
-        """Return what multiplies the times of what has that error besides, shape (curves, 1)."""
+        """Return the factors on times that have an additional error, shape (curves, 1); here 1."""
         return _UNIT_FACTOR
 
 
@@ -70,12 +70,12 @@ class Predictor:
     """Times of one operation, with the trust in them.
 
     Args:
-        key: the operation, as doubts about it name it; None where doubts do not name it.
-        stretch: size of that for one of the operation's.
-        factors: of what stands in, shape (curves, 1).
-        stand_in: what stands in; "" for the operation itself.
-        origin: of points from tables; None without any.
-        table_factors: of times that are from the table.
+        key: the operation, as doubts name it; None if doubts do not name it.
+        stretch: size on the curve for each unit of the operation's size.
+        factors: on the times of a stand-in, shape (curves, 1).
+        stand_in: name of the stand-in; "" for the operation itself.
+        origin: table of the points; None if no point comes from a table.
+        table_factors: on the times that come from the table.
     """
 
     key: CostKey | None
@@ -96,14 +96,14 @@ class Predictor:
         return np.where(is_sample, seconds, self.table_factors * seconds)
 
     def trust(self, size: float) -> Trust:
-        """Return the trust in the time at a size; a line or a rule is a model."""
+        """Return the trust in the time at a size; a line or a rule counts as "modelled"."""
         is_table = self.origin is not None and self.origin.covers(size)
         if is_table or not isinstance(self.times, Curve):
             return "modelled"
         return least_trust((self.times.trust(self.stretch * size), self.cap))
 
     def estimate(self, size: float) -> Estimate[float]:
-        """Return the time of a single curve at one size."""
+        """Return the time of a single curve at a single size."""
         trust = self.trust(size)
         seconds = self.seconds_at(np.array([size])).item()
         if self.key is None or trust in {"measured", "interpolated"}:
@@ -123,10 +123,10 @@ _BACKWARD = "_backward"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Operations(Tables):
-    """Operations of a profile.
+    """Predictors of a profile's operations.
 
     Args:
-        curves: nominal ones, or random draws.
+        curves: nominal curves, or random draws.
     """
 
     index: ProfileIndex
@@ -135,7 +135,7 @@ class Operations(Tables):
 
     @once(lambda key: key)
     def predictor(self, key: CostKey) -> Predictor | None:
-        """Return the operation's times; None of rows and attention not known, else ProfileError."""
+        """Return the operation's predictor; None for unknown rows or attention, or ProfileError."""
         if isinstance(key, CollectiveKey):
             key = key._replace(num_nodes=canonical(key.group, self.index.profile.machine)[1])
         source = self.source(key)
@@ -144,7 +144,7 @@ class Operations(Tables):
         return self._predict_by_rule(key) if isinstance(key, CollectiveKey) else None
 
     def source(self, key: CostKey) -> Source | None:
-        """Return what predicts an operation; None without, ProfileError for a copy or a dtype."""
+        """Return an operation's source; None if unknown, ProfileError for a copy or a dtype."""
         match key:
             case GemmKey():
                 return self._gemm(key)
@@ -158,11 +158,11 @@ class Operations(Tables):
                 return self._attention(key)
 
     def _gemm(self, key: GemmKey) -> Source:
-        """Return the GEMM's points over rows; where uneven experts were not measured, even ones'.
+        """Return the GEMM's source over rows; even experts may stand in for uneven experts.
 
-        A measured shape is interpolated over its rows; another shape is blended from the measured
-        ones (`fit.gemm.Surface`). A form that was not measured takes the time of the forward form,
-        labelled "modelled".
+        A measured shape is interpolated over its rows. Another shape is blended from measured
+        shapes (`fit.gemm.Surface`). A form that was not measured takes the time of the forward form
+        and is labelled "modelled".
         """
         if (key.dtype, key.product, key.kernel) not in self.index.gemm_forms:
             key = key._replace(product=even_form(key.product))
@@ -192,14 +192,14 @@ class Operations(Tables):
         )
 
     def _form(self, key: GemmKey) -> GemmForm | None:
-        """Return the measured form to predict with: the same one, forward, or any even one."""
+        """Return the measured form that predicts: the wanted form, forward, or any even form."""
         wanted = key.dtype, key.kernel
         forms = [form for dtype, form, kernel in self.index.gemm_forms if (dtype, kernel) == wanted]
         even = (form for form in forms if form == even_form(form))
         return next((form for form in (key.product, "forward", *even) if form in forms), None)
 
     def _rows(self, key: RowsKey) -> Source | None:
-        """Return a memory-bound operation; another activation of its direction may stand in."""
+        """Return a memory-bound operation; another activation may stand in, in its direction."""
         basis, name = self.index.basis(key), key.op.removesuffix(_BACKWARD)
         if basis is not None:
             return Source(key=key, basis=basis)
@@ -216,10 +216,10 @@ class Operations(Tables):
         return None
 
     def _collective(self, key: CollectiveKey) -> Source | None:
-        """Return the nearest collective; None where a rule, if any, predicts the group.
+        """Return the nearest collective; None leaves the group to the rule, if the profile has it.
 
-        A number in flight that was not measured takes the nearest one: "interpolated" at best
-        where both are above 1, else "extrapolated" at best.
+        The nearest number in flight stands in for an unmeasured number. The trust is "interpolated"
+        at best if both are above 1, else "extrapolated" at best.
         """
         groups = self.index.groups(key.op)
         if self.index.profile.network is not None and key.group not in groups:
@@ -227,7 +227,7 @@ class Operations(Tables):
         return nearest_collective(self.index, key, allow_modelled=self.allow_modelled)
 
     def _attention(self, key: AttentionKey) -> Source | None:
-        """Return attention of that shape, else of the nearest one at as much work."""
+        """Return attention of that shape, else of the nearest known shape scaled to equal work."""
         shapes = self.index.keys(AttentionKey)
         near = key if key in shapes else nearest_attention(key, shapes)
         basis = None if near is None else self.index.basis(near)
@@ -242,7 +242,7 @@ class Operations(Tables):
         )  # fmt: skip
 
     def _copy(self, key: CopyKey) -> Source:
-        """Return the copy; on a CPU pinned and other memory are the same."""
+        """Return the copy; on a CPU pinned and pageable memory are the same."""
         near, profile = key, self.index.profile
         if self.index.basis(near) is None and profile.machine.kind == "cpu":
             near = key._replace(pinned=not key.pinned)
@@ -253,7 +253,7 @@ class Operations(Tables):
         return Source(key=near, basis=basis)
 
     def _predict_by_rule(self, key: CollectiveKey) -> Predictor:
-        """Return the times of an unknown group by the profile's rule; ProfileError without one."""
+        """Return an unknown group's times by the profile's rule; ProfileError without a rule."""
         profile, alone = self.index.profile, key._replace(in_flight=1)
         rule = rule_of(alone, index=self.index, predictor=self._known_predictor)
         if rule is None or profile.network is None:
@@ -269,7 +269,7 @@ class Operations(Tables):
         )
 
     def _known_predictor(self, key: CollectiveKey) -> Predictor:
-        """Return the predictor of a collective that the rule starts from."""
+        """Return the predictor of a known collective that the rule starts from."""
         predictor = self.predictor(key)
         assert predictor is not None  # noqa: S101 - collectives are known, or an error
         return predictor
@@ -277,8 +277,9 @@ class Operations(Tables):
     def _predictor(self, key: CostKey, source: Source) -> Predictor:
         """Return the predictor with the error and the trust of a stand-in.
 
-        Doubts do not name a line, unless it stands in: a profile of lines has measured nothing. Nor
-        do they name what is published in a published profile, which says so as a whole.
+        Doubts name a line only if it stands in, because a profile of lines has measured nothing.
+        They do not name published times in a published profile, whose provenance says so as a
+        whole.
         """
         basis, stand_in = source.basis, source.stand_in
         origin, table_factors = None, _UNIT_FACTOR
@@ -293,7 +294,7 @@ class Operations(Tables):
         named, times = key if source.stand_in else source.key, self.curves.times
         return Predictor(
             key=named if is_named else None,
-            # Many numbers in flight share the points of the nearest one.
+            # Several numbers in flight share the points of the nearest number.
             times=self.remembered(basis.label, lambda: times(basis))
             if isinstance(basis, Points)
             else times(basis),
@@ -307,7 +308,7 @@ class Operations(Tables):
 
 
 def nearest_attention(wanted: AttentionKey, shapes: Iterable[AttentionKey]) -> AttentionKey | None:
-    """Return the known shape nearest in length, then in heads, by ratio; of ties the smaller."""
+    """Return the known shape nearest by ratio in length, then in heads; the smaller if they tie."""
 
     def distance(key: AttentionKey) -> tuple[float, ...]:
         _, *there, _ = key
@@ -318,6 +319,6 @@ def nearest_attention(wanted: AttentionKey, shapes: Iterable[AttentionKey]) -> A
 
 
 def work_ratio(wanted: AttentionKey, near: AttentionKey) -> float:
-    """Return the known shape's sequences for each wanted, by length² · heads · head_dim."""
+    """Return the known shape's sequences per wanted sequence, by length² · heads · head_dim."""
     widths = (key.num_heads * key.head_dim for key in (wanted, near))
     return (wanted.length / near.length) ** 2 * next(widths) / next(widths)

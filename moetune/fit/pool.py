@@ -1,8 +1,8 @@
-"""Points by operation: raw samples pooled, and tables next to them. The first step of a fit.
+"""Points by operation: pooled raw samples, extended by tables. The first step of a fit.
 
-Samples count where they cover, tables for the rest. An operation that only a table knows has the
-table's points. One that both know has the samples' points, and the table's below the smallest and
-above the largest of them.
+Samples count within their range of sizes, tables outside it. An operation known only from a table
+has the table's points. An operation known from both has the points of the samples, plus the table's
+points below the smallest and above the largest sample.
 """
 
 import math
@@ -32,7 +32,7 @@ _NOWHERE = (math.inf, -math.inf)
 Key = TypeVar("Key", GemmKey, CollectiveKey, CopyKey, RowsKey, AttentionKey)
 _KINDS = (GemmKey, CollectiveKey, CopyKey, RowsKey, AttentionKey)
 Overlapped = tuple[int, bool]
-"""Bytes of each exchange that overlaps others, and whether it is alone on the link."""
+"""Bytes of each overlapping exchange, and whether it is alone on the link."""
 InterferenceKey = tuple[ResourceClass, frozenset[ResourceClass]]
 
 
@@ -42,7 +42,7 @@ class Series:
 
     Args:
         sizes: distinct, positive and ascending; rows, bytes or elements.
-        times: raw block times in seconds at each size, of the undisturbed visits.
+        times: raw block times in seconds at each size, from the undisturbed visits.
     """
 
     sizes: tuple[float, ...]
@@ -55,7 +55,7 @@ class Origin:
     """The table behind an operation's times.
 
     Args:
-        low, high: sizes between which the times are the machine's own, as samples have them.
+        low, high: range of sizes in which samples of the machine count instead of the table.
     """
 
     label: Label
@@ -76,13 +76,13 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """All that was measured without an error, by operation.
+    """All error-free measurements, by operation.
 
     Args:
         interference: raw times by victim and the others that run.
-        overlapped: raw times of computation ("comp"), by the exchanges that overlap it, and of
+        overlapped: raw times of computation ("comp") by the exchanges that overlap it, and of
             exchanges ("comm") that overlap computation.
-        origins: of each operation that has points from tables.
+        origins: table of each operation that has points from tables.
     """
 
     series: Mapping[CostKey, Series]
@@ -96,7 +96,7 @@ class Pool:
 
 
 def pool(samples: Iterable[Sample]) -> Pool:
-    """Return undisturbed samples by operation, without errors and sizes of zero."""
+    """Return undisturbed samples by operation, without failed samples and sizes of zero."""
     timed = [sample for sample in samples if sample.seconds and not sample.error]
     interference, overlapped = _interference(timed)
     visits: defaultdict[CostKey, defaultdict[int, list[Sample]]]
@@ -131,7 +131,7 @@ def _series(visits_of: Mapping[int, Sequence[Sample]]) -> Series:
 
 
 def _times(visits: Sequence[Sample]) -> tuple[float, ...]:
-    """Return the raw times of the visits that were disturbed least."""
+    """Return the raw times of the least disturbed visits."""
     return tuple(chain.from_iterable(visit.seconds for visit in undisturbed(visits)))
 
 
@@ -141,7 +141,7 @@ def _interference(
     Mapping[InterferenceKey, tuple[float, ...]],
     Mapping[ResourceClass, Mapping[Overlapped, tuple[float, ...]]],
 ]:
-    """Return the table's times; by size, those of computation and exchanges that overlap."""
+    """Return times by victim and others, and times of overlapped classes by exchange."""
     table: defaultdict[InterferenceKey, list[Sample]] = defaultdict(list)
     overlapped: dict[ResourceClass, defaultdict[Overlapped, list[Sample]]] = {
         victim: defaultdict(list) for victim in ("comp", "comm")
@@ -157,7 +157,7 @@ def _interference(
                 rivals = frozenset(point.others) - {point.victim}
                 table[point.victim, rivals].append(sample)
             case _:
-                pass  # sized, but more than computation and exchanges overlap
+                pass  # has a size, but other classes overlap too
     return {key: _times(visits) for key, visits in table.items()}, {
         victim: {exchange: _times(visits) for exchange, visits in of_victim.items()}
         for victim, of_victim in overlapped.items()
@@ -165,7 +165,7 @@ def _interference(
 
 
 def with_tables(measured: Pool, tables: Iterable[Table]) -> Pool:
-    """Return the pool with the points of tables; of several of an operation the first counts."""
+    """Return the pool extended by tables; the first table of an operation takes precedence."""
     joined = dict(measured.series)
     origins: dict[CostKey, Origin] = {}
     for table in tables:
@@ -181,7 +181,7 @@ def with_tables(measured: Pool, tables: Iterable[Table]) -> Pool:
 
 
 def _series_by_key(table: Table) -> Mapping[CostKey, Series]:
-    """Return the times of a table's operations; none of a dispatcher's, which only is shown."""
+    """Return the series of a table's operations; none for a dispatcher's, which is only shown."""
     if isinstance(table, GemmTable):
         return dict(gemm_series(table).items())
     if isinstance(table, CollectiveTable):
@@ -204,7 +204,7 @@ def gemm_series(table: GemmTable) -> dict[GemmKey, Series]:
 
 
 def series_of(points: Iterable[tuple[float, ...]]) -> Series:
-    """Return rows of (size, seconds) as a series; of equal sizes the first one counts."""
+    """Return rows of (size, seconds) as a series; the first row counts if sizes are equal."""
     times: dict[float, float] = {}
     for size, seconds in points:
         times.setdefault(size, seconds)
@@ -218,7 +218,7 @@ def series_of(points: Iterable[tuple[float, ...]]) -> Series:
 
 
 def _join_series(measured: Series | None, table: Series) -> Series:
-    """Return the measured points, and a table's beyond their sizes."""
+    """Return the measured points, plus the table's points outside their range of sizes."""
     if measured is None:
         return table
     low, high = measured.sizes[0], measured.sizes[-1]
@@ -237,7 +237,7 @@ def _join_series(measured: Series | None, table: Series) -> Series:
 def resampled_medians(
     *, times: Sequence[Sequence[float]], num: int, rng: "np.random.Generator"
 ) -> Floats:
-    """Return medians of each point's raw times drawn with replacement, shape (num, points)."""
+    """Return bootstrap medians of each point's raw times, shape (num, points)."""
     columns = []
     for point in times:
         raw = np.asarray(point, float)

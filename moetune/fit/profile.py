@@ -31,7 +31,7 @@ _INTERVAL_PERCENT = (5.0, 95.0)
 
 
 def label(*, median: float, p95: float) -> Quality:
-    """Return the label of a fit with those leave-one-out errors."""
+    """Return the quality label of a fit with these leave-one-out errors."""
     if median <= _GOOD[0] and p95 <= _GOOD[1]:
         return "good"
     return "usable" if median <= _USABLE[0] and p95 <= _USABLE[1] else "suspect"
@@ -40,7 +40,7 @@ def label(*, median: float, p95: float) -> Quality:
 def fit_error(
     *, errors: Sequence[float], sizes: Sequence[float], times: Sequence[Sequence[float]], seed: int
 ) -> FitError | None:
-    """Return the summary of a fit, with its intervals; None without leave-one-out errors."""
+    """Return the error summary of a fit, with its intervals; None without leave-one-out errors."""
     if not errors:
         return None
     alpha_seconds, beta_seconds = line_intervals(
@@ -69,9 +69,9 @@ def fit_profile(
 ) -> Profile:
     """Return the measured profile: a line with its error for each operation, and the samples.
 
-    Raw times of the same point are pooled, in whatever order they came. Samples with an error
-    are stored but not fitted. An operation with a single size has a line through the origin and
-    no error, as nothing can be left out.
+    Raw times of the same point are pooled, in whatever order they came. Samples with an error are
+    stored but not fitted. An operation with a single size has a line through the origin and no
+    error, because nothing can be left out.
 
     Args:
         seed: of the bootstrap; the same samples and seed give the same profile.
@@ -105,7 +105,7 @@ def _lines(kind: type[Key], line: type[_Line], pooled: Pool, seed: int) -> tuple
 
 
 def _gemm_lines(pooled: Pool, seed: int) -> tuple[GemmLine, ...]:
-    """Return a line over MACs for each dtype, of all even forms and a layer's usual kernel."""
+    """Return a line over MACs for each dtype, from all even forms with a layer's usual kernel."""
     lines: list[GemmLine] = []
     series_of = {key: series for key, series in pooled.of(GemmKey).items() if not key.kernel}
     for dtype in sorted({key.dtype for key in series_of if key.product == even_form(key.product)}):
@@ -133,7 +133,7 @@ def _gemm_lines(pooled: Pool, seed: int) -> tuple[GemmLine, ...]:
 
 
 def _gemm_errors(forms: Mapping[GemmKey, Series], alpha_seconds: float) -> list[float]:
-    """Return the errors of rows left out; where no shape has enough rows, of shapes left out."""
+    """Return the errors of left-out rows; if no shape has enough rows, those of left-out shapes."""
     surfaces = [
         Surface(
             shapes={key.shape: series for key, series in forms.items() if key.product == product},
@@ -147,7 +147,7 @@ def _gemm_errors(forms: Mapping[GemmKey, Series], alpha_seconds: float) -> list[
 
 
 def _line(series: Series, seed: int) -> dict[str, Any]:
-    """Return the fields of a line over bytes, as profiles have it."""
+    """Return the fields of a profile's line over bytes."""
     cost = fit_line(sizes=series.sizes, seconds=series.medians)
     errors = interpolation_errors(
         sizes=series.sizes, seconds=series.medians, alpha_seconds=cost.alpha_seconds
@@ -173,10 +173,11 @@ def fit_line(*, sizes: Sequence[float], seconds: Sequence[float]) -> LinearCost:
 def fit_lines(*, sizes: Floats, seconds: Floats) -> tuple[Floats, Floats]:
     """Return α ≥ 0 and β > 0 of many lines over the same sizes at once, each of shape (lines,).
 
-    The closed form of the normal equations; where a bound binds, the optimum lies on it.
+    The normal equations have a closed form; if a bound is active, the optimum lies on it.
 
     Args:
-        sizes, seconds: shape (points,), and (lines, points).
+        sizes: shape (points,).
+        seconds: shape (lines, points).
     """
     largest = sizes.max()
     starts, rates = 1 / seconds, (sizes / largest) / seconds
@@ -199,7 +200,7 @@ def fit_lines(*, sizes: Floats, seconds: Floats) -> tuple[Floats, Floats]:
 def line_intervals(
     *, sizes: Sequence[float], times: Sequence[Sequence[float]], rng: "np.random.Generator"
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return the bootstrap 90 % intervals of α and β, of raw block times drawn again."""
+    """Return bootstrap 90 % intervals of α and β, from resampled raw block times."""
     medians = resampled_medians(times=times, num=_NUM_BOOTSTRAPS, rng=rng)
     alphas, betas = fit_lines(sizes=np.asarray(sizes, float), seconds=medians)
     alpha_low, alpha_high = np.percentile(alphas, _INTERVAL_PERCENT)

@@ -1,4 +1,4 @@
-"""Quality of a measured profile: of its operations, and of the whole."""
+"""Quality of a measured profile, by operation and as a whole."""
 
 import statistics
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ _QUALITIES: tuple[Quality, ...] = ("good", "usable", "suspect")
 
 
 def quality_of(profile: Profile) -> ProfileQuality | None:
-    """Return the quality of the worst group, and which are suspect; None where none is known.
+    """Return the quality of the worst group, and the suspect groups; None without any quality.
 
-    A group's is the worst of its fits'; without a fit, that of its median sample.
+    A group's quality is the worst of its fits, or that of its median sample if it has no fit.
     """
     by_group: dict[str, list[Sample]] = {}
     for sample in profile.samples:
@@ -47,21 +47,21 @@ def quality_of(profile: Profile) -> ProfileQuality | None:
 
 
 def group_of(point: Point, machine: Machine) -> str:
-    """Return the group in which a point is shown, such as "GEMM"."""
+    """Return the name of the group in which a point is shown, such as "GEMM"."""
     if isinstance(point, CollectivePoint):
         return _collective_group(point.op, point.group, machine)
     return _NAMES.get(point.kind, point.kind)
 
 
 def _collective_group(op: CollectiveOp, group: Group, machine: Machine) -> str:
-    """Return the collective's name; with several nodes also the placement of its ranks."""
+    """Return the collective's name; on several nodes also the placement of its ranks."""
     if machine.num_devices <= machine.devices_per_node:
         return op
     return f"{op}, {placement_name(group, machine)}"
 
 
 def _middle(samples: Sequence[Sample]) -> int:
-    """Return the index of the quality of the median sample; the worst where none was timed."""
+    """Return the quality index of the median sample; the worst index if no sample was timed."""
     timed = [_QUALITIES.index(sample.quality) for sample in samples if not sample.error]
     return round(statistics.median(timed)) if timed else len(_QUALITIES) - 1
 

@@ -1,4 +1,4 @@
-"""Machines of which parts are faster or slower: a profile, or the costs fitted to one."""
+"""Machines with faster or slower parts: a scaled profile, or scaled costs of a profile."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -44,10 +44,10 @@ _CLASSES: Mapping[ResourceClass, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """Factors by which the parts of a machine are faster than measured; InputError out of range.
+    """Factors by which parts of a machine are faster than measured; InputError out of range.
 
     Args:
-        computation: GEMMs, attention and whatever else the ranks compute.
+        computation: GEMMs, attention and all other computation of the ranks.
         communication: collectives and sends.
         copies: between host and device.
     """
@@ -74,9 +74,9 @@ class Speeds:
 def scale_profile(profile: Profile, speeds: Speeds) -> Profile:
     """Return the profile with every measured time divided by the speed of its part.
 
-    Start-up times and times per byte or MAC are divided alike, so that every curve keeps
-    its shape and every fit its relative error. How much operations disturb each other stays as
-    it was measured. The profile is "modelled" and has a name of its own.
+    Start-up times and times per byte or MAC are divided alike, so that every curve keeps its shape
+    and every fit its relative error. Interference between operations stays as measured. The profile
+    is "modelled" and gets a new name.
     """
     changed = speeds.changed
     if not changed:
@@ -85,7 +85,7 @@ def scale_profile(profile: Profile, speeds: Speeds) -> Profile:
     samples = tuple(_sample(sample, speeds) for sample in profile.samples)
     factors = ", ".join(f"{part} × {factor:g}" for part, factor in changed.items())
     machine, faster = profile.machine, speeds.computation
-    if faster != 1.0:  # another device, whose data sheet nobody has
+    if faster != 1.0:  # a device without a data sheet
         machine = replace(machine, device=f"{machine.device}{FASTER}{faster:g}")
     return replace(
         profile,
@@ -96,7 +96,7 @@ def scale_profile(profile: Profile, speeds: Speeds) -> Profile:
         collective=_lines(profile.collective, speeds.communication),
         copy=_lines(profile.copy, speeds.copies),
         rows=_lines(profile.rows, speeds.computation),
-        # The same but for rounding; costs use the samples' own only where these equal the table.
+        # Equal except for rounding; costs use the samples' factors only if they equal the table.
         interference=interference_of(pool(samples).interference)
         if is_of_samples
         else profile.interference,
@@ -129,7 +129,7 @@ def _network(network: Network | None, factor: float) -> Network | None:
 
 def _sample(sample: Sample, speeds: Speeds) -> Sample:
     if isinstance(sample.point, StepPoint):
-        return sample  # the profile has its ratio to what its operations say, which stays
+        return sample  # its ratio to the sum of its operations stays
     factor = getattr(speeds, _CLASSES[_class_of(sample.point)])
     return replace(sample, seconds=tuple(seconds / factor for seconds in sample.seconds))
 
@@ -150,26 +150,26 @@ COLLECTIVE_PARTS = tuple(
     f"{op} {which}" for op in get_args(CollectiveOp) for which in (BANDWIDTH, START)
 )
 PARTS = (GEMM_RATE, GEMM_START, *COLLECTIVE_PARTS, ATTENTION, ROWS, COPIES, INTERFERENCE)
-"""Parts of a machine, by the names that documents have."""
+"""Parts of a machine, by their names in documents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """A part of the machine, and the factor on its times: above 1 it is slower."""
+    """A part of the machine, and the factor on its times; above 1 the part is slower."""
 
     part: str
     factor: float
 
 
 def slowed(costs: Costs, slowdown: Slowdown | None) -> Costs:
-    """Return the costs with one part's times multiplied; the costs themselves for None."""
+    """Return the costs with the times of one part multiplied; None leaves the costs unchanged."""
     return costs if slowdown is None else SlowedCosts(costs, slowdown)
 
 
 class SlowedCosts:
-    """Costs (`domain.costs.Costs`) of which one part takes so many times as long.
+    """Costs (`domain.costs.Costs`) with the times of one part multiplied.
 
-    Start-up is the time of no bytes, or no rows. Measured GEMMs have no start-up of their own: all
+    Start-up is the time of zero bytes or zero rows. Measured GEMMs have no separate start-up: all
     of their time is rate.
     """
 
@@ -179,27 +179,27 @@ class SlowedCosts:
 
     @property
     def copy_mode(self) -> CopyMode | None:
-        """That of the costs."""
+        """The copy mode of the underlying costs."""
         return self._costs.copy_mode
 
     def knows(self, key: CostKey) -> bool:
-        """Return whether the costs know it."""
+        """Return whether the underlying costs know the operation."""
         return self._costs.knows(key)
 
     def step_errors(self, key: LayerKey, *, tokens: int) -> StepErrors:
-        """Return those of the costs."""
+        """Return the step errors of the underlying costs."""
         return self._costs.step_errors(key, tokens=tokens)
 
     @property
     def speeds(self) -> SpeedTable:
-        """The table; what an operation takes longer in overlap is multiplied."""
+        """The table; the extra time of each operation in overlap is multiplied."""
         table = self._costs.speeds
         if self._part != INTERFERENCE:
             return table
         return {pair: self._speed(speed) for pair, speed in table.items()}
 
     def overlap_speeds(self, *, exchange_bytes: Sizes, exchange_seconds: Sizes) -> OverlapSpeeds:
-        """Return the speeds of an exchange that takes as long."""
+        """Return the speeds in overlap, with the extra time multiplied for interference."""
         speeds = self._costs.overlap_speeds(
             exchange_bytes=exchange_bytes, exchange_seconds=exchange_seconds
         )
@@ -208,11 +208,11 @@ class SlowedCosts:
         return OverlapSpeeds(*map(self._speed, speeds))
 
     def is_measured(self, dtype: str) -> bool:
-        """Return whether points predict the dtype's GEMMs."""
+        """Return whether measured points, not a line, predict the dtype's GEMMs."""
         return self._costs.is_measured(dtype)
 
     def seconds(self, key: CostKey, size: Number) -> Estimate[Number]:
-        """Return the slower time: all of it, or of GEMMs and collectives start-up or rate alone."""
+        """Return the slower time: all of it, or a GEMM's or collective's start-up or rate alone."""
         estimate, (start, rate) = self._costs.seconds(key, size), _parts(key)
         if self._part not in {start, rate}:
             return estimate
@@ -224,12 +224,12 @@ class SlowedCosts:
         return estimate._replace(seconds=estimate.seconds + (self._factor - 1) * changed)
 
     def _speed(self, speed: Floats) -> Floats:
-        """Return a speed in overlap, of which what takes longer is multiplied."""
+        """Return a speed in overlap whose extra time is multiplied."""
         return 1 / (1 + self._factor * (1 / speed - 1))
 
 
 def _parts(key: CostKey) -> tuple[str, str]:
-    """Return the parts of the machine that an operation's start-up and rate are."""
+    """Return the machine parts that set an operation's start-up and its rate."""
     match key:
         case GemmKey():
             return GEMM_START, GEMM_RATE

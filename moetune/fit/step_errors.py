@@ -1,8 +1,8 @@
-"""Error of predicted steps of layers, from whole steps measured as well as their operations.
+"""Error of predicted layer steps, learned from whole steps that the profile measured as well.
 
-The logarithm of measured over predicted is taken as a Gaussian process. Its prior is the record of
-the network lab (`RECORDED_SPREAD`), wide and without a bias; steps measured on the machine
-itself move and narrow it, most for the same layer, tokens and number of chunks.
+The logarithm of measured over predicted time is modelled as a Gaussian process. Its prior is the
+record of the network lab (`RECORDED_SPREAD`), wide and without a bias. Steps measured on this
+machine shift and narrow it, most for the same layer, tokens and number of chunks.
 """
 
 import math
@@ -20,35 +20,35 @@ from moetune.domain.samples import GemmPoint, Point, Sample, StepRecord, undistu
 from moetune.domain.step_errors import GAP_SECONDS, SHARED_OCTAVES, SUSTAINED, StepErrors
 
 RECORDED_SPREAD = 0.068
-"""Standard deviation of the network lab's steps, measured over predicted as sums of operations.
-There are 12 cells of five numbers of chunks (`docs/results/netlab-sums.json`), which share no
-error."""
+"""Standard deviation of log(measured / predicted) over the network lab's steps, predicted as sums
+of operations. There are 12 cells of five numbers of chunks (`docs/results/netlab-sums.json`) with
+independent errors."""
 NUM_OCTAVES = 11
 """Powers of two among numbers of chunks, from 1 to 1024; more chunks have the error of 1024."""
 TOKEN_OCTAVES = 3.0
-"""Factors of two in the tokens over which the correlation falls to 1/e."""
+"""Octaves of tokens over which the correlation falls to 1/e."""
 OTHER_LAYER = 0.5
 """Correlation of the errors of two layers on one machine."""
 NOISE = 0.02
-"""Standard deviation of a measured step's own logarithm."""
+"""Standard deviation of the noise in a measured step's logarithm."""
 
 WILD = 0.2
-"""Residual above which a measured step is not believed."""
+"""Residual above which a measured step counts as disturbed."""
 EXACT = 0.002
-"""Standard deviation of a residual under a refit of the costs: practically none. Refits differ in
-what they say of a measured step by more than any error that was seen."""
+"""Standard deviation of a residual under a refit of the costs: practically 0. Predictions of a
+measured step differ between refits by more than any observed error."""
 DRIFT = 0.06
-"""Standard deviation of what a machine is slower or faster by in a later job. Steps of the network
-lab's unseen cells, measured again minutes later, differed by -8 to +13 % in nine of ten cases."""
+"""Standard deviation of a machine's change of speed in a later job. Unseen cells of the network
+lab, measured again minutes later, differed by -8 to +13 % in nine of ten cases."""
 PUBLISHED_SPREAD = 0.19
-"""Standard deviation of what all steps miss where the kernels are published ones. Twelve of layers
-on an H100 and an H200 took 1.01 to 1.44 times their prediction: 0.21 in the mean square, which are
-this, the drift and the lab's spread (docs/results/gpu.md)."""
+"""Standard deviation of an error that all steps share if the kernels are published. Twelve layer
+steps on an H100 and an H200 took 1.01 to 1.44 times their prediction. Their root mean square of
+0.21 combines this spread, the drift and the lab's spread (docs/results/gpu.md)."""
 LARGEST_SEEN, LARGEST_BUSY = 0.15, 0.5
-"""Upper limits of the drift that visits of GEMMs show: of a quiet machine, and of one that was busy
-most of the time."""
+"""Upper limits of the drift shown by visits of GEMMs: on a quiet machine, and on a machine that was
+busy most of the time."""
 _FEWEST_ALIKE = 3
-"""Measured steps from which on a residual that all of them have is the machine's."""
+"""Number of measured steps from which a common residual counts as the machine's."""
 _FEWEST_VISITS = 10
 _MOST, _NINE_OF_TEN = 0.9, 1.645
 
@@ -60,9 +60,9 @@ class MachineErrors(Tables):
     """Errors of any layer's steps on one machine.
 
     Args:
-        spread: standard deviation of the error where nothing was measured.
-        drift: of what the machine is slower or faster by in a later job, as `drift_of` has it.
-        has_published_kernels: whether its GEMMs are of tables, each measured alone.
+        spread: standard deviation of the error if nothing was measured.
+        drift: spread of the machine's speed in a later job, as of `drift_of`.
+        has_published_kernels: whether its GEMMs come from tables, each measured alone.
     """
 
     records: Sequence[StepRecord]
@@ -72,13 +72,13 @@ class MachineErrors(Tables):
 
     @once(lambda key, tokens: (key, tokens))
     def of(self, key: LayerKey, tokens: int) -> StepErrors:
-        """Return the error by number of chunks, of a step with so many tokens on each rank."""
+        """Return the errors by number of chunks for a step with `tokens` on each rank."""
         near = tuple(record for record in self.records if _likeness(record.workload.key, key))
         return self._posterior(key, tokens, near) if near else self._prior_errors
 
     @cached_property
     def _prior_errors(self) -> StepErrors:
-        """Errors of a layer that no measured step is like, with any number of tokens."""
+        """Errors of a layer without a similar measured step, for any number of tokens."""
         mean, roots = np.zeros(NUM_OCTAVES), _roots(self._prior + self.drift**2)
         if not self.has_published_kernels:
             return StepErrors(mean=mean, roots=roots)
@@ -118,27 +118,27 @@ class MachineErrors(Tables):
 
 
 def _noise(residuals: Floats) -> Floats:
-    """Return the standard deviations of measured steps: of a wild one, what it is wild by.
+    """Return the standard deviations of measured steps; a wild step gets its excess over `WILD`.
 
-    No step in the record is off by more than `WILD`; one that is was disturbed, most likely.
+    No step in the record is off by more than `WILD`; such a step was most likely disturbed.
 
     Args:
-        residuals: less the usual residual of the machine, which other load may slow down for good.
+        residuals: minus the machine's usual residual, which a permanent load may cause.
     """
     deviations: Floats = np.hypot(NOISE, np.maximum(np.abs(residuals) - WILD, 0.0))
     return deviations
 
 
 def drift_of(samples: Iterable[Sample]) -> float:
-    """Return the spread of GEMMs' visits around those that were disturbed least.
+    """Return the spread of GEMM visits around the least disturbed visits.
 
-    A profile predicts an undisturbed machine, and jobs run on the machine as it is. GEMMs repeat
-    best, so that what their visits differ by is the machine's. Those during which other programs
-    were seen count only where there are no others. Visits that make up nine tenths of the time set
-    the spread: a step consists of its long GEMMs, and short ones vary by more. They are minutes
-    apart at most, so that half of the variance is the record's, `DRIFT`.
+    A profile predicts an undisturbed machine, but jobs run on the machine as it is. GEMMs repeat
+    best, so differences between their visits come from the machine. Visits during which other
+    programs ran count only if there are no others. The spread covers nine tenths of the time: a
+    step consists of long GEMMs, and short GEMMs vary more. Visits are minutes apart at most, so
+    half of the variance comes from the record, `DRIFT`.
 
-    A machine that was busy for most of its profile is so in later jobs: then all blocks count.
+    A machine that was busy for most of its profile stays busy in later jobs: then all blocks count.
     """
     visits: dict[Point, list[Sample]] = {}
     for sample in samples:
@@ -170,7 +170,7 @@ def _total_seconds(visits: Iterable[Sample]) -> float:
 
 
 def _times(visits: Sequence[Sample], *, is_busy: bool) -> list[float]:
-    """Return a point's times: those of its undisturbed visits, or all blocks'."""
+    """Return a point's times: medians of its undisturbed visits; on a busy machine, all blocks."""
     if is_busy:
         return [seconds for visit in visits for seconds in visit.seconds]
     return [visit.median_seconds for visit in visits if not visit.marks] or [
@@ -179,7 +179,7 @@ def _times(visits: Sequence[Sample], *, is_busy: bool) -> list[float]:
 
 
 def _degree_kernel(degrees: Floats, seen_degrees: Floats) -> Floats:
-    """Return the correlation by octaves between numbers of chunks."""
+    """Return the correlation between numbers of chunks, given in octaves."""
     octaves = np.abs(degrees[:, None] - seen_degrees[None, :])
     return np.maximum(1 - octaves / SHARED_OCTAVES, 0.0)
 
@@ -191,7 +191,7 @@ def _size_kernel(sizes: Floats, seen_sizes: Floats) -> Floats:
 
 
 def _likeness(key: LayerKey, second: LayerKey) -> float:
-    """Return the correlation of two layers' errors; 0 where ranks share experts in other ways."""
+    """Return the correlation of two layers' errors; 0 if dtype or expert parallelism differs."""
     if key == second:
         return 1.0
     kinds = [(layer.dtype, layer.expert_parallel) for layer in (key, second)]
@@ -199,7 +199,7 @@ def _likeness(key: LayerKey, second: LayerKey) -> float:
 
 
 def _roots(covariance: Floats) -> Floats:
-    """Return the symmetric square root; rounding may have left eigenvalues below 0."""
+    """Return the symmetric square root; eigenvalues that rounding made negative count as 0."""
     values, vectors = np.linalg.eigh(covariance)
     roots: Floats = vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
     return roots

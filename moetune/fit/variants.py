@@ -23,10 +23,10 @@ from moetune.fit.pool import InterferenceKey, resampled_medians
 
 # The largest standard deviation of a common factor's logarithm: two in three draws within a
 # factor of 2. Two points predict each other, so their leave-one-out error may be a factor of 900
-# where a start-up time dominates: that shows that nothing is known, and no machine varies as much.
+# if a start-up time dominates. That shows a lack of data: no machine varies by so much.
 _MAX_SPREAD = math.log(2)
 NUM_RESAMPLES, RESAMPLING_SEED = 100, 0
-"""Draws behind a plan's own spread, and behind the bands of figures."""
+"""Number and seed of the draws behind a plan's spread and the bands of figures."""
 
 
 def resample_costs(
@@ -34,16 +34,15 @@ def resample_costs(
 ) -> tuple[Refit, ...]:
     """Return `num` costs drawn within the noise of the samples and the errors of the fits.
 
-    In each draw every measured point has the median of raw times drawn again with replacement,
-    independent of its neighbours. Every curve has one log-normal factor with the curve's
-    leave-one-out error, up to a spread of a factor of 2. Noise of points averages out over a plan,
-    a smooth error of a fit does not. Beyond the measured sizes a curve is off by a normal number of
-    `fit.extrapolation`'s spreads. What stands in for another operation is off by a factor of its
-    own. Lines without samples have α and β each changed by their assumed error. Interference
-    factors come from raw times drawn again, unless the profile's factors are not those of its
-    samples. Then they were set by hand, and hold.
+    In each draw every measured point takes the median of its resampled raw times, independent of
+    its neighbours. Every curve takes one log-normal factor with the curve's leave-one-out error,
+    limited to a spread of a factor of 2. Noise of points averages out over a plan, a smooth error
+    of a fit does not. Beyond the measured sizes a curve is off by a normal number of spreads of
+    `fit.extrapolation`. Each stand-in for another operation gets a separate factor. Lines without
+    samples have α and β each changed by their assumed error. Interference factors come from
+    resampled raw times. Factors that were set by hand, and differ from the samples, stay fixed.
 
-    An operation is drawn when it is first wanted. Its draws depend on the seed and on the operation
+    An operation is drawn when first needed. Its draws depend on the seed and on the operation
     alone, not on the order of the queries.
     """
     index, noise = index_of(profile), _Noise(num=num, seed=seed)
@@ -55,21 +54,21 @@ def resample_costs(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Noise(Tables):
-    """All draws of an operation at once, made when the first of them is wanted."""
+    """All draws of an operation at once, made when the first draw is needed."""
 
     num: int
     seed: int
 
     @once(lambda points: points.label)
     def medians(self, points: Points) -> Floats:
-        """Return the points' medians, shape (draws, points)."""
+        """Return bootstrap medians of the points, shape (draws, points)."""
         return resampled_medians(
             times=points.series.times, num=self.num, rng=self._rng(points.label)
         )
 
     @once(lambda label: label)
     def deviates(self, label: str) -> Floats:
-        """Return two independent standard normal numbers of each draw, shape (2, draws)."""
+        """Return two independent standard normal numbers for each draw, shape (2, draws)."""
         return self._rng(label).normal(size=(self.num, 2)).T
 
     @once(lambda times: "interference")  # noqa: ARG005 - of one profile
@@ -85,7 +84,7 @@ class _Noise(Tables):
 
 
 class DrawnCosts(ProfileCosts):
-    """Costs of a draw; or of several, which have a time of each, and none in a single number."""
+    """Costs of a draw; of several draws, times are arrays and a single number is refused."""
 
     def __init__(
         self, *, index: ProfileIndex, noise: _Noise, allow_modelled: bool, chosen: tuple[int, ...]
@@ -95,7 +94,7 @@ class DrawnCosts(ProfileCosts):
         self.noise, self.chosen, self._allow_modelled = noise, chosen, allow_modelled
 
     def together(self, refits: Sequence[Refit]) -> Costs:
-        """Return the costs of some draws as one; TypeError for those of another profile."""
+        """Return the costs of several draws as one object; TypeError for other profiles' draws."""
         drawn = [
             costs for costs in refits if isinstance(costs, DrawnCosts) and costs.noise is self.noise
         ]
@@ -121,13 +120,13 @@ class DrawnCosts(ProfileCosts):
 
 
 class _DrawnCurves(Curves):
-    """The curves, lines and blends of some draws."""
+    """The curves, lines and blends of the chosen draws."""
 
     def __init__(self, noise: _Noise, chosen: tuple[int, ...]) -> None:
         self._noise, self._chosen = noise, list(chosen)
 
     def speeds(self, index: ProfileIndex) -> SpeedTable:
-        """Return the factors from raw times drawn again, of each draw."""
+        """Return the interference factors of each draw, from resampled raw times."""
         nominal, times = super().speeds(index), index.pool.interference
         if not times or not index.has_measured_interference:
             return nominal
@@ -135,7 +134,7 @@ class _DrawnCurves(Curves):
         return {**nominal, **measured_speeds(dict(zip(times, drawn, strict=True)))}
 
     def times(self, basis: Basis) -> Curve | Line:
-        """Return the curves, or lines, of the draws."""
+        """Return the curves, or lines, of the chosen draws."""
         match basis:
             case Points():
                 factors, _ = self._factors(basis.family, basis.relative_error)
