@@ -1,1 +1,1 @@
-"""Solvers, from costs to a plan. Pure: the same input gives the same plan, to the last digit."""
+"""Pure solvers from costs to a plan: equal input gives an equal plan, to the last digit."""

@@ -25,16 +25,16 @@ from moetune.solve.model.schedule import PASS_WORDS
 
 """The transfer of a phase that is no chunk's: the first chunk waits for it."""
 _MOST_PASSES = 20_000
-"""Perfetto opens that many at once."""
+"""Number of passes that Perfetto still opens."""
 
 
 class TraceSpan(NamedTuple):
-    """One bar.
+    """A bar of a trace.
 
     Args:
-        track: its stream.
+        track: name of its stream.
         start_seconds, end_seconds: since the step began.
-        args: shown when the bar is chosen.
+        args: shown when the bar is selected.
     """
 
     name: str
@@ -48,8 +48,8 @@ class TraceSpan(NamedTuple):
 def chunk_span(
     span: Span, *, phase: Phase, chunk: int, tokens: int, degree: int, num_bytes: int | None
 ) -> TraceSpan:
-    """Return the bar of a chunk's operation, from 0, with a rank's bytes."""
-    # The cut of `moetune.runtime.moe.dispatch`, whose chunks differ by a token.
+    """Return the bar of a chunk's operation (chunks from 0), with the bytes of a rank."""
+    # Cut as in `moetune.runtime.moe.dispatch`, whose chunks differ by a token.
     first, end = tokens * chunk // degree, tokens * (chunk + 1) // degree
     args = {} if num_bytes is None else {"bytes": num_bytes}
     args |= {"chunk": chunk + 1, "chunks": degree, "tokens": end - first}
@@ -60,7 +60,7 @@ def chunk_span(
 def layer_spans(
     *, plan: Plan, costs: Costs, forward: Timeline, backward: Timeline
 ) -> list[TraceSpan]:
-    """Return the bars of a layer's predicted step, with the fullest rank's bytes by its costs."""
+    """Return the bars of a layer's predicted step, with the bytes of the fullest rank."""
     workload, pipeline = plan.workload, plan.pipeline
     layer, tokens = layer_costs(workload=workload, costs=costs), workload.tokens_per_rank
     spans, start = [], 0.0
@@ -104,11 +104,11 @@ def num_drawn(pipeline: StagePipeline) -> int:
 def rank_spans(
     pipeline: StagePipeline, parts: Mapping[str, float], num_micro_batches: int, *, tokens: int
 ) -> list[list[TraceSpan]]:
-    """Return the bars of each pipeline rank: passes, and behind all of them the step's end.
+    """Return the bars of each pipeline rank: its passes, and the end of the step after them.
 
     Args:
-        parts: seconds of the step, of which gradients and optimizer come behind its last pass.
-        num_micro_batches: drawn; without the last ones there is no end.
+        parts: seconds of the step by part; gradients and optimizer follow the last pass.
+        num_micro_batches: micro-batches to draw; without the last of them there is no end.
         tokens: of a micro-batch on one rank.
     """
     spans: list[list[TraceSpan]] = [[] for _ in range(pipeline.pp)]
@@ -130,7 +130,7 @@ def rank_spans(
 
 
 def plan_step(*, plan: Plan, costs: Costs, decision: Decision | None = None) -> StepTime:
-    """Return the predicted step of a plan's layer or another decision; InputError, ProfileError."""
+    """Return a plan's predicted step, or a decision's; may raise InputError or ProfileError."""
     workload = plan.workload
     chosen = decision or plan.decide(workload.tokens_per_rank)
     return step_time(
@@ -164,7 +164,7 @@ def _timeline(plan: Plan, layer: LayerCosts, phase: Phase, degree: int) -> Timel
 
 
 def overlap_share(spans: Sequence[Span]) -> float:
-    """Return the share of the communication time in which computation runs; 0 without any.
+    """Return the share of communication time that overlaps computation; 0 without communication.
 
     Source: HTA's definition, time computing while communicating over time communicating.
     """

@@ -1,4 +1,4 @@
-"""The degree of a layer with one memory strategy: the table of degrees, and the choice from it."""
+"""The number of chunks (degree) of a layer with one memory strategy: the table, and the choice."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,21 +16,21 @@ from moetune.solve.layer.memory import MemoryBudget
 from moetune.solve.layer.times import StepTime, price_phase, step_time
 
 NOISE = 0.01
-"""Measured costs cannot tell times apart that differ by less: fewer chunks are then safer."""
+"""Relative difference of times that measured costs cannot resolve; fewer chunks are then safer."""
 WORTH = 0.05
-"""Share of a step that chunks must promise to save where costs are measured.
+"""Share of a step that chunks must promise to save if costs are measured.
 
-About the error of a step predicted from them (`docs/results/netlab.md`). Steps of several
-chunks share most of it, so that among them `NOISE` is enough.
+It is about the error of a step predicted from such costs (`docs/results/netlab.md`). Steps of
+several chunks share most of that error, so `NOISE` is enough between them.
 """
 FEW_CHUNKS = 3
-"""Rings have buffers for so many chunks at most."""
+"""Largest number of chunks that the ring buffers hold."""
 NUM_CONTENDERS, NUM_ALTERNATIVES = 4, 5
 HOPELESS = 1.2
-"""Times the nominal best above which no refit makes a degree the best one."""
+"""Ratio to the best nominal time above which no refit makes a degree the best."""
 
 Seconds = Mapping[int, float]
-"""Of a phase, by its number of chunks, ascending."""
+"""Seconds of a phase by its number of chunks, ascending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class DegreeChooser:
     """The best degree for any number of tokens.
 
     Args:
-        strategy: one that reuses memory needs several chunks.
+        strategy: a strategy that reuses memory needs several chunks.
         budget: memory that the peak of a step has to fit into; None without a bound.
     """
 
@@ -49,28 +49,28 @@ class DegreeChooser:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the costs come from measurements, with their noise, not from lines."""
+        """Whether the costs come from measurements, which have noise, and not from lines."""
         return self.costs.costs.is_measured(self.costs.dtype)
 
     def bounded(self, tokens: int) -> range:
-        """Return the degrees that bounds and a pin leave for so many tokens, ascending."""
+        """Return the degrees that the bounds and a pin allow for `tokens`, ascending."""
         pinned = self.bounds.degree
         if pinned is not None:
             return range(min(pinned, tokens), min(pinned, tokens) + 1)
         return range(1, self.bounds.largest(tokens) + 1)
 
     def fits(self, tokens: int, degree: int) -> bool:
-        """Return whether a step in so many chunks may be chosen, and fits into the memory."""
+        """Return whether a step of `degree` chunks may be chosen and fits in memory."""
         if self.strategy != "none" and degree == 1:
             return False
         budget = self.budget
         return budget is None or budget.fits(strategy=self.strategy, degree=degree, tokens=tokens)
 
     def least(self, tokens: int) -> int:
-        """Return the degree whose step takes the least memory, of equal ones the fewest chunks.
+        """Return the degree whose step takes the least memory; the fewest chunks if they tie.
 
-        One chunk sums no gradients in float32, and rings have buffers for three chunks at most:
-        from there on more chunks take less.
+        One chunk sums no gradients in float32. Rings hold buffers for at most three chunks, so from
+        there on more chunks take less.
         """
         budget, degrees = self.budget, self.bounded(tokens)
         assert budget is not None  # noqa: S101 - asked where memory binds
@@ -84,12 +84,12 @@ class DegreeChooser:
         return min(peaks, key=peaks.__getitem__)
 
     def table(self, tokens: int) -> "DegreeTable":
-        """Return the degrees of a number of tokens."""
+        """Return the table of degrees for a number of tokens."""
         (table,) = self.tables([(tokens, tokens)])
         return table
 
     def tables(self, spans: Sequence[tuple[int, int]]) -> "list[DegreeTable]":
-        """Return the degrees of spans of tokens, timed at geometric means; the most have to fit."""
+        """Return the tables of token spans, timed at geometric means, fitting the last size."""
         forward, backward = (self._seconds(phase, spans) for phase in PHASES)
         return [
             DegreeTable(
@@ -100,11 +100,11 @@ class DegreeChooser:
         ]  # fmt: skip
 
     def degree(self, tokens: int) -> int | None:
-        """Return the best degree for so many tokens that fits; None where none does."""
+        """Return the best degree for `tokens` that fits; None if none fits."""
         return self.table(tokens).best()
 
     def _seconds(self, phase: Phase, spans: Sequence[tuple[int, int]]) -> list[Seconds]:
-        """Return the phase's seconds in every number of chunks, of all spans worked out at once."""
+        """Return the phase's seconds by number of chunks for each span, all computed at once."""
         order = self.bounds.chosen_order
         sizes = [_middle(span) for span in spans]
         ranges = [self.bounded(fewest) for fewest, _ in spans]
@@ -130,11 +130,11 @@ class DegreeChooser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DegreeTable:
-    """Seconds of both phases at every degree that is allowed, for some tokens.
+    """Seconds of both phases at every allowed degree, for a number of tokens.
 
     Args:
-        tokens: that are timed.
-        most_tokens: that have to fit.
+        tokens: tokens per rank that are timed.
+        most_tokens: tokens per rank that have to fit in memory.
         forward, backward: seconds by number of chunks.
     """
 
@@ -145,14 +145,14 @@ class DegreeTable:
     backward: Seconds
 
     def fits(self, degree: int) -> bool:
-        """Return whether so many chunks may be chosen, and fit into the memory."""
+        """Return whether `degree` chunks may be chosen and fit in memory."""
         return self.chooser.fits(self.most_tokens, degree)
 
     def best(self) -> int | None:
-        """Return the fewest chunks that tie with the fastest that fit, or are within noise of them.
+        """Return the fewest chunks within noise of the fastest step that fits in memory.
 
-        Where costs are measured, several chunks without reuse have to be worth it. One rank, which
-        sends nothing, has the fewest that fit. None where nothing fits.
+        With measured costs, several chunks without reuse must save at least `WORTH`. A single rank
+        sends nothing, and takes the fewest chunks that fit. None if nothing fits.
         """
         chooser = self.chooser
         keeps_all = chooser.strategy == "none"
@@ -163,7 +163,7 @@ class DegreeTable:
         seconds = self._seconds()
         fastest = next(filter(self.fits, sorted(seconds, key=seconds.__getitem__)), None)
         if fastest is None:
-            return None  # one chunk alone, which reuses no memory
+            return None  # only one chunk is left, and it reuses no memory
         limit = seconds[fastest] * (1 + (NOISE if chooser.is_measured else TIE))
         ties = (degree for degree in seconds if seconds[degree] <= limit)
         best = next(filter(self.fits, ties))
@@ -174,14 +174,14 @@ class DegreeTable:
         return best
 
     def next_best(self, chosen: int, num: int) -> list[int]:
-        """Return the fastest other degrees that fit, of ties those with fewer chunks first."""
+        """Return the fastest other degrees that fit; fewer chunks come first if they tie."""
         seconds, around = self._seconds(), self._overhead_seconds
         ordered = sorted(seconds, key=lambda degree: (rounded(around + seconds[degree]), degree))
         rivals = (degree for degree in ordered if degree != chosen and self.fits(degree))
         return [*islice(rivals, num)]
 
     def contenders(self, chosen: int) -> tuple[int, ...]:
-        """Return the chosen degree, its nearest rivals that fit, and hopeful powers of two."""
+        """Return the chosen degree, its nearest rivals that fit, and promising powers of two."""
         seconds = self._seconds()
         limit = seconds[chosen] * HOPELESS
         order = sorted(seconds, key=lambda degree: (rounded(seconds[degree]), degree))
@@ -191,7 +191,7 @@ class DegreeTable:
         return chosen, *rivals[:NUM_CONTENDERS], *far
 
     def step(self, degree: int) -> StepTime:
-        """Return the step at a degree."""
+        """Return the step with `degree` chunks."""
         costs, strategy = self.chooser.costs, self.chooser.strategy
         order = self.chooser.bounds.chosen_order
         return costs.remembered(
@@ -203,7 +203,7 @@ class DegreeTable:
         )  # fmt: skip
 
     def _seconds(self) -> Seconds:
-        """Return the seconds of both phases together."""
+        """Return the seconds of both phases together, by degree."""
         return {degree: self.forward[degree] + self.backward[degree] for degree in self.forward}
 
     @property
@@ -216,7 +216,7 @@ def _middle(span: tuple[int, int]) -> int:
 
 
 def rounded(seconds: float) -> float:
-    """Return the time without its last digits, which rounding errors of sums may change."""
+    """Return the time without its last digits, which the order of a sum may change."""
     return float(f"{seconds:.11e}")
 
 
@@ -225,11 +225,11 @@ class Ranking:
     """The degree chosen with one strategy, and the table that it was chosen from.
 
     Args:
-        strategy: the plan's; one chunk reuses no memory, and has the chooser of "none".
-        chooser: of other numbers of tokens.
-        table: that the degree was chosen from.
-        sequential: one chunk, allowed or not.
-        fits: whether it fits into the memory; where none does, it is the fastest.
+        strategy: the plan's strategy; one chunk reuses no memory and has the chooser of "none".
+        chooser: chooser for other numbers of tokens.
+        table: table that the degree was chosen from.
+        sequential: step in one chunk, allowed or not.
+        fits: whether the degree fits in memory; if none fits, it is the fastest degree.
     """
 
     strategy: Strategy
@@ -252,39 +252,39 @@ class Ranking:
 
     @property
     def order(self) -> Order:
-        """The link's order of the chunks; reused memory has buffers for the interleaved one."""
+        """The link's order of the chunks; buffers of reused memory require interleaving."""
         return self.chooser.bounds.chosen_order if self.strategy == "none" else "interleaved"
 
     @property
     def wanted(self) -> StepTime:
-        """The step that would be chosen with this strategy if there were more memory."""
+        """The step that this strategy would choose with unlimited memory."""
         degree = replace(self.chooser, budget=None).degree(self.table.tokens)
         return self.in_chunks(degree or self.degree)
 
     @property
     def memory_forced(self) -> bool:
-        """Whether another degree would be chosen, without reuse, if there were more memory."""
+        """Whether memory alone prevents another degree; False for strategies that reuse memory."""
         if self.strategy != "none":
             return False
         return not self.budget.fits(strategy="none", degree=self.wanted.degree)
 
     @property
     def has_one_chunk(self) -> bool:
-        """Whether one chunk may be chosen without reuse."""
+        """Whether one chunk may be chosen without reuse of memory."""
         return 1 in self.table.forward and self.table.fits(1)
 
     def in_chunks(self, degree: int) -> StepTime:
-        """Return the step in so many chunks."""
+        """Return the step in `degree` chunks."""
         step = self.sequential if degree == 1 else self.table.step(degree)
         return replace(step, strategy=self.strategy)
 
     def in_one_chunk(self) -> "Ranking":
-        """Return the ranking with one chunk as its choice, for any number of tokens."""
+        """Return the ranking with one chunk as the choice, for any number of tokens."""
         chooser = replace(self.chooser, bounds=replace(self.chooser.bounds, max_degree=1))
         return replace(self, degree=1, chooser=chooser)
 
     def alternatives(self) -> list[StepTime]:
-        """Return the next fastest choices, and one chunk wherever that is allowed."""
+        """Return the next fastest choices, with one chunk among them if it is allowed."""
         steps = list(map(self.in_chunks, self.table.next_best(self.degree, NUM_ALTERNATIVES)))
         if self.degree == 1 or not self.has_one_chunk:
             return steps
@@ -296,10 +296,10 @@ class Ranking:
 def rank_degrees(
     *, costs: LayerCosts, bounds: Bounds, budget: MemoryBudget, strategy: Strategy
 ) -> Ranking | None:
-    """Return the best degree that the bounds and the memory leave with that strategy.
+    """Return the best degree within the bounds and the memory for that strategy.
 
-    None where nothing fits, or where a strategy that reuses memory is left with one chunk, which
-    reuses none, unless the caller pinned it.
+    None if nothing fits. None also if only one chunk is left to a strategy that reuses memory,
+    because one chunk reuses none; a strategy that the caller pinned is accepted.
     """
     tokens = budget.workload.tokens_per_rank
     chooser = DegreeChooser(costs=costs, bounds=bounds, strategy=strategy, budget=budget)

@@ -1,12 +1,12 @@
-"""Costs of one chunk of an MoE layer, in the way its ranks share the experts.
+"""Costs of one chunk of an MoE layer, for both ways in which ranks share the experts.
 
 all to all        tokens travel to the experts and back: two collectives a chunk
 tensor parallel   every rank has all tokens, and the outputs are all-reduced (PPMoE §3.3, Eq. 5)
 
 T tokens per rank, k experts per token, M d_model, H d_hidden, E experts, r chunks. A chunk has
-T·k/r rows on each rank, a real number: costs are interpolated, and a chunk is a share of them. Of
-several of a token's experts on a rank a single row travels, `Workload.sent_share` of all.
-`LayerCosts` is what the solver reads, over the single `operations`.
+T·k/r rows on each rank. This is a real number, because costs are interpolated. If several of a
+token's experts are on a rank, a single row travels: `Workload.sent_share` of all pairs. The solver
+reads `LayerCosts`, which are built on the single `operations`.
 """
 
 from abc import ABC, abstractmethod
@@ -36,21 +36,21 @@ from moetune.solve.layer.operations import (
 
 
 def key_of(numbers: Sizes) -> Hashable:
-    """Return the key of numbers in a table."""
+    """Return a hashable key for a number or an array."""
     numbers = np.asarray(numbers, float)
     return numbers.shape, numbers.tobytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCosts(LayerOperations, ABC):
-    """The costs of one layer on so many ranks, whatever the number of tokens.
+    """The costs of one layer on a number of ranks, for any number of tokens.
 
-    Times are arrays, in seconds; `rows`, of a chunk on a rank, and `degree` are numbers or arrays.
-    Chunks are computed once: strategies, phases and ranges ask for the same ones.
+    Times are arrays, in seconds; `rows` of a chunk on a rank and `degree` are numbers or arrays.
+    Chunks are priced once, because strategies, phases and ranges ask for the same chunks.
 
     Args:
-        errors: of whole steps, where they are not those of the costs.
-        skew: rows of the fullest rank over the mean; the others wait for it.
+        errors: of whole steps, if they differ from those of the costs.
+        skew: rows of the fullest rank over the mean; the other ranks wait for it.
         sent_share: rows that travel, over the (token, expert) pairs.
     """
 
@@ -60,17 +60,17 @@ class LayerCosts(LayerOperations, ABC):
 
     @property
     def is_tensor(self) -> bool:
-        """Whether a tensor-parallel group shares the experts, and no tokens travel to them."""
+        """Whether a tensor-parallel group shares the experts, so that no tokens travel."""
         return self.key.expert_parallel == "tensor"
 
     @property
     def num_transfers(self) -> int:
-        """Collectives of one chunk in one phase: dispatch and combine, or a sum of outputs."""
+        """Collectives of one chunk in one phase: dispatch and combine, or one all-reduce."""
         return 1 if self.is_tensor else 2
 
     @property
     def bytes_per_row(self) -> float:
-        """Input bytes of a collective for a row of experts: M values, or 1/k of a token's."""
+        """Input bytes of a collective for each row: M values, or 1/k of a token's M values."""
         return (
             self.row_bytes / self.layer.top_k
             if self.is_tensor
@@ -84,20 +84,20 @@ class LayerCosts(LayerOperations, ABC):
 
     @property
     def sorts_rows(self) -> bool:
-        """Whether rows of several experts arrive by sender, to be sorted by expert and back."""
+        """Whether rows arrive ordered by sender, and are sorted by expert and back."""
         return not self.is_tensor and self.world_size > 1 and self.local_experts > 1
 
     def rows(self, tokens: Sizes, *, degree: Sizes = 1) -> Floats:
-        """Return the rows of a chunk on the fullest rank, for so many tokens of each rank."""
+        """Return the rows of a chunk on the fullest rank, with `tokens` on each rank."""
         return np.asarray(tokens, float) * self.layer.top_k * self.skew / degree
 
     @abstractmethod
     def transfer(self, *, rows: Sizes, degree: Sizes) -> Price:
-        """Return one of a chunk's collectives; 0 on one rank."""
+        """Return the time of one of a chunk's collectives; 0 on a single rank."""
 
     @once(lambda *, phase, rows: (phase, key_of(rows)))
     def compute(self, *, phase: Phase, rows: Sizes) -> Price:
-        """Return a chunk's experts: GEMMs, activation and rows; at least the host's launches."""
+        """Return the time of a chunk's experts: GEMMs, activation, rows; at least the launches."""
         before, behind = self.operations(phase, rows)
         _, launches = self._least(phase)
         return at_least(total(*before, *behind), launches)
@@ -107,7 +107,7 @@ class LayerCosts(LayerOperations, ABC):
         return self.launches(phase) or (None, None)
 
     def moves(self, tokens: float) -> tuple[Price | None, ...]:
-        """Return what orders rows outside the pipeline; in tensor parallelism chunks are."""
+        """Return permute and unpermute outside the pipeline; none in tensor parallelism."""
         if self.is_tensor:
             return ()
         rows = tokens * self.layer.top_k * self.sent_share
@@ -115,20 +115,20 @@ class LayerCosts(LayerOperations, ABC):
 
     @abstractmethod
     def small_collectives(self, phase: Phase, *, tokens: float) -> Price:
-        """Return the collectives of a gate, which numbers of tokens or weights' gradients take."""
+        """Return a gate's small collectives, of token counts or of routing weights' gradients."""
 
     def phase_overhead(self, phase: Phase, *, tokens: float) -> Price:
-        """Return a phase's time outside its pipeline, but for launches; 0 where not measured."""
+        """Return a phase's time outside its pipeline, without launches; 0 for unmeasured parts."""
         gate = self.gate(phase, tokens=tokens)
         small = NOTHING if gate is NOTHING else self.small_collectives(phase, tokens=tokens)
         return total(gate, *self.moves(tokens), small)
 
     def step_errors(self, *, tokens: int) -> StepErrors:
-        """Return by how much whole steps differ from the sum of their operations."""
+        """Return the errors of whole steps against the sum of their operations."""
         return self.errors or self.costs.step_errors(self.key, tokens=tokens)
 
     def step_factor(self, *, rows: Sizes, degree: Sizes) -> Floats:
-        """Return what operations of a phase's chunk take within a step, over their own time."""
+        """Return the factor on the operations of a phase's chunks within a step."""
         sizes = np.rint(rows * degree / self.rows(1)).astype(int)
         if not sizes.ndim:
             return self.step_errors(tokens=int(sizes)).factor(degree)
@@ -146,7 +146,7 @@ class LayerCosts(LayerOperations, ABC):
 
     @once(lambda *, rows, transfer_seconds: (key_of(rows), key_of(transfer_seconds)))
     def overlap_speeds(self, *, rows: Sizes, transfer_seconds: Floats) -> OverlapSpeeds:
-        """Return the speeds of the experts and of the collectives of such chunks, overlapped."""
+        """Return the speeds of experts and collectives of such chunks during overlap."""
         return self.costs.overlap_speeds(
             exchange_bytes=rows * self.bytes_per_row, exchange_seconds=transfer_seconds
         )
@@ -162,13 +162,13 @@ class LayerCosts(LayerOperations, ABC):
 
     @once(lambda phase, rows, *, recompute: (phase, key_of(rows), recompute))
     def halves(self, phase: Phase, rows: Sizes, *, recompute: bool) -> tuple[Price, Price]:
-        """Return the experts' work up to T_M's last use, and after it.
+        """Return the experts' work up to the last use of T_M, and the work after it.
 
-        Strategies that reuse memory load or free T_M, the rows before the second product, in
-        between. Both together are at least the time in which the host launches them.
+        T_M holds the rows before the second product. Between the halves, strategies that reuse
+        memory load or free it. Both halves together take at least the host's launch time.
 
         Args:
-            recompute: backward, T_M is computed again, and that comes before.
+            recompute: whether the backward pass computes T_M again, as part of the first half.
         """
         before, behind = (
             total(*parts) for parts in self.operations(phase, rows, recompute=recompute)
@@ -182,11 +182,11 @@ class LayerCosts(LayerOperations, ABC):
     def operations(
         self, phase: Phase, rows: Sizes, *, recompute: bool = False
     ) -> tuple[list[Price | None], list[Price | None]]:
-        """Return the operations of both `halves`, but for the host's launches.
+        """Return the operations of both `halves`, without the host's launches.
 
-        Forward the GEMMs with W₁ (and W₃) and the activation come before, that with W₂ after;
-        backward the GEMMs with W₂ and the activation, evaluated again, with its gradient come
-        before: the layer saves pre-activations.
+        Forward, the GEMMs with W₁ (and W₃) and the activation come first, the GEMM with W₂ second.
+        Backward, the GEMMs with W₂, the activation again and its gradient come first, because the
+        layer saves pre-activations.
         """
         forms, sorting = PHASE_GEMMS[phase], self.sorting(rows)
         first = self.gemms(rows, *forms)
@@ -199,18 +199,18 @@ class LayerCosts(LayerOperations, ABC):
         return [sorting, *recomputed, *first, activation], [*second, sorting]
 
     def sorting(self, rows: Sizes) -> Price:
-        """Return the time to sort a chunk's rows by expert; sorting them back takes the same."""
+        """Return the time to sort a chunk's rows by expert; the way back takes the same time."""
         if not self.sorts_rows:
             return NOTHING
         return total(self.rows_op("gather", rows, self.layer.d_model))
 
 
 _WEIGHT_BYTES = 4
-"""A weight of the gate is no narrower than float32."""
+"""Least bytes of a routing weight, which is in float32 or wider."""
 
 
 def layer_costs(*, workload: Workload, costs: Costs) -> LayerCosts:
-    """Return the costs of the workload's layer, whose ranks are consecutive."""
+    """Return the costs of the workload's layer on consecutive ranks."""
     is_tensor = workload.expert_parallel == "tensor"
     kind: type[LayerCosts] = TensorParallelCosts if is_tensor else AllToAllCosts
     errors = costs.step_errors(workload.key, tokens=workload.tokens_per_rank)
@@ -223,20 +223,20 @@ def layer_costs(*, workload: Workload, costs: Costs) -> LayerCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllToAllCosts(LayerCosts):
-    """Costs where tokens travel to the experts: dispatch and combine are all-to-alls."""
+    """Costs for tokens that travel to the experts: dispatch and combine are all-to-alls."""
 
     @once(lambda *, rows, degree: (key_of(rows), key_of(degree)))
     def transfer(self, *, rows: Sizes, degree: Sizes) -> Price:
-        """Return one chunk's dispatch, which is also its combine.
+        """Return the time of one chunk's dispatch; its combine takes the same time.
 
-        A phase's chunks are in flight together, and a collective in a queue of several is not
-        as long as one alone: the profile has both.
+        A phase's chunks are in flight together. A collective in a queue of several takes a
+        different time than a collective alone; the profile has both.
         """
         in_flight = np.where(degree <= ALONE_CHUNKS, 1.0, degree)
         return self.collectives("all_to_all", rows * self.bytes_per_row, in_flight)
 
     def small_collectives(self, phase: Phase, *, tokens: float) -> Price:  # noqa: ARG002
-        """Return two small exchanges of counts forward."""
+        """Return two small exchanges of token counts in the forward phase, nothing backward."""
         if phase == "backward":
             return NOTHING
         exchange = self.collective("all_to_all", self.layer.num_experts * COUNT_BYTES)
@@ -247,20 +247,20 @@ class AllToAllCosts(LayerCosts):
 class TensorParallelCosts(LayerCosts):
     """Costs inside a tensor-parallel group of P ranks: one all-reduce a chunk (PPMoE Eq. 5).
 
-    A chunk of T/r tokens has T·k/r pairs, its `rows`; the experts of one rank compute 1/P of
-    them. An all-reduce is issued when its chunk is computed, so that it mostly finds the link
-    alone. The gate's gradient needs one small all-reduce more, of T·k weights' gradients.
+    A chunk of T/r tokens has T·k/r pairs, its `rows`; the experts of one rank compute 1/P of them.
+    A chunk's all-reduce starts when its experts end, so it is mostly alone on the link. The gate's
+    gradient needs another small all-reduce, of the gradients of T·k routing weights.
     """
 
     @once(lambda *, rows, degree: key_of(rows))  # noqa: ARG005 - see the class
     def transfer(self, *, rows: Sizes, degree: Sizes) -> Price:  # noqa: ARG002
-        """Return one chunk's all-reduce."""
+        """Return the time of one chunk's all-reduce."""
         return self.collective("all_reduce", rows * self.bytes_per_row)
 
     def operations(
         self, phase: Phase, rows: Sizes, *, recompute: bool = False
     ) -> tuple[list[Price | None], list[Price | None]]:
-        """Return also gathers of rows, backward of x's again, and the scatter-add of results."""
+        """Return the operations with gathers of rows (backward also of x) and the scatter-add."""
         mine = rows / self.world_size
         gather = self.rows_op("gather", mine, self.layer.d_model)
         add = self.rows_op("scatter_add", mine, self.layer.d_model)
@@ -269,7 +269,7 @@ class TensorParallelCosts(LayerCosts):
         return before, [*behind, gather, again, add]
 
     def small_collectives(self, phase: Phase, *, tokens: float) -> Price:
-        """Return an all-reduce: of the token count, backward of weights' gradients."""
+        """Return an all-reduce: of the token count, or backward of routing weights' gradients."""
         width = max(dtype_bytes(self.dtype), _WEIGHT_BYTES)
         small = COUNT_BYTES if phase == "forward" else tokens * self.layer.top_k * width
         return self.collective("all_reduce", small)

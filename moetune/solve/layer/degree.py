@@ -12,7 +12,7 @@ from moetune.domain.constraints import Order
 from moetune.domain.costs import Number
 
 TIE = 1e-12
-"""Relative difference below which two times are one, and the smaller degree is taken."""
+"""Relative difference below which two times tie, so that the smaller degree is taken."""
 
 
 def makespan(
@@ -31,14 +31,14 @@ def makespan(
         O    = min((2·r − 2)·a, r·b),  a = t_d/μ,  b = t_e/σ
         O    = min((2·r − 2)·a, r·b, 2·a + (r − 2)·b)      interleaved, r ≥ 2
 
-    O is the time in which both run. For equal chunks either the experts never wait between D₁
-    and C_r, and every other transfer overlaps them, or the link never idles, and all experts
-    overlap it. Interleaved there is a third case, a < b < 2·a: the link waits for the first
-    and for the last chunk's experts. The first line is the second with μ = σ = 1, and all of it
-    equals the fluid simulation of `timeline`.
+    O is the time in which both run. With equal chunks there are two cases. Either the experts never
+    wait between D₁ and C_r, and all other transfers overlap them; or the link never idles, and all
+    experts overlap it. Interleaved there is a third case, a < b < 2·a: the link waits for the
+    experts of the first and of the last chunk. The first line is the second with μ = σ = 1. All
+    lines equal the fluid simulation of `timeline`.
 
-    Source: PipeMoE Eq. 9–12 with the term that Eq. 11 lacks and Eq. 25, 33 and 40 assume: C₁
-    cannot use the link before D_r has left it. The orders are those of MPipeMoE §III-B.
+    Source: PipeMoE Eq. 9–12 with the term that Eq. 11 lacks and Eq. 25, 33 and 40 assume: C₁ cannot
+    use the link before D_r has left it. The orders are those of MPipeMoE §III-B.
 
     Args:
         degree: r, at least 1.
@@ -65,14 +65,14 @@ def tensor_parallel_makespan(
     comm_speed: float | Number = 1.0,
     comp_speed: float | Number = 1.0,
 ) -> Number:
-    """Return the time of a phase of experts and then one collective for each chunk.
+    """Return the time of a phase in which each chunk has experts, and then one collective.
 
         T(r) = t_e + t_s + (r − 1)·max(t_e, t_s)                  undisturbed
         T(r) = r·t_e + r·t_s + (1 − μ − σ)·(r − 1)·min(t_s/μ, t_e/σ)    in general
 
-    A chunk's all-reduce overlaps the next chunk's experts. Either the experts never wait, and
-    all all-reduces but the last overlap them, or the link never idles after the first chunk's
-    experts, and all others overlap it.
+    A chunk's all-reduce overlaps the next chunk's experts. Either the experts never wait, and all
+    all-reduces except the last overlap them; or the link never idles after the first chunk's
+    experts, and all other experts overlap it.
 
     Source: PPMoE Eq. 5 in chunks, each of them as in PipeMoE Eq. 9–12.
 

@@ -1,4 +1,4 @@
-"""Choice of the experts' kernel: the layer is solved with each kernel that was measured for it."""
+"""Choice of the experts' kernel: the layer is solved with each kernel measured for it."""
 
 from collections.abc import Iterable, Mapping
 
@@ -14,14 +14,14 @@ _GROUPED_DTYPE = "bfloat16"
 
 
 class MeasuredKernels:
-    """The kernels that a profile has measured for a layer, and the names of its points.
+    """The kernels that a profile has measured for a layer, by the names of their points.
 
     Args:
         pinned: the kernel that was asked for; None for the fastest.
 
     Attributes:
-        names: of points to solve with, the usual kernel's first.
-        usual: what a layer takes by itself there, the kernel of points without a name.
+        names: names of points to solve with, the usual kernel's first.
+        usual: the layer's default kernel, which points without a name stand for.
 
     Raises:
         ProfileError: the pinned kernel was not measured for the layer.
@@ -37,7 +37,7 @@ class MeasuredKernels:
     ) -> None:
         measured = _measured(samples, workload)
         self._pinned = pinned
-        # A loop is measured wherever it is not the usual kernel, as nothing excludes it.
+        # A loop runs everywhere, so it is measured unless it is the usual kernel.
         is_grouped = kind == "cuda" and workload.dtype == _GROUPED_DTYPE and not measured
         self.usual: ExpertKernel = "grouped_mm" if is_grouped or "loop" in measured else "loop"
         self.names: tuple[KernelName, ...] = ("", *measured)
@@ -54,14 +54,14 @@ class MeasuredKernels:
             self.names = (name,)
 
     def fastest(self, seconds: Mapping[KernelName, float]) -> KernelName:
-        """Return the first kernel within `NOISE` of the fastest, by the seconds of a step."""
+        """Return the first kernel whose step time is within `NOISE` of the fastest."""
         limit = min(seconds.values()) * (1 + NOISE)
         return next(name for name in seconds if seconds[name] <= limit)
 
     def choice(
         self, chosen: KernelName, seconds: Mapping[KernelName, float]
     ) -> KernelChoice | None:
-        """Return the choice for the plan, without its words; None where there was none to make."""
+        """Return the plan's kernel choice, without its reason; None if there was no choice."""
         slower = sorted((seconds[name], name) for name in seconds if name != chosen)
         if not slower and self._pinned is None:
             return None
@@ -74,7 +74,7 @@ class MeasuredKernels:
 
 
 def _measured(samples: Iterable[Sample], workload: Workload) -> tuple[KernelName, ...]:
-    """Return the named kernels whose products of both of the layer's weights were measured."""
+    """Return the named kernels that were measured in all forms for both weight shapes."""
     sizes = workload.layer.d_model, workload.layer.d_hidden
     wanted = {(workload.dtype, workload.local_experts, *shape) for shape in (sizes, sizes[::-1])}
     forms: dict[KernelName, set[tuple[object, ...]]] = {}

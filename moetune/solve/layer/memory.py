@@ -33,11 +33,12 @@ def layer_memory(*, workload: Workload, degree: int, strategy: Strategy = "none"
         buffers      N·M + T_M in one chunk, as large as the activations in more
         Δ(n)         N·2M·(n − 2)/n + T_M·(n − 1)/n, less in activations and in buffers
 
-    where strategies reuse memory: two buffers for T_DI and T_DO each, one for T_M. All of them save
-    the same: nothing in one chunk, in two chunks T_M alone. The formulas omit rings that hide
-    transfers (a few chunks of M) and routing data (8 bytes a row): `solve.layer.peak` has them.
+    Strategies that reuse memory save Δ(n): they have two buffers each for T_DI and T_DO, and one
+    for T_M. All of them save the same: nothing in one chunk, only T_M in two. The formulas omit
+    rings that hide transfers (a few chunks of M) and routing data (8 bytes a row): see
+    `solve.layer.peak`.
 
-    In a tensor-parallel group of P ranks nothing is dispatched, and nothing reused:
+    A tensor-parallel group of P ranks dispatches nothing and reuses nothing:
 
         activations  2·T·M (T_I, T_O) + N/P·H (T_M; twice for swiglu)
         buffers      2·T·M (their gradients) + one chunk's rows and results, 2·M and H of each;
@@ -70,7 +71,7 @@ def layer_memory(*, workload: Workload, degree: int, strategy: Strategy = "none"
 
 
 def limit_of(inputs: PlanInputs, *, device_memory_bytes: int) -> int:
-    """Return the layer's memory, less `memory-taken`; InfeasiblePlanError where none is left."""
+    """Return the layer's memory without `memory-taken`; InfeasiblePlanError if none is left."""
     limit = inputs.memory_limit_bytes
     limit = device_memory_bytes if limit is None else limit
     taken = inputs.pinned.memory_taken_bytes
@@ -96,7 +97,7 @@ class MemoryBudget:
 
     @classmethod
     def of(cls, *, workload: Workload, costs: LayerCosts, limit_bytes: int) -> Self:
-        """Return the budget of a layer that runs as its costs are measured."""
+        """Return the budget of a layer with the kernel kind that its costs were measured with."""
         is_gpu = costs.costs.copy_mode == "pinned"
         is_grouped = workload.dtype == "bfloat16" and is_gpu
         if workload.kernel:
@@ -105,11 +106,11 @@ class MemoryBudget:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether no memory is reused: in a tensor-parallel group."""
+        """Whether no memory is reused, as in a tensor-parallel group."""
         return self.workload.expert_parallel == "tensor"
 
     def peak(self, *, strategy: Strategy, degree: int, tokens: int | None = None) -> Peak:
-        """Return the peak of a step, for the workload's tokens or for others."""
+        """Return the peak of a step with `tokens` per rank, by default the workload's."""
         workload = self.workload
         if tokens is not None and tokens != workload.tokens_per_rank:
             workload = replace(workload, tokens_per_rank=tokens)
@@ -118,7 +119,7 @@ class MemoryBudget:
         )
 
     def memory(self, *, strategy: Strategy, degree: int) -> Memory:
-        """Return the memory of a choice by the papers' formulas, with its peak."""
+        """Return the memory of a choice by the papers' formulas, together with its peak."""
         memory = layer_memory(workload=self.workload, degree=degree, strategy=strategy)
         peak = self.peak(strategy=strategy, degree=degree)
         return replace(memory, peak_bytes=peak.device_bytes)
@@ -129,7 +130,7 @@ class MemoryBudget:
         return peak.device_bytes <= self.limit_bytes
 
     def most_tokens(self, *, strategy: Strategy, degree: int) -> int:
-        """Return the most tokens per rank that fit, as a peak grows with them; 0 for none."""
+        """Return the largest number of tokens per rank that fits; 0 if none fits."""
         return bisect_left(
             range(1, MOST_TOKENS), True,  # noqa: FBT003 - looked for, no switch
             key=lambda tokens: not self.fits(strategy=strategy, degree=degree, tokens=tokens),

@@ -1,12 +1,11 @@
-"""Search in training: sizes that it has settled, decisions to try for another, and when to stop.
+"""Search during training: settled batch sizes, decisions to try for a new size, and when to stop.
 
-Times are convex in the degree but for noise, so that lines through tried degrees bound what the
-others can save.
+Times are convex in the degree, except for noise: lines through tried degrees bound other gains.
 
-Algorithm 1 of MPipeMoE keeps one range for each degree and merges every new size into it. Where
-the best degree does not only grow with the batch, such a range swallows those of others. Here only
-settled sizes are stored, and the ranges follow from them: neighbours with equal decisions are one
-range, and a size that contradicts a range splits it.
+Algorithm 1 of MPipeMoE keeps one range for each degree and merges every new size into it. If the
+best degree does not grow steadily with the batch, such a range swallows other ranges. Here only
+settled sizes are stored, and ranges follow from them: neighbours with equal decisions form a range,
+and a size that contradicts a range splits it.
 """
 
 import math
@@ -24,7 +23,7 @@ from moetune.solve.layer.choose import HOPELESS
 from moetune.solve.layer.memory import MemoryBudget
 
 REACH = 1 / 16
-"""A decision holds for sizes that are larger or smaller by up to this share.
+"""Share by which a size may differ from a settled size and still take its decision.
 
 Without it a job whose batches all differ would search for each of them.
 """
@@ -33,12 +32,12 @@ Without it a job whose batches all differ would search for each of them.
 class AdaptiveRanges:
     """Settled decisions by tokens. Never changed in place.
 
-    A size between two settled ones with equal decisions takes theirs; another one takes that of the
-    nearer settled size, where that is within reach.
+    A size between two settled sizes with equal decisions takes their decision. Any other size takes
+    that of the nearer settled size, if it is within reach.
 
     Args:
         settled: decisions by the number of tokens that they were chosen for.
-        reach: see `REACH`; 0 for the paper's own ranges.
+        reach: see `REACH`; 0 for the ranges of the paper.
 
     Attributes:
         violations: number of neighbours whose degree falls as the tokens grow.
@@ -55,7 +54,7 @@ class AdaptiveRanges:
         )
 
     def decide(self, tokens: int) -> Decision | None:
-        """Return the decision settled for so many tokens; None in a gap."""
+        """Return the decision settled for `tokens`; None in a gap."""
         settled = self._settled.get(tokens)
         if settled is not None or not self._sizes:
             return settled
@@ -68,14 +67,14 @@ class AdaptiveRanges:
         return self._settled[nearer] if self.is_near(tokens, nearer) else None
 
     def around(self, tokens: int) -> tuple[Decision, ...]:
-        """Return the decisions of the settled sizes below and above; () beyond the outermost."""
+        """Return the decisions of the settled sizes below and above; () if outside them."""
         place = bisect_left(self._sizes, tokens)
         if not 0 < place < len(self._sizes):
             return ()
         return self._settled[self._sizes[place - 1]], self._settled[self._sizes[place]]
 
     def settle(self, tokens: int, decision: Decision) -> "AdaptiveRanges":
-        """Return the ranges with one size more; the newest decision for a size holds."""
+        """Return the ranges with an additional size; a size keeps its newest decision."""
         return AdaptiveRanges({**self._settled, tokens: decision}, reach=self._reach)
 
     def is_near(self, tokens: int, size: int) -> bool:
@@ -89,10 +88,10 @@ class Space:
 
     Args:
         seed: the plan's answer, within the degrees; tried first and always allowed.
-        degrees: the smallest and the largest, both included.
+        degrees: the smallest and the largest degree, both included.
         strategies: the most promising first.
-        budget: memory at the largest number of tokens that the decision will hold for; None
-            without a limit.
+        budget: memory at the largest number of tokens that the decision will hold for; None: no
+            limit.
     """
 
     seed: Decision
@@ -107,14 +106,14 @@ class Space:
         return smallest == largest and self.strategies in ((), (self.seed.strategy,))
 
     def allows(self, decision: Decision) -> bool:
-        """Return whether the decision is within the degrees and fits the memory."""
+        """Return whether the decision is within the degrees and fits in memory."""
         if decision == self.seed:
             return True
         is_inside = self.degrees[0] <= decision.degree <= self.degrees[1]
         return is_inside and decision.strategy in self.strategies and fits(self.budget, decision)
 
     def fitting(self, decision: Decision) -> Decision:
-        """Return the decision with the fewest chunks more that make it fit, else as it is."""
+        """Return the decision with the fewest added chunks that make it fit, else unchanged."""
         smallest, largest = self.degrees
         more = map(decision.with_degree, range(max(decision.degree, smallest), largest + 1))
         return next(filter(self.allows, more), decision)
@@ -125,9 +124,9 @@ def search_space(
 ) -> Space:
     """Return the degrees and strategies within the caller's pins and the memory.
 
-    A strategy that reuses memory only adds work, so where "none" fits it is the only one. Of the
-    others those are left out that the plan predicts as hopeless. Between two settled sizes only
-    degrees between theirs are tried; beyond the outermost one any, since the best need not grow.
+    A strategy that reuses memory only adds work, so "none" is the only strategy if it fits.
+    Otherwise strategies that the plan predicts as hopeless are left out. Between two settled sizes
+    only the degrees between theirs are tried. Outside them any degree is, as the best may not grow.
 
     Args:
         around: decisions of the settled sizes below and above, or none.
@@ -142,7 +141,7 @@ def search_space(
     seed = replace(
         answer.with_degree(min(max(answer.degree, smallest), largest)),
         strategy=memory_reuse or answer.strategy,
-        kernel=None,  # the layer adds the plan's to what is tried
+        kernel=None,  # the layer adds the plan's kernel to each trial
     )
     budget = _budget(plan, math.floor(tokens_per_rank * (1 + REACH)))
     is_pinned = memory_reuse is not None or "strategy" in plan.inputs.constraints
@@ -155,7 +154,7 @@ def search_space(
 def _strategies(
     plan: Plan, seed: Decision, budget: MemoryBudget | None, around: Sequence[Decision]
 ) -> tuple[Strategy, ...]:
-    """Return the strategies that are not predicted as hopeless, the fastest first."""
+    """Return the strategies that the plan does not predict as hopeless, the fastest first."""
     if fits(budget, replace(seed.with_degree(2), strategy="none")):
         return ("none",)
     among = STRATEGIES
@@ -171,7 +170,7 @@ def _strategies(
 
 
 def _budget(plan: Plan, tokens_per_rank: int) -> MemoryBudget | None:
-    """Return the memory; where it bound the plan but is not recorded, the plan's own."""
+    """Return the memory budget: the recorded limit, else the plan's memory if it was binding."""
     limit = plan.inputs.memory_limit_bytes
     if limit is not None:
         limit -= plan.inputs.pinned.memory_taken_bytes
@@ -181,7 +180,7 @@ def _budget(plan: Plan, tokens_per_rank: int) -> MemoryBudget | None:
         return None
     return MemoryBudget(
         workload=replace(plan.workload, tokens_per_rank=tokens_per_rank), limit_bytes=limit,
-        is_grouped=plan.workload.dtype == "bfloat16",  # as on a GPU, where it takes more
+        is_grouped=plan.workload.dtype == "bfloat16",  # a GPU's grouped kernel takes more
     )  # fmt: skip
 
 
@@ -191,14 +190,14 @@ def fits(budget: MemoryBudget | None, decision: Decision) -> bool:
 
 
 GAIN = 0.01
-"""Least gain, as a share of a step, for which the search goes on, or leaves the plan's answer."""
+"""Least gain, as a share of a step, that continues the search or replaces the plan's answer."""
 REPEATS = 4
-"""Measured steps of a trial."""
+"""Number of measured steps in a trial."""
 PRUNE_AFTER = 2
 PRUNE_MARGIN = 0.05
-"""A trial ends early when its fastest step is so much slower than the best trial's median."""
+"""A trial ends early if its fastest step exceeds the best trial's median by this share."""
 MAX_TRIALS = 16
-"""Most trials for one number of tokens, where noise hides that the curve is convex."""
+"""Most trials for one number of tokens; it limits the search if noise hides convexity."""
 
 _Curve = Mapping[int, float]
 """Seconds by degree."""
@@ -206,23 +205,23 @@ _Curve = Mapping[int, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """One trial: times of the pipelined part, both phases, in each of its measured steps."""
+    """A trial: times of the pipelined part, both phases, in each of its measured steps."""
 
     decision: Decision
     seconds: tuple[float, ...]
 
     @property
     def median_seconds(self) -> float:
-        """The median of the steps."""
+        """The median time of the steps."""
         return statistics.median(self.seconds)
 
 
 class _Opening(NamedTuple):
-    """A run of degrees that were not tried yet.
+    """A run of untried degrees.
 
     Args:
-        degree: the one of them to try.
-        gain_seconds: the most that any of them can save, ∞ where nothing is known.
+        degree: the degree of the run to try.
+        gain_seconds: the most that any of them can save, ∞ without a bound.
     """
 
     degree: int
@@ -230,7 +229,7 @@ class _Opening(NamedTuple):
 
 
 def next_decision(*, space: Space, tried: Sequence[Tried]) -> Decision | None:
-    """Return what to try next for these tokens; None when the expected gain is under `GAIN`."""
+    """Return the next decision to try for these tokens; None if every gain is below `GAIN`."""
     if not tried:
         return space.seed
     if len(tried) >= MAX_TRIALS:
@@ -243,7 +242,7 @@ def next_decision(*, space: Space, tried: Sequence[Tried]) -> Decision | None:
 
 
 def best_tried(*, space: Space, tried: Sequence[Tried]) -> Tried:
-    """Return the fastest trial, or the plan's answer where it is within `GAIN` of that."""
+    """Return the fastest trial, or the plan's answer if it is within `GAIN` of the fastest."""
     best = min(tried, key=lambda trial: trial.median_seconds)
     for trial in tried:
         is_near = trial.median_seconds <= best.median_seconds * (1 + GAIN)
@@ -253,12 +252,12 @@ def best_tried(*, space: Space, tried: Sequence[Tried]) -> Tried:
 
 
 def is_clearly_worse(seconds: Sequence[float], best_seconds: float) -> bool:
-    """Return whether a trial's first steps are all slower than the best trial's median."""
+    """Return whether all first steps of a trial exceed the best median by `PRUNE_MARGIN`."""
     return len(seconds) >= PRUNE_AFTER and min(seconds) > best_seconds * (1 + PRUNE_MARGIN)
 
 
 def _options(space: Space, tried: Sequence[Tried]) -> Iterator[Decision]:
-    """Yield decisions worth trying, best first; some may have been tried already."""
+    """Yield decisions worth trying, the best first; some may have been tried already."""
     best = min(tried, key=lambda trial: trial.median_seconds)
     chosen, least_seconds = best.decision, GAIN * best.median_seconds
     curve = {
@@ -275,7 +274,7 @@ def _options(space: Space, tried: Sequence[Tried]) -> Iterator[Decision]:
 
 
 def _openings(curve: _Curve, degrees: tuple[int, int], seed: int) -> list[_Opening]:
-    """Return the openings, first those that promise most, then the nearest to the best degree."""
+    """Return the openings by promised gain, then by nearness to the best degree."""
     best = min(curve, key=curve.__getitem__)
     openings = [
         *_between(curve),
@@ -305,10 +304,10 @@ def _between(curve: _Curve) -> Iterator[_Opening]:
 
 
 def _outside(curve: _Curve, limit: int, best: int, seed: int, *, sign: int) -> Iterator[_Opening]:
-    """Yield the degrees above all tried ones, or below them.
+    """Yield the opening above all tried degrees, or below them.
 
     Above, the bound is taken at twice the last degree. A pipeline of r chunks exposes C/r and pays
-    B·r for starting them; more chunks save at most (√(C/r) − √(B·r))², which is less than the
+    B·r for starting them. More chunks save at most (√(C/r) − √(B·r))². That is less than the
     tangent saves at 2·r, C/r − B·r.
 
     Args:
@@ -320,7 +319,7 @@ def _outside(curve: _Curve, limit: int, best: int, seed: int, *, sign: int) -> I
         return
     ends = (last + sign, min(2 * last, limit) if sign > 0 else limit)
     bound = min(_line(curve, before, last, degree) for degree in ends)
-    step = max(1, last // 4)  # neighbours of a large degree differ by noise alone
+    step = max(1, last // 4)  # neighbours of a large degree differ only by noise
     if before is not None and best == last != seed:
         step = 2 * abs(last - before)
     step = min(step, abs(limit - last))
@@ -328,7 +327,7 @@ def _outside(curve: _Curve, limit: int, best: int, seed: int, *, sign: int) -> I
 
 
 def _line(curve: _Curve, far: int | None, near: int, degree: int) -> float:
-    """Return the line through two tried degrees at a third one, −∞ where one is missing."""
+    """Return the value at a third degree of the line through two tried degrees; −∞ without both."""
     if far is None:
         return -math.inf
     slope = (curve[near] - curve[far]) / (near - far)

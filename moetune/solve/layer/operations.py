@@ -1,12 +1,12 @@
 """The operations of an MoE layer on one rank, each priced alone: GEMMs, rows, collectives.
 
 T tokens per rank, k experts per token, M d_model, H d_hidden, E experts, r chunks.
-`solve.layer.costs` makes chunks and phases of them.
+`solve.layer.costs` builds chunks and phases from them.
 
-A kernel for all experts cuts the rows of each into tiles, and pads the last tile of each. Gradients
-of weights are sums over an expert's rows, and that of the most loaded expert is the longest. Loads
-between even ones and those of the uneven forms take a part of these forms' extra time, by tiles or
-by the most loaded expert's share: measured on an H100 (docs/decisions/gpus.md#0130).
+A kernel for all experts cuts each expert's rows into tiles, and pads the last tile. Gradients of
+weights are sums over an expert's rows, so the most loaded expert takes longest. Uneven forms of a
+GEMM take extra time. Loads between even and uneven take a part of it, by tiles or by the share of
+the most loaded expert, as measured on an H100 (docs/decisions/gpus.md#0130).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,14 +34,14 @@ from moetune.domain.samples import (
 )
 
 Price = Estimate[Floats]
-"""Times of a layer's operation: without dimensions, of a single size, which alone has a trust and
-doubts; else of many sizes, or under many refits."""
+"""Times of a layer's operation. A single size gives arrays without dimensions, with trust and
+doubts; many sizes or refits have neither."""
 NOTHING: Price = Estimate(seconds=np.zeros(()), trust="measured")
 _SECONDS, _TRUST, _DOUBTS = map(attrgetter, Estimate._fields)  # a plan sums thousands
 
 
 def total(*parts: Price | None) -> Price:
-    """Return the sum, of what was measured; None counts as 0 s."""
+    """Return the sum of the measured parts; None counts as 0 s."""
     parts_had = [part for part in parts if part is not None]
     trusts = set(map(_TRUST, parts_had))
     return Estimate(
@@ -52,19 +52,19 @@ def total(*parts: Price | None) -> Price:
 
 
 def in_numbers(estimate: Price) -> Estimate[float]:
-    """Return the estimate of a single size."""
+    """Return the estimate of a single size with its time as a float."""
     return Estimate(estimate.seconds.item(), estimate.trust, estimate.doubts)
 
 
 def at_least(estimate: Price, least: Price | None) -> Price:
-    """Return the estimate, or what it cannot be shorter than; None for nothing."""
+    """Return the estimate, raised to a lower bound; None means no bound."""
     if least is None:
         return estimate
     return estimate._replace(seconds=np.maximum(estimate.seconds, least.seconds))
 
 
 def doubts_of(parts: Iterable[Estimate[float] | Price]) -> tuple[Doubt, ...]:
-    """Return the doubts in any of the estimates, each once, those about the longest first."""
+    """Return the distinct doubts of all estimates, those of the longest estimate first."""
     doubted = list(filter(_DOUBTS, parts))
     if len(doubted) < 2:  # noqa: PLR2004 - nothing to merge
         return doubted[0].doubts if doubted else ()
@@ -73,23 +73,24 @@ def doubts_of(parts: Iterable[Estimate[float] | Price]) -> tuple[Doubt, ...]:
 
 
 COUNT_BYTES = 8
-"""Of a number of tokens, which ranks exchange as int64."""
+"""Bytes of a token count, which ranks exchange as int64."""
 PHASE_GEMMS: Mapping[Phase, tuple[GemmForm, ...]] = MappingProxyType(
     {"forward": ("forward",), "backward": ("grad_input", "grad_weight")}
 )
 """The forms of GEMM that each phase computes for each weight."""
 ROW_MOVES = ("gather", "scatter_add")
-"""Outside the pipeline: rows are brought into the order of experts, and back."""
+"""Permute and unpermute outside the pipeline: rows go into the order of experts, and back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerOperations(Tables):
-    """A layer on so many ranks, and what its operations take there.
+    """A layer on a number of ranks, and the times of its operations there.
 
     Args:
-        key: the layer, the P ranks that share its experts, and how they do.
-        expert_shares: of the fullest rank's rows, of each of its experts; empty for even ones.
-        gemm_factor, gap_seconds: on a GEMM's seconds alone, and behind each, within a step.
+        key: the layer, its P ranks, and the way in which they share the experts.
+        expert_shares: share of each expert in the fullest rank's rows; empty for even experts.
+        gemm_factor: factor on the seconds of a GEMM alone, within a step.
+        gap_seconds: time behind each GEMM, within a step.
     """
 
     key: LayerKey
@@ -106,25 +107,25 @@ class LayerOperations(Tables):
 
     @property
     def world_size(self) -> int:
-        """P."""
+        """P, the number of ranks."""
         return self.key.num_ranks
 
     @property
     def dtype(self) -> str:
-        """Of the experts' computation."""
+        """The dtype of the experts' computation."""
         return self.key.dtype
 
     @property
     def local_experts(self) -> int:
-        """Experts of a rank."""
+        """Number of experts on a rank."""
         return self.layer.num_experts // self.world_size
 
     def price(self, key: CostKey, size: Sizes) -> Price:
-        """Return an operation; ProfileError where it was not measured."""
+        """Return the time of an operation; ProfileError if it was not measured."""
         return self.costs.seconds(key, np.asarray(size, float))
 
     def gate(self, phase: Phase, *, tokens: float) -> Price:
-        """Return scores, softmax and choice of the experts; 0 where not measured."""
+        """Return the time of scores, softmax and top-k choice; 0 if it was not measured."""
         experts = self.layer.num_experts
         choice = self.rows_op("gate", tokens, experts)
         if choice is None:
@@ -144,7 +145,7 @@ class LayerOperations(Tables):
         return alone._replace(seconds=alone.seconds * self.gemm_factor + self.gap_seconds)
 
     def gemm(self, product: GemmForm, *, rows: Sizes, is_second: bool = False) -> Price:
-        """Return a GEMM of all local experts' rows, or with W₂; ProfileError of no such dtype."""
+        """Return a GEMM over all local experts' rows; ProfileError for an unmeasured dtype."""
         expert_rows = rows / self.local_experts
         even = self._gemm_of(product, rows=expert_rows, is_second=is_second)
         if len(self.expert_shares) <= 1:
@@ -154,7 +155,7 @@ class LayerOperations(Tables):
         return total(scaled(even, 1 - share), scaled(uneven, share))
 
     def _gemm_of(self, form: GemmForm, *, rows: Sizes, is_second: bool) -> Price:
-        """Return the GEMM of all local experts in a form, with so many rows of each on average."""
+        """Return a form's GEMM over all local experts, with `rows` as the mean per expert."""
         sizes = self.layer.d_model, self.layer.d_hidden
         d_in, d_out = sizes[::-1] if is_second else sizes
         shape = self.local_experts, d_in, d_out
@@ -166,7 +167,7 @@ class LayerOperations(Tables):
         return count * [self.gemm(form, rows=rows, is_second=is_second) for form in forms]
 
     def activation(self, phase: Phase, rows: Sizes) -> Price:
-        """Return the activation; backward it is evaluated again, and then its gradient."""
+        """Return the activation; backward it is evaluated again, with its gradient after it."""
         name, width = self.layer.activation, self.layer.d_hidden
         backward = self.rows_op(f"{name}_backward", rows, width) if phase == "backward" else None
         return total(self.rows_op(name, rows, width), backward)
@@ -177,7 +178,7 @@ class LayerOperations(Tables):
         return self.price(key, rows * width) if self.costs.knows(key) else None
 
     def launches(self, phase: Phase) -> tuple[Price, Price] | None:
-        """Return the host's launches of a phase and of a chunk; None where not measured (CPUs)."""
+        """Return the host's launch times per phase and per chunk; None if unmeasured (CPUs)."""
         fewest, most = (self._launched(phase, chunks) for chunks in HOST_CHUNKS)
         if fewest is None or most is None:
             return None
@@ -193,14 +194,14 @@ class LayerOperations(Tables):
         return forward if phase == "forward" else step._replace(seconds=backward)
 
     def collective(self, op: CollectiveOp, num_bytes: Sizes, *, in_flight: int = 1) -> Price:
-        """Return a collective of the ranks, 0 on one rank; ProfileError where not measured."""
+        """Return a collective of all ranks, 0 on a single rank; ProfileError if unmeasured."""
         if self.world_size == 1:
             return NOTHING
         key = CollectiveKey(op, self.world_size, in_flight=in_flight)
         return self.price(key, num_bytes)
 
     def collectives(self, op: CollectiveOp, num_bytes: Sizes, in_flight: Floats) -> Price:
-        """Return `collective` of sizes, each with a number in flight, or one number for all."""
+        """Return `collective` at several sizes, with a common or separate number in flight."""
         if not in_flight.ndim:
             return self.collective(op, num_bytes, in_flight=int(in_flight))
         sizes, numbers = np.broadcast_arrays(num_bytes, in_flight)
@@ -213,13 +214,13 @@ class LayerOperations(Tables):
 
 
 TILE_ROWS = 128
-"""Of the kernels that multiply all experts at once, on GPUs of compute capability 9.0."""
+"""Tile height of kernels that multiply all experts at once, on compute capability 9.0."""
 _LEAST, _MOST = -1.0, 1.5
-"""Loads with fewer tiles than even ones are faster; beyond the measured ones it is a guess."""
+"""Limits of unevenness: fewer tiles than even loads save time; the upper limit is a guess."""
 
 
 def unevenness(form: GemmForm, shares: Sequence[float], *, rows: Sizes) -> Floats:
-    """Return which part of the uneven form's extra time shares of rows take; 1 as measured."""
+    """Return the part of the uneven form's extra time that these shares take; 1 as measured."""
     num_experts = len(shares)
     hottest = hottest_share(num_experts)
     by_share = (max(shares) - 1 / num_experts) / (hottest - 1 / num_experts)
@@ -237,7 +238,7 @@ def _tiles(rows: Sizes, shares: Sequence[float]) -> Floats:
 
 
 def _nearly_even_tiles(rows: Sizes, num_experts: int) -> Floats:
-    """Return the tiles of experts with even loads, which are never equal: see `expert_rows`."""
+    """Return the tiles of even experts, whose loads still differ by a row: see `expert_rows`."""
     unevenness = np.zeros(num_experts)
     unevenness[: num_experts - 1 : 4], unevenness[1::4] = 1, -1
     return _whole(np.asarray(rows, float)[..., None] / num_experts + unevenness)

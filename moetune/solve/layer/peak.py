@@ -1,9 +1,9 @@
-"""Peak memory of one training step of a layer, buffer by buffer as the runtime makes them.
+"""Peak memory of one training step of a layer, buffer by buffer as the runtime allocates them.
 
-`solve.layer.memory` has the formulas of MPipeMoE, which bound a strategy; this recounts the
-runtime's own buffers, with those beyond the formulas. T tokens a rank, k experts a token, N rows
-that are saved, M d_model, H d_hidden, E experts, E_l of them on this rank, P ranks, s bytes a
-value. Rows are spread evenly over the ranks; a rank that receives more of them needs more.
+`solve.layer.memory` has the formulas of MPipeMoE, which bound a strategy. This module counts all
+buffers of the runtime, also those that the formulas omit. T tokens a rank, k experts a token, N
+rows that are saved, M d_model, H d_hidden, E experts, E_l of them on this rank, P ranks, s bytes a
+value. Rows are spread evenly over the ranks; a rank that receives more rows needs more.
 """
 
 import math
@@ -16,7 +16,7 @@ from moetune.domain.units import FULL_BYTES, dtype_bytes
 
 _INDEX_BYTES = 8
 _DOT_VALUES = 2**25
-"""Products of float32 that are in memory at once for the weights' gradients, on a GPU."""
+"""Most float32 products in memory at once for the gradients of routing weights, on a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Peak:
 
     @property
     def device_bytes(self) -> int:
-        """All but the host's."""
+        """The sum of all parts except the host's."""
         return (
             self.state_bytes + self.activation_bytes + self.buffer_bytes
             + self.ring_bytes + self.routing_bytes
@@ -62,15 +62,15 @@ def peak_bytes(
         reused    2·T·M (x, y) + 2·T·M (their gradients) + chunks of M and H in rings
         none      2·T·M + N·(M + H) saved, 2·T·M + T·k·M + N·M + chunks of H in buffers
 
-    with H twice for swiglu. Grouped kernels make their results anew: strategies that reuse memory
-    have one more of a chunk's, and "none" has a second H for every row, by expert, from which the
-    gradients of the parameters are one product. In one chunk every strategy is "none". In a
+    with H twice for swiglu. Grouped kernels allocate their results. So strategies that reuse memory
+    have another buffer for a chunk's results. "none" has a second H for every row, by expert, from
+    which one product makes a parameter's gradients. In one chunk every strategy is "none". In a
     tensor-parallel group the strategy does not matter: see `solve.layer.memory`.
 
     Args:
         bias: whether experts add biases (swiglu never does).
-        optimizer: by default that of a layer by itself.
-        is_grouped: one kernel of the device takes the rows of all local experts.
+        optimizer: by default that of a single layer.
+        is_grouped: whether one kernel of the device takes the rows of all local experts.
     """
     kind: type[BufferCounts] = GroupedCounts if is_grouped else BufferCounts
     if workload.expert_parallel == "tensor":
@@ -88,7 +88,7 @@ def peak_bytes(
 
 
 class BufferCounts:
-    """Counts of experts that compute one by one."""
+    """Counts of buffers for experts that compute one after another."""
 
     def __init__(self, workload: Workload, degree: int, strategy: Strategy, *, bias: bool) -> None:
         self._workload, self._layer, self._degree = workload, workload.layer, degree
@@ -104,13 +104,13 @@ class BufferCounts:
         self._rows = math.ceil(workload.rows * self._skew)
         self._sends_tokens = workload.world_size > 1 and self._local_experts > 1
         self._at_experts = min(2, self._layer.top_k) * self._sends_tokens
-        """Buffers of rows that travel, at the experts: they arrive, and their sums leave."""
+        """Buffers of travelling rows at the experts: for rows that arrive, and sums that leave."""
         self._sent_share = workload.sent_share
         self._travelling = self._sent(workload.rows) if workload.world_size > 1 else 0
 
     @property
     def parameters(self) -> int:
-        """Of the gate and the local experts."""
+        """Parameters of the gate and of the local experts."""
         layer = self._layer
         return layer.num_experts * layer.d_model + self._expert_parameters
 
@@ -140,24 +140,24 @@ class BufferCounts:
         return 2 * self._tokens_bytes + rows * self._layer.d_model * self._element
 
     def _sent(self, rows: int) -> int:
-        """Return the rows that travel, of so many of the experts."""
+        """Return the rows that travel for a number of the experts' rows."""
         return math.ceil(round(rows * self._sent_share, 6))
 
     def gradient_sum_bytes(self, states: Optimizer) -> int:
-        """Return the bytes of float32 sums beyond the gradients of narrower parameters."""
+        """Return the bytes of float32 sums that exceed the gradients of narrower parameters."""
         if self._element >= FULL_BYTES or self._degree == 1:
             return 0
         weight_bytes = self._layer.d_model * self._layer.d_hidden * self._element
         return max(0, FULL_BYTES - states.gradient_bytes) * self._expert_parameters + weight_bytes
 
     def ring_bytes(self) -> int:
-        """Return the bytes of buffers for one chunk's rows, backward: forward takes no more."""
+        """Return the bytes of buffers for one chunk's rows, backward; forward takes no more."""
         layer, hidden = self._layer, 2 * self._layer.d_hidden
         if not self._reuses:
             return self._chunk_rows * hidden * self._element
-        in_flight = 2 if self._keeps_input else 3  # the rows, those sent again, and a combine
+        in_flight = 2 if self._keeps_input else 3  # received rows, rows sent again, and a combine
         rows = self._chunk_rows * (in_flight + min(3, self._degree) + 2)
-        if self._sends_tokens:  # gradients and sums, x where it is sent again, and what is expanded
+        if self._sends_tokens:  # gradients, sums, x if sent again, and expanded rows
             arriving = 4 if self._keeps_input else 6
             expanded = 3 if self._keeps_input else 2
             rows = self._sent(self._chunk_rows) * (in_flight + arriving)
@@ -190,14 +190,14 @@ class BufferCounts:
 
 
 class GroupedCounts(BufferCounts):
-    """Counts where grouped kernels make the results, and parameters have one product each."""
+    """Counts for grouped kernels, which allocate results and make each gradient in one product."""
 
     def buffer_bytes(self) -> int:
-        """Return the bytes with a second H and M of every row, by expert."""
+        """Return the bytes with a second H and M for every row, by expert."""
         if self._reuses:
             return super().buffer_bytes()
         layer = self._layer
-        rows = self._travelling + self._rows  # and what leaves, by expert or by received row
+        rows = self._travelling + self._rows  # plus leaving rows, by expert or by received row
         rows += self._at_experts * self._sent(self._rows) if self._sends_tokens else self._rows
         values = rows * layer.d_model + self._rows * layer.d_hidden
         if self._degree > 1:
@@ -205,16 +205,16 @@ class GroupedCounts(BufferCounts):
         return 2 * self._tokens_bytes + values * self._element
 
     def gradient_sum_bytes(self, states: Optimizer) -> int:
-        """Return the bytes where memory is reused: elsewhere a gradient is one product, no sum."""
+        """Return the bytes if memory is reused; otherwise a gradient is a single product."""
         return super().gradient_sum_bytes(states) if self._reuses else 0
 
     def ring_bytes(self) -> int:
-        """Return the bytes with the results that a kernel makes anew."""
+        """Return the bytes with the results that a kernel allocates."""
         layer, rows = self._layer, self._chunk_rows
         if self._reuses:
             made = rows * max(layer.d_model, layer.d_hidden)
             return super().ring_bytes() + made * self._element
-        # Gradients of T_M and x; where gate and up are one matrix, also that of the hidden values.
+        # Gradients of T_M and x; with gate and up in one matrix, also that of the hidden values.
         hidden = (layer.activation == "swiglu") * layer.d_hidden
         dots = min(_DOT_VALUES, rows * layer.d_hidden) * FULL_BYTES
         made = rows * (self._middle + hidden + layer.d_model) * self._element
@@ -222,7 +222,7 @@ class GroupedCounts(BufferCounts):
 
 
 class TensorParallelCounts(BufferCounts):
-    """Counts of a tensor-parallel group: no row is dispatched, and x's are gathered again."""
+    """Counts of a tensor-parallel group: no rows are dispatched, and x's are gathered again."""
 
     def activation_bytes(self) -> int:
         """Return the bytes of x and y, and of the hidden values."""
@@ -239,7 +239,7 @@ class TensorParallelCounts(BufferCounts):
         return (self._mine(self._degree) * width + sums) * self._element
 
     def routing_bytes(self) -> int:
-        """Return the bytes of the tokens' probabilities, and of weights and indices."""
+        """Return the bytes of the tokens' probabilities, weights and indices."""
         gate = max(self._element, FULL_BYTES)
         return (
             self._workload.tokens_per_rank * self._layer.num_experts * gate
@@ -248,11 +248,11 @@ class TensorParallelCounts(BufferCounts):
         )
 
     def _mine(self, degree: int) -> int:
-        """Return the most rows of balanced pairs that one rank computes in a chunk."""
+        """Return the most rows that a rank computes in a chunk, with balanced pairs."""
         pairs = -(-self._workload.tokens_per_rank // degree) * self._layer.top_k
         return -(-pairs // self._workload.world_size)
 
 
 def middle_elements(layer: LayerShape) -> int:
-    """Return T_M's elements of one row: H, or for swiglu 2·H, with its gate's."""
+    """Return T_M's elements for one row: H, or 2·H for swiglu (with its gate)."""
     return layer.d_hidden * (2 if layer.activation == "swiglu" else 1)

@@ -1,13 +1,13 @@
-"""Plan of a layer with its experts placed by their loads, where that is worth it.
+"""Plan of a layer whose experts are placed by their loads, if that is worth it.
 
-Experts are grouped so that the fullest rank has the fewest rows, for which the others wait. The
-record of a routing has loads of experts alone, not which ranks their rows come from: transfers
+Experts are grouped so that the fullest rank, for which the others wait, has the fewest rows. A
+routing record has the experts' loads only, not the ranks that their rows come from. So transfers
 follow the fullest rank's rows, as in all plans for uneven routing.
 
-Groups are balanced k-way partitions: longest processing time first with equal numbers a group,
-improved by swaps. Of log-normal loads of a spread of 1 the fullest group is above the least that is
-possible by 0.15 % on the mean of 400 draws of 8 experts on 2 ranks, 4.4 % at most; by 0.3 % and
-3.2 % with 16 on 4, and by 0.004 % with 64 on 4.
+Groups are balanced k-way partitions: longest processing time first with equal numbers in a group,
+improved by swaps. For log-normal loads of spread 1 the fullest group exceeds the possible minimum
+by 0.15 % on the mean of 400 draws of 8 experts on 2 ranks (4.4 % at most). With 16 experts on 4
+ranks it is 0.3 % (3.2 %), with 64 on 4 it is 0.004 %.
 
 Source: Graham (1969) for the first, Babel, Kellerer and Kotov (1998) for equal numbers.
 """
@@ -29,18 +29,18 @@ from moetune.solve.layer.plan import LayerProblem, SolvedLayer
 from moetune.solve.layer.strategies import RankedLayer
 
 WORTH_PLACING = 0.02
-"""Share of the step that a placement must save: less is within the predictions' error."""
+"""Share of the step that a placement must save; smaller gains are within the predictions' error."""
 _SAME = 1e-9
 Groups = tuple[tuple[int, ...], ...]
-"""Groups of experts."""
+"""Experts of each group."""
 _LOWER = 1e-12
-"""Share of the fullest group's load that a swap must take off, beyond rounding."""
+"""Least share of the fullest group's load that a swap must remove, to exceed rounding."""
 
 
 def solve_placed(layer: LayerProblem) -> SolvedLayer:
-    """Return the fastest plan, with experts placed where that saves `WORTH_PLACING` of the step.
+    """Return the fastest plan, with placed experts if that saves `WORTH_PLACING` of the step.
 
-    Without loads of the experts, on one rank, or with the natural order pinned, nothing is placed.
+    Nothing is placed without loads of the experts, on one rank, or if the natural order is pinned.
 
     Raises:
         InfeasiblePlanError: nothing fits, with no placement.
@@ -58,7 +58,7 @@ def solve_placed(layer: LayerProblem) -> SolvedLayer:
 
 
 def place_experts(shares: Sequence[float], ranks: int, *, natural_skew: float) -> LayerPlacement:
-    """Return the placement of experts by their shares of rows; their order where none is better."""
+    """Return the placement of experts by shares of rows; the natural order if none is better."""
     least = least_fullest(shares, ranks) * ranks if ranks > 1 else 1.0
     natural = LayerPlacement(
         natural_skew=natural_skew, placed_skew=natural_skew, least_skew=min(natural_skew, least)
@@ -93,7 +93,7 @@ def _better(layer: LayerProblem, workload: Workload, shares: tuple[float, ...]) 
 
 
 def group_experts(loads: Sequence[float], num_groups: int) -> Groups:
-    """Return equal ascending groups of experts, by their first, the fullest with little load."""
+    """Return equal, ascending groups of experts that make the fullest group's load small."""
     order = sorted(range(len(loads)), key=lambda expert: (-loads[expert], expert))
     sorted_loads = [loads[expert] for expert in order]
     places = _swapped(sorted_loads, _longest_first(sorted_loads, num_groups))
@@ -101,11 +101,11 @@ def group_experts(loads: Sequence[float], num_groups: int) -> Groups:
 
 
 def least_fullest(loads: Sequence[float], num_groups: int) -> float:
-    """Return what the fullest of equal groups has at least, without looking for any.
+    """Return a lower bound on the load of the fullest of equal groups.
 
-    It is the most of three bounds: the mean, the largest's group, and two of the next ones. The
-    largest expert is with the smallest at best. Of the first P + 1 experts two share a
-    group, and they do with the smallest.
+    It is the largest of three bounds. The first is the mean. In the second, the largest expert is
+    grouped with the smallest experts. In the third, two of the first P + 1 experts share a group,
+    with the smallest experts.
     """
     loads = sorted(loads, reverse=True)
     size = len(loads) // num_groups
@@ -118,7 +118,7 @@ def least_fullest(loads: Sequence[float], num_groups: int) -> float:
 
 
 def _longest_first(loads: Sequence[float], num_groups: int) -> list[list[int]]:
-    """Return groups filled from the largest load on, each into the emptiest that has room."""
+    """Return groups filled from the largest load on, each into the emptiest group with room."""
     size = len(loads) // num_groups
     groups: list[list[int]] = [[] for _ in range(num_groups)]
     open_groups = [(0.0, group) for group in range(num_groups)]
@@ -131,9 +131,9 @@ def _longest_first(loads: Sequence[float], num_groups: int) -> list[list[int]]:
 
 
 def _swapped(loads: Sequence[float], groups: list[list[int]]) -> list[list[int]]:
-    """Return the groups after swaps with the fullest one, each the best there is, until none helps.
+    """Return the groups after the best swap with the fullest group, repeated until none helps.
 
-    Every swap lowers the fullest group and leaves the other one below what that had.
+    Every swap lowers the fullest group, and leaves its partner below the fullest group's old load.
     """
     all_loads = np.array(loads, float)
     sums = [sum(loads[place] for place in group) for group in groups]
@@ -151,7 +151,7 @@ def _swapped(loads: Sequence[float], groups: list[list[int]]) -> list[list[int]]
 
 
 def _after_swaps(loads: Floats, sums: Floats, fullest: int) -> Floats:
-    """Return the fuller of two groups, [other, mine, theirs], after each swap of their loads."""
+    """Return the larger load of two groups after each swap of loads, [other, mine, theirs]."""
     moved = loads[fullest][:, None] - loads[:, None, :]
     after: Floats = np.maximum(sums[fullest] - moved, sums[:, None, None] + moved)
     after[moved <= 0] = np.inf

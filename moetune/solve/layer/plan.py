@@ -1,4 +1,4 @@
-"""Plan of one layer, the last step of its solver: the best candidate among the others."""
+"""Plan of one layer, the last step of its solver: the best candidate with its alternatives."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -49,10 +49,10 @@ class LayerProblem:
 
     Args:
         costs: nominal costs of the profile that the inputs name.
-        resamples: refits of the same measurements, for how sure the choice is; may be empty.
-        bounds: what is pinned; `inputs.constraints` records the same for the plan's id.
-        device_memory_bytes: the limit where the inputs set none.
-        kernels: of the experts that were measured for the layer; None for the usual kernel.
+        resamples: refits of the same measurements, for the confidence in a choice; may be empty.
+        bounds: pinned values; `inputs.constraints` records the same for the plan's id.
+        device_memory_bytes: the limit if the inputs set none.
+        kernels: experts' kernels that were measured for the layer; None for the usual kernel.
     """
 
     inputs: PlanInputs
@@ -65,11 +65,11 @@ class LayerProblem:
     kernels: MeasuredKernels | None
 
     def ranked(self, placement: tuple[int, ...] = ()) -> RankedLayer:
-        """Return the candidates with a placement of experts, the plan's choice first.
+        """Return the candidates for a placement of experts, the plan's choice first.
 
         Raises:
             InputError: two different degrees are pinned.
-            InfeasiblePlanError: a pinned degree that is not allowed, or too little memory.
+            InfeasiblePlanError: a pinned degree is not allowed, or memory is too small.
             ProfileError: the profile lacks an operation that the layer needs.
         """
         self.bounds.check_degree(self.inputs.tokens_per_rank)
@@ -90,7 +90,7 @@ class LayerProblem:
         return replace(tried[chosen], kernel=self.kernels.choice(chosen, seconds))
 
     def _ranked(self, placement: tuple[int, ...], kernel: KernelName) -> RankedLayer:
-        """Return the candidates with a kernel of the experts."""
+        """Return the candidates with the given kernel of the experts."""
         inputs = self.inputs
         layout = Layout.of_layer(inputs.expert_parallel, inputs.world_size)
         workload = inputs.workload(layout, placement, kernel)
@@ -105,7 +105,7 @@ class LayerProblem:
     def solved(
         self, ranked: RankedLayer, placement: PlacementChoice | None = None
     ) -> "SolvedLayer":
-        """Return the plan of ranked candidates; ProfileError for a strategy's missing operation."""
+        """Return the plan of the candidates; ProfileError if a strategy's operation is missing."""
         inputs, ranking = self.inputs, ranked.best
         confidence = judge_choice(ranking, self.resamples, ranked.rivals)
         nearest = ranking.alternatives()
@@ -136,9 +136,9 @@ class LayerProblem:
 
 
 class SolvedLayer(NamedTuple):
-    """A plan whose reasons and warnings are empty, and the candidates that they are about.
+    """A plan whose reasons and warnings are still empty, with the candidates that they describe.
 
-    `nearest` are other degrees, the best first; in the plan other strategies follow them.
+    `nearest` holds other degrees, the best first; in the plan other strategies follow them.
     """
 
     problem: LayerProblem
@@ -245,8 +245,8 @@ def _row(ranked: RankedLayer, row: Ranking, paper: Mapping[Strategy, float]) -> 
 def solve_ranges(chooser: DegreeChooser, tokens: int, degree: int) -> tuple[Range, ...]:
     """Return disjoint, sorted ranges without gaps from 1 to at least 4·tokens and 2^20.
 
-    A range's degree is the best one for its geometric mean that fits its last size, and that its
-    first size may have. Where nothing fits, it is the one with the least memory.
+    A range's degree is the best for the geometric mean of its sizes. It fits at the last size and
+    is allowed at the first. If nothing fits, it is the degree with the least memory.
     """
     spans = [(low + 1, high) for low, high in pairwise([0, *_sizes(chooser, tokens)])]
     ranges: list[Range] = []
@@ -259,7 +259,7 @@ def solve_ranges(chooser: DegreeChooser, tokens: int, degree: int) -> tuple[Rang
 
 
 def _sizes(chooser: DegreeChooser, tokens: int) -> list[int]:
-    """Return the spans' last sizes: powers of two, the plan's, below a pin, most that fit."""
+    """Return the spans' last sizes: powers of two, the plan's, a pin − 1, most that fit."""
     top = max(MIN_TOP, HEADROOM * tokens)
     powers = [2**step for step in range(top.bit_length())]
     sizes = {*powers, tokens, (chooser.bounds.degree or 1) - 1}
@@ -273,14 +273,14 @@ def _sizes(chooser: DegreeChooser, tokens: int) -> list[int]:
 
 
 def paper_seconds(*, costs: LayerCosts, strategy: Strategy, tokens: int) -> float:
-    """Return the step of MPipeMoE's Eq. 10: shown next to the timeline, it decides nothing.
+    """Return the step by MPipeMoE's Eq. 10; it is shown next to the timeline and decides nothing.
 
         C = max(q₁·b·H·M/(σ·W_comp), q₂·b·M·s/(μ·W_comm), q₃·b·M·s/(η·W_mem)), both phases
 
-    b are the rows of one rank; q are those of Table II in general form: 2 GEMMs forward (3 for
-    swiglu), twice as many backward and those that recompute T_M; 2 transfers, and one more where
-    T_DI is sent again; copies of T_DI and T_M. The speeds W are those of the whole batch. The
-    equation omits start-up times and the filling of the pipeline.
+    b is the number of rows on one rank; q generalises Table II. There are 2 GEMMs forward (3 for
+    swiglu), twice as many backward, plus those that recompute T_M. There are 2 transfers, and
+    another if T_DI is sent again, and copies of T_DI and T_M. The speeds W are those of the whole
+    batch. The equation omits start-up times and the filling of the pipeline.
 
     Raises:
         ProfileError: the strategy copies, and no copies were measured.
@@ -292,7 +292,7 @@ def _paper_phase(costs: LayerCosts, strategy: Strategy, tokens: int, phase: Phas
     layer, rows = costs.layer, costs.rows(tokens)
     copied = layer.d_model * (strategy in OFFLOADS_INPUT)
     copied += middle_elements(layer) * (strategy in OFFLOADS_MIDDLE)
-    speeds = costs.costs.speeds  # in overlap with both others where the strategy copies
+    speeds = costs.costs.speeds  # copying strategies overlap all three classes
     rivals = ("all", "all") if copied else ("comm", "comp")
     transfers, gemms = costs.num_transfers, layer.num_gemms
     if phase == "backward":

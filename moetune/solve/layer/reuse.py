@@ -39,19 +39,19 @@ from moetune.solve.layer.timeline import (
 _AHEAD = 2
 """Dispatches ahead of the experts: T_DI has two buffers."""
 _EDGE = 3
-"""So many chunks at either end wait for other tasks than those between."""
+"""Chunks at either end that wait for other tasks than the chunks between."""
 FEW = 8
-"""Chunks that are simulated first: the fewest with two between the edges, to compare."""
+"""Chunks that are simulated first: the fewest that leave two between the edges to compare."""
 _MORE = 24
-"""Chunks that are simulated where the streams have not settled after `FEW`."""
+"""Chunks that are simulated if the streams have not settled after `FEW`."""
 SAME = 1e-13
-"""Share of a chunk's time by which the streams may differ and still stand as one chunk before."""
+"""Share of a chunk's time by which streams may differ between chunks and count as settled."""
 _TRANSFER, _BEFORE, _AFTER, _COPY_INPUT, _COPY_MIDDLE = range(5)
-"""Rows of a chunk's `durations`, which the tasks of a pattern have in the place of seconds."""
+"""Rows of a chunk's `durations`; tasks of a pattern hold such a row in place of seconds."""
 
 
 class ChunkPattern(NamedTuple):
-    """Which operations a chunk has, whatever they take.
+    """The operations that a chunk has, without their times.
 
     Args:
         copies_input, copies_middle: whether T_DI and T_M go to the host, or come back.
@@ -75,7 +75,7 @@ class ReusedChunk:
         transfer: a dispatch, or a combine.
         before: the experts' work up to the last use of T_M.
         after: the rest of the experts' work, during which T_M may be overwritten.
-        copy_input, copy_middle: T_DI and T_M to the host, or back; 0 where they are not copied.
+        copy_input, copy_middle: copies of T_DI and T_M to the host, or back; 0 without copies.
     """
 
     pattern: ChunkPattern
@@ -95,7 +95,7 @@ class ReusedChunk:
 def chunk_of(
     *, costs: LayerCosts, phase: Phase, strategy: Strategy, rows: Sizes, degree: Sizes
 ) -> ReusedChunk:
-    """Return the costs of one of so many chunks; ProfileError where copies were not measured."""
+    """Return the costs of one of `degree` chunks; ProfileError if copies were not measured."""
     before, after = costs.halves(phase, rows, recompute=strategy in {"S3", "S4"})
     layer, mode = costs.layer, costs.costs.copy_mode
     way: Direction = "d2h" if phase == "forward" else "h2d"
@@ -126,10 +126,10 @@ def chunk_of(
 def reuse_tasks(*, chunk: ReusedChunk, phase: Phase, degree: int) -> list[Task]:
     """Return the tasks of a phase, two dispatches ahead of the experts (MPipeMoE Fig. 7).
 
-    The link runs D₁ D₂ C₁ D₃ C₂ … backward, as the paper has it, each D twice where T_DI is sent
-    again. Forward it runs D₁ D₂ D₃ C₁ D₄ C₂ …, D₃ once the first chunk's experts have left its
-    buffer: the experts wait for D₃ and not for C₁, which saves up to 12 % where t_d < t_e < 2·t_d.
-    Backward that would take a fourth buffer of gradients, up to 3 % over the bound of Eq. 6.
+    Backward the link runs D₁ D₂ C₁ D₃ C₂ … as in the paper, with each D twice if T_DI is sent
+    again. Forward it runs D₁ D₂ D₃ C₁ D₄ C₂ …, with D₃ once the first chunk's experts have left its
+    buffer. The experts then wait for D₃ and not for C₁, which saves up to 12 % if t_d < t_e <
+    2·t_d. Backward that would need a fourth buffer of gradients, up to 3 % over the bound of Eq. 6.
     """
     durations = [seconds.item() for seconds in chunk.durations]
     tasks = _tasks(chunk.pattern, phase, degree)
@@ -164,7 +164,7 @@ def _dispatch_backward(pattern: ChunkPattern, i: int) -> Iterator[Task]:
 def _forward(pattern: ChunkPattern, i: int, degree: int) -> Iterator[Task]:
     arrived = (f"dispatch {i}",)
     before = list(arrived)
-    after = [f"combine {i - _AHEAD}"] if i >= _AHEAD else []  # T_DO has two buffers, too
+    after = [f"combine {i - _AHEAD}"] if i >= _AHEAD else []  # T_DO also has two buffers
     if pattern.copies_input:
         idle = (f"after {i - 1}",) if i else ()
         yield _copying(pattern, f"save input {i}", _COPY_INPUT, (*arrived, *idle))
@@ -172,7 +172,7 @@ def _forward(pattern: ChunkPattern, i: int, degree: int) -> Iterator[Task]:
     if pattern.copies_middle and i:
         before.append(f"save middle {i - 1}")
     if pattern.copies_input and not pattern.sorts_rows and 0 < i < degree - 1:
-        before.append(f"save input {i - 1}")  # which the next dispatch, ahead of C, waits for
+        before.append(f"save input {i - 1}")  # the next dispatch, ahead of C, waits for it
     yield Task(f"before {i}", "comp", COMPUTE, _BEFORE, tuple(before))
     if pattern.copies_middle:
         yield _copying(pattern, f"save middle {i}", _COPY_MIDDLE, (f"before {i}",))
@@ -189,7 +189,7 @@ def _first_loads(pattern: ChunkPattern, degree: int) -> Iterator[Task]:
 
 
 def _backward(pattern: ChunkPattern, i: int, degree: int) -> Iterator[Task]:
-    """Yield a chunk's experts and the loads of the chunks behind it, as buffers become free."""
+    """Yield a chunk's experts, and the loads of later chunks as buffers become free."""
     needed = [f"dispatch {i}"]
     needed += [f"load input {i}"] if pattern.copies_input else []
     needed += [f"load middle {i}"] if pattern.copies_middle else []
@@ -209,15 +209,15 @@ def _copying(pattern: ChunkPattern, name: str, copy: int, after: Sequence[str] =
 def reused_seconds(
     *, chunk: ReusedChunk, phase: Phase, degrees: Ints, speeds: SpeedTable
 ) -> Floats:
-    """Return the makespans of `reuse_tasks` in n numbers of chunks.
+    """Return the makespans of `reuse_tasks` for n numbers of chunks.
 
-    Once the streams stand to each other as they did one chunk before, every further chunk takes as
-    long as that one did: the first `FEW` chunks tell the time of any number of them.
+    After some chunks the streams settle: each further chunk takes as long as the chunk before it.
+    So the first `FEW` chunks determine the time of any number of chunks.
 
     Args:
-        chunk: seconds of its operations have no dimensions, or shape (n,).
-        degrees: chunks, shape (n,).
-        speeds: of no dimensions, or shape (n,).
+        chunk: its operations have seconds without dimensions, or of shape (n,).
+        degrees: numbers of chunks, shape (n,).
+        speeds: without dimensions, or of shape (n,).
 
     Raises:
         ArithmeticError: a duration is negative or not finite.
@@ -240,10 +240,10 @@ def reused_seconds(
 
 
 class _Chunks(NamedTuple):
-    """The program of a phase in some numbers of chunks.
+    """The program of a phase for several numbers of chunks.
 
     Args:
-        ends_chunk: whether a task is the experts' last one of a chunk between the edges.
+        ends_chunk: whether a task is the last of the experts in a chunk between the edges.
         step: tasks of a chunk in each stream, shape (streams,).
     """
 
@@ -254,7 +254,7 @@ class _Chunks(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _chunks(pattern: ChunkPattern, phase: Phase, numbers: tuple[int, ...]) -> _Chunks:
-    """Return the program of `reuse_tasks` in so many chunks, by the pattern of each."""
+    """Return the program of `reuse_tasks` for each of the numbers of chunks."""
     phases = [_tasks(pattern, phase, number) for number in numbers]
     program, tasks = program_of(phases), phases[0]
     inner = {(f"after {i}", number) for number in numbers for i in range(_EDGE, number - _EDGE)}
@@ -268,11 +268,11 @@ def _chunks(pattern: ChunkPattern, phase: Phase, numbers: tuple[int, ...]) -> _C
 def _run(
     chunks: _Chunks, numbers_of: Ints, durations: Floats, speeds: Floats
 ) -> tuple[Floats, Floats]:
-    """Run phases in numbers of chunks, of which each has one.
+    """Run n phases, each with its number of chunks.
 
     Returns:
-        When the last task of each phase ends, and the seconds of a chunk once its streams have
-        settled, NaN where they have not; both of shape (n,).
+        The end of each phase's last task, and the seconds of a chunk once its streams have settled
+        (NaN if they have not); both of shape (n,).
     """
     program, step = chunks.program, chunks.step[:, None]
     head = program.first[:, numbers_of]

@@ -1,4 +1,4 @@
-"""Choice of a memory strategy at its best degree, and the error that says what would fit."""
+"""Choice of a memory strategy at its best degree, and the error that names what would fit."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -25,16 +25,16 @@ from moetune.solve.layer.uncertainty import refits_of
 
 UNLIMITED = 2**62
 NO_REUSE: tuple[Strategy, ...] = ("none",)
-"""The strategies where no memory is reused."""
+"""Strategies of a layer that reuses no memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declined:
-    """Several chunks that were not taken, as they may lose more than they promise.
+    """Several chunks that were declined, because they may lose more than they promise.
 
     Args:
-        least_seconds: of one chunk within the profile's error; None where times were not measured.
-        mean_loss: by which several chunks may be longer, as a share of one chunk's step.
+        least_seconds: 5 % quantile of one chunk over the refits; None if times were not measured.
+        mean_loss: expected loss of several chunks, as a share of one chunk's step.
     """
 
     step: StepTime
@@ -44,11 +44,11 @@ class Declined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedLayer:
-    """The chosen strategy with its degree, and all strategies at their best.
+    """The chosen strategy with its degree, and all strategies at their best degrees.
 
     Args:
-        contenders: each strategy whose operations were measured, the chosen one too.
-        declined: several chunks that would have been the choice by nominal costs alone.
+        contenders: each strategy whose operations were measured, including the chosen strategy.
+        declined: several chunks that would be the choice by nominal costs alone.
     """
 
     best: Ranking
@@ -63,7 +63,7 @@ class RankedLayer:
 
     @property
     def is_forced(self) -> bool:
-        """Whether another choice would be made if there were more memory."""
+        """Whether unlimited memory would change the choice."""
         if self.best.memory_forced:
             return True
         limit = self.step.seconds * (1 - TIE)
@@ -71,12 +71,12 @@ class RankedLayer:
 
     @property
     def rivals(self) -> tuple[StepTime, ...]:
-        """The best steps of the other strategies that fit."""
+        """The best steps of the other strategies that fit in memory."""
         return tuple(loser.step for loser in self.losers if loser.fits)
 
     @property
     def losers(self) -> tuple[Ranking, ...]:
-        """All but the chosen one; none where the caller pinned the strategy."""
+        """All contenders except the chosen strategy; none if the caller pinned the strategy."""
         if self.best.chooser.bounds.strategy is not None:
             return ()
         chosen = self.best.strategy
@@ -88,11 +88,11 @@ def choose_strategy(
 ) -> RankedLayer:
     """Return the fastest strategy within the bounds and the memory.
 
-    Where costs are measured, keeping everything gives way only to a gain of `choose.WORTH`, and
-    strategies within `choose.NOISE` of each other are one: the first of them is taken.
+    With measured costs, strategy "none" gives way only to a gain above `choose.WORTH`. Strategies
+    within `choose.NOISE` of each other tie, and the first of them is taken.
 
     Raises:
-        InfeasiblePlanError: nothing fits: the smallest plan, and what would make it fit.
+        InfeasiblePlanError: nothing fits; it names the smallest plan, and what would make it fit.
         ProfileError: the pinned strategy copies, and no copies were measured.
     """
     budget = MemoryBudget.of(workload=workload, costs=costs, limit_bytes=limit_bytes)
@@ -119,15 +119,15 @@ def choose_strategy(
 
 
 def choose_safely(ranked: RankedLayer, resamples: Sequence[Refit]) -> RankedLayer:
-    """Return one chunk where what several promise may be an error of the profile.
+    """Return one chunk if the gain of several chunks may be an error of the profile.
 
-    Nominal costs decide where they are measured. A time that was not may be wrong by far, and
-    the more so the further one of the two choices is from what was measured; so here the choice
-    with the smaller expected loss over the refits is taken, which are as wide as that error.
+    Nominal costs decide if they are measured. A time that was not may be far off, and more so the
+    further a choice is from the measurements. Then the choice with the smaller expected loss over
+    the refits is taken, because the refits are as wide as that error.
 
-    Chunks also gain where smaller products are measured as quicker a row. Errors of the two sizes
-    do not cancel, as those of the same work hidden or not do. So where this is most of the gain,
-    it must be above one chunk's error over the refits.
+    Several chunks also gain if smaller products are measured as quicker for each row. The errors of
+    the two sizes do not cancel, unlike errors of work that is merely hidden. If this is most of the
+    gain, the gain must exceed the error of one chunk over the refits.
     """
     ranking, several, single = ranked.best, ranked.best.step, ranked.best.sequential
     if not ranking.has_one_chunk or several.degree == 1 or ranking.strategy != "none":
@@ -159,23 +159,23 @@ def choose_safely(ranked: RankedLayer, resamples: Sequence[Refit]) -> RankedLaye
 
 
 def _luck(several: StepTime, seconds_of_one: Floats) -> Declined | None:
-    """Return chunks that hide little as declined; None where they gain beyond the error."""
+    """Return several chunks as declined; None if their gain exceeds the error of one chunk."""
     least = float(np.percentile(seconds_of_one, 5))
     return None if several.seconds < least else Declined(step=several, least_seconds=least)
 
 
 def _risk(several: StepTime, ratios: Floats) -> Declined | None:
-    """Return chunks that rest on what was not measured as declined; None where they are not.
+    """Return several chunks that rest on unmeasured times as declined; None if they lose less.
 
     Args:
-        ratios: their seconds over one chunk's, of each refit.
+        ratios: seconds of several chunks over those of one chunk, for each refit.
     """
     loss, loss_of_one = (float(np.maximum(ratio - 1, 0.0).mean()) for ratio in (ratios, 1 / ratios))
     return None if loss < loss_of_one else Declined(step=several, mean_loss=loss)
 
 
 def _allowed(budget: MemoryBudget, costs: LayerCosts, bounds: Bounds) -> Sequence[Strategy]:
-    """Return the strategies that no pin excludes and whose operations were measured."""
+    """Return the strategies that the pins allow and whose operations were measured."""
     if budget.keeps_all:
         return NO_REUSE
     copies = OFFLOADS_INPUT | OFFLOADS_MIDDLE
@@ -216,14 +216,14 @@ class _Choice(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The number of chunks."""
+        """The number of chunks in words."""
         return format_chunks(self.degree, self.degree)
 
 
 def _too_large(
     budget: MemoryBudget, allowed: Sequence[Strategy], chooser: DegreeChooser
 ) -> InfeasiblePlanError:
-    """Return the error of a layer that fits with no allowed strategy, and what would fit."""
+    """Return the error for a layer that no allowed strategy fits, with what would fit."""
     smallest = _smallest(budget, allowed, chooser, budget.workload.tokens_per_rank)
     peak = smallest.peak
     return InfeasiblePlanError(
@@ -241,7 +241,7 @@ def _too_large(
 def _smallest(
     budget: MemoryBudget, allowed: Sequence[Strategy], chooser: DegreeChooser, tokens: int
 ) -> _Choice:
-    """Return the plan with the smallest peak; of equal ones that with the least work."""
+    """Return the choice with the smallest peak; the strategy with the least work if they tie."""
     choices = []
     for strategy in allowed:
         degree = replace(chooser, strategy=strategy, budget=budget).least(tokens)
@@ -273,7 +273,7 @@ def _what_would_fit(
 
 
 def _ranks_that_fit(budget: MemoryBudget, smallest: _Choice) -> str:
-    """Return the fewest ranks with which so many tokens fit."""
+    """Return words that name the fewest ranks on which the layer's tokens fit."""
     workload = budget.workload
     for ranks in divisors(workload.layer.num_experts):
         there = replace(budget, workload=replace(workload, world_size=ranks))

@@ -20,13 +20,13 @@ STREAMS = LINK, COMPUTE, COPIES
 _CLASSES: tuple[tuple[ResourceClass | None, ...], ...] = (
     (None, "comm"), (None, "comp", "mem"), (None, "mem"),
 )  # fmt: skip
-"""Classes of what each stream may run; None where it is idle."""
+"""Classes that each stream may run; None for an idle stream."""
 _SETS = [*product(*_CLASSES)]
-"""Classes that may run at once, one of each stream."""
+"""Sets of classes that may run at once, with one class of each stream."""
 _WEIGHTS = (6, 2, 1)
-"""Of the streams' places in `_CLASSES`, for the index of a set in `_SETS`."""
+"""Weights of the streams' class indices; the weighted sum is the index of a set in `_SETS`."""
 _NEVER = 2**40
-"""Index of no task: what waits for it never runs."""
+"""Index beyond all tasks: a task that waits for it never runs."""
 
 
 class Task(NamedTuple):
@@ -34,8 +34,8 @@ class Task(NamedTuple):
 
     Args:
         name: unique in its timeline.
-        resource: class of what it keeps busy, which decides the tasks that it slows down.
-        stream: one of `STREAMS`; its tasks run one after another, in the order they are given.
+        resource: class of the resource that it keeps busy, which decides the tasks it slows down.
+        stream: one of `STREAMS`; its tasks run one after another, in the given order.
         seconds: duration while nothing else runs.
         after: names of the tasks that must end first.
     """
@@ -58,20 +58,20 @@ class Span(NamedTuple):
 
 
 def operation_and_chunk(name: str) -> tuple[str, int | None]:
-    """Return the parts of a task's name, a chunk from 0: ("dispatch", 0); None for no chunk's."""
+    """Return a task name's operation and chunk from 0, ("dispatch", 0); None without a chunk."""
     operation, _, chunk = name.rpartition(" ")
     return (operation, int(chunk)) if operation and chunk.isdecimal() else (name, None)
 
 
 def shown_name(name: str) -> str:
-    """Return a task's name as people read it, who count chunks from 1: "dispatch 1"."""
+    """Return a task's name as people read it, with chunks counted from 1: "dispatch 1"."""
     operation, chunk = operation_and_chunk(name)
     return operation if chunk is None else f"{operation} {chunk + 1}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """The spans in order of issue, and when the last one ends."""
+    """The spans in order of issue, and the end of the last span."""
 
     spans: tuple[Span, ...]
     makespan_seconds: float
@@ -84,10 +84,10 @@ def pipeline_tasks(
     combine_seconds: Sequence[float],
     order: Order,
 ) -> list[Task]:
-    """Return the tasks of one phase, one entry a chunk: dispatch, experts, combine.
+    """Return the tasks of one phase, one entry for each chunk: dispatch, experts, combine.
 
-    The link runs D₁…D_r C₁…C_r, or interleaved D₁ D₂ C₁ D₃ C₂ … C_r, which two buffers of
-    received rows suffice for (MPipeMoE §III-B). The backward phase has the same form.
+    The link runs D₁…D_r C₁…C_r, or interleaved D₁ D₂ C₁ D₃ C₂ … C_r. The interleaved order needs
+    only two buffers of received rows (MPipeMoE §III-B). The backward phase has the same form.
     """
     chunks = range(len(dispatch_seconds))
     dispatches = [Task(f"dispatch {i}", "comm", LINK, dispatch_seconds[i]) for i in chunks]
@@ -109,7 +109,7 @@ def pipeline_tasks(
 def tensor_parallel_tasks(
     *, compute_seconds: Sequence[float], reduce_seconds: Sequence[float]
 ) -> list[Task]:
-    """Return the tasks of a phase in tensor parallelism: experts, then their all-reduces."""
+    """Return the tasks of a tensor-parallel phase: the experts, then their all-reduces."""
     chunks = range(len(compute_seconds))
     return [
         *(Task(f"experts {i}", "comp", COMPUTE, compute_seconds[i]) for i in chunks),
@@ -118,10 +118,10 @@ def tensor_parallel_tasks(
 
 
 def simulate(tasks: Sequence[Task], *, speeds: SpeedTable) -> Timeline:
-    """Run the tasks, each as early as its stream and its dependencies let it.
+    """Run the tasks, each as early as its stream and its dependencies allow.
 
-    A running task advances at the speed of its class while the classes run that do so at that
-    instant; tasks of the same class do not disturb each other.
+    A running task advances at the speed of its class, given the classes that run at that instant.
+    Tasks of the same class do not disturb each other.
     """
     program = program_of([[task._replace(seconds=index) for index, task in enumerate(tasks)]])
     durations = np.array([[task.seconds] for task in tasks])
@@ -140,14 +140,14 @@ def simulate(tasks: Sequence[Task], *, speeds: SpeedTable) -> Timeline:
 
 
 class Program(NamedTuple):
-    """Tasks of some phases, stream by stream; behind the last of a stream one that never runs.
+    """Tasks of some phases, stream by stream; each stream ends with a task that never runs.
 
     Args:
         first: index of each stream's first task, shape (streams, phases).
         duration: row of each task's seconds in a table of durations, shape (tasks,).
-        place: of its class in the number of a set of classes, shape (tasks,).
-        needs: task of each stream that has to be at its head, or behind, shape (streams, tasks).
-        names: of the tasks; "" of those that never run.
+        place: contribution of its class to the index of a set of classes, shape (tasks,).
+        needs: first task that each stream's head must have reached, shape (streams, tasks).
+        names: of the tasks; "" for tasks that never run.
     """
 
     first: Ints
@@ -158,7 +158,7 @@ class Program(NamedTuple):
 
 
 def program_of(phases: Sequence[Sequence[Task]]) -> Program:
-    """Return the program of phases whose tasks' seconds are rows of a table of durations."""
+    """Return the program of phases whose tasks hold rows of a table of durations as seconds."""
     names: list[str] = []
     firsts, duration, place, needs = [], [], [], []
     for tasks in phases:
@@ -185,7 +185,7 @@ def program_of(phases: Sequence[Sequence[Task]]) -> Program:
 
 
 def stream_speeds(table: SpeedTable, num: int) -> Floats:
-    """Return each stream's speed in each set of classes, 1 if idle, (streams, sets, num)."""
+    """Return each stream's speed in each set of classes (1 if idle), shape (streams, sets, num)."""
     speeds = np.ones((len(STREAMS), len(_SETS), num))
     for index, classes in enumerate(_SETS):
         for stream, name in enumerate(classes):
@@ -197,13 +197,13 @@ def stream_speeds(table: SpeedTable, num: int) -> Floats:
 
 
 class Event(NamedTuple):
-    """An instant at which tasks of n phases end; a phase that is over stays as it was.
+    """An instant at which tasks of n phases end; a finished phase stays as it was.
 
     Args:
         now: shape (n,).
         head: the task that each stream was at until now, shape (streams, n).
-        is_ended: whether it ends now, of the same shape.
-        left: seconds of the tasks at the heads of the streams from now on, of the same shape.
+        is_ended: whether that task ends now, of the same shape.
+        left: seconds left of the tasks at the heads of the streams from now on, of the same shape.
     """
 
     now: Floats
@@ -213,12 +213,12 @@ class Event(NamedTuple):
 
 
 def events(program: Program, head: Ints, durations: Floats, speeds: Floats) -> Iterator[Event]:
-    """Run n phases, and yield the ends of their tasks until none runs any more.
+    """Run n phases, and yield the ends of their tasks until no task runs.
 
     Args:
         head: each stream's first task, shape (streams, n).
         durations: seconds of each phase's operations, shape (operations, n).
-        speeds: as of `speeds_of`, shape (streams, sets, n).
+        speeds: as of `stream_speeds`, shape (streams, sets, n).
     """
     phases, streams = np.arange(head.shape[1]), np.arange(len(STREAMS))[:, None]
     now, left = np.zeros(len(phases)), durations[program.duration[head], phases]

@@ -1,4 +1,4 @@
-"""Predicted times of phases and steps: closed forms, and timelines where memory is reused."""
+"""Predicted times of phases and steps: closed forms, or simulated timelines if memory is reused."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from moetune.solve.layer.reuse import chunk_of, reused_seconds
 from moetune.solve.layer.timeline import Task, pipeline_tasks, tensor_parallel_tasks
 
 OVERHEAD_SHARE = 0.05
-"""Share of the step below which the overhead's trust does not count."""
+"""Share of the step up to which the overhead's trust does not count."""
 _NO_COPIES = Estimate(seconds=0.0, trust="measured")
 
 
@@ -30,7 +30,7 @@ class PhaseTime:
         seconds: from the first dispatch to the last combine; in tensor parallelism from the first
             chunk's experts to the last all-reduce.
         transfer: one chunk's dispatch or combine; in tensor parallelism its all-reduce.
-        num_transfers: of a chunk; 3 where it is dispatched again, 1 in tensor parallelism.
+        num_transfers: of a chunk; 3 if it is dispatched again, 1 in tensor parallelism.
     """
 
     degree: int
@@ -42,33 +42,33 @@ class PhaseTime:
 
     @property
     def link_seconds(self) -> float:
-        """All transfers, undisturbed: 2·r·t_d, or r·t_s."""
+        """Time of all transfers, undisturbed: 2·r·t_d, or r·t_s."""
         return self.num_transfers * self.degree * self.transfer.seconds
 
     @property
     def device_seconds(self) -> float:
-        """All experts, undisturbed: r·t_e."""
+        """Time of all experts, undisturbed: r·t_e."""
         return self.degree * self.compute.seconds
 
     @property
     def copy_seconds(self) -> float:
-        """All copies, undisturbed."""
+        """Time of all copies, undisturbed."""
         return self.degree * self.copies.seconds
 
     @property
     def work_seconds(self) -> float:
-        """All transfers, experts and copies one after another."""
+        """Time of all transfers, experts and copies one after another."""
         return self.link_seconds + self.device_seconds + self.copy_seconds
 
     @property
     def critical_link_seconds(self) -> float:
-        """Transfers on the critical path: all of them, or those at both ends."""
+        """Time of transfers on the critical path: all transfers, or those at both ends."""
         ends = self.num_transfers * self.transfer.seconds
         return self.link_seconds if self._link_binds else ends
 
     @property
     def critical_device_seconds(self) -> float:
-        """Experts on the critical path; where all-reduces bind, those of the first chunk."""
+        """Time of experts on the critical path; if all-reduces bind, that of the first chunk."""
         if self._link_binds:
             return self.compute.seconds if self.num_transfers == 1 else 0.0
         return self.device_seconds
@@ -97,7 +97,7 @@ class StepTime:
 
     @property
     def degree(self) -> int:
-        """Chunks of either phase."""
+        """Number of chunks of either phase."""
         return self.forward.degree
 
     @property
@@ -107,22 +107,22 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """The whole step of the layer."""
+        """Time of the layer's whole step."""
         return self.forward.seconds + self.backward.seconds + self.overhead.seconds
 
     @property
     def work_seconds(self) -> float:
-        """Both phases' transfers, experts and copies behind one another."""
+        """Time of both phases' transfers, experts and copies one after another."""
         return self.forward.work_seconds + self.backward.work_seconds
 
     @property
     def hidden_seconds(self) -> float:
-        """Work that overlapping saves; negative where it costs time."""
+        """Time that overlap saves; negative if overlap costs time."""
         return self.work_seconds - self.forward.seconds - self.backward.seconds
 
     @property
     def all_seconds(self) -> tuple[float, float, float]:
-        """All transfers, experts and copies of the step, undisturbed."""
+        """Times of all transfers, experts and copies of the step, undisturbed."""
         phases = (self.forward, self.backward)
         return (
             sum(phase.link_seconds for phase in phases),
@@ -132,14 +132,14 @@ class StepTime:
 
     @property
     def critical_seconds(self) -> tuple[float, float]:
-        """Transfers and experts on the critical path."""
+        """Times of transfers and experts on the critical path."""
         phases = (self.forward, self.backward)
         link = sum(phase.critical_link_seconds for phase in phases)
         return link, sum(phase.critical_device_seconds for phase in phases)
 
     @property
     def binding(self) -> Binding:
-        """What takes most of the critical path; where memory is reused, the busiest."""
+        """The resource that takes most of the critical path; the busiest for reused memory."""
         link, device, copies = (*self.critical_seconds, 0.0)
         if self.is_reused:
             link, device, copies = self.all_seconds
@@ -149,12 +149,12 @@ class StepTime:
 
     @property
     def trust(self) -> Trust:
-        """The least trust in any number; the overhead counts only above `OVERHEAD_SHARE`."""
+        """The least trust in any part; the overhead counts only above `OVERHEAD_SHARE`."""
         return least_trust(part.trust for part in self._parts())
 
     @property
     def doubts(self) -> tuple[Doubt, ...]:
-        """Operations behind the same numbers that were not measured, each once."""
+        """Distinct unmeasured operations behind the parts that `trust` counts."""
         return doubts_of(self._parts())
 
     def _parts(self) -> list[Estimate[float]]:
@@ -166,7 +166,7 @@ class StepTime:
 
 
 class PricedPhase(NamedTuple):
-    """The times of a `PhaseTime` in arrays: of many numbers of tokens and chunks, or of refits."""
+    """The times of a `PhaseTime` as arrays over tokens and chunks, or over refits."""
 
     seconds: Floats
     transfer: Price
@@ -187,12 +187,12 @@ def price_phase(
 ) -> PricedPhase:
     """Return the predicted times of a phase with `tokens` on each rank.
 
-    Strategy "none" takes the closed form. Where memory is reused, the fluid timeline is simulated;
-    the link then always interleaves, whatever `order` is.
+    Strategy "none" uses the closed form. With reused memory the fluid timeline is simulated; the
+    link then always interleaves, regardless of `order`.
 
     Args:
-        tokens, degree: r chunks; or arrays of both, of one shape.
-        seconds: of a phase that reuses memory, where it was simulated before.
+        tokens, degree: tokens and chunks r; or arrays of both, of one shape.
+        seconds: of a phase that reuses memory, if it was simulated before.
 
     Raises:
         ProfileError: an operation was not measured.
@@ -257,7 +257,7 @@ def phase_time(
     strategy: Strategy = "none",
     seconds: float | None = None,
 ) -> PhaseTime:
-    """Return `price_phase` of a single number of tokens and chunks, in numbers."""
+    """Return `price_phase` for one number of tokens and one number of chunks, as floats."""
     priced = price_phase(
         costs=costs, phase=phase, tokens=tokens, degree=degree, order=order, strategy=strategy,
         seconds=seconds,
@@ -292,10 +292,10 @@ def step_time(
     strategy: Strategy = "none",
     seconds: tuple[float | None, float | None] = (None, None),
 ) -> StepTime:
-    """Return the predicted time of one step; one chunk, which reuses no memory, is "none".
+    """Return the predicted time of one step; one chunk reuses no memory and is priced as "none".
 
     Args:
-        seconds: of both phases that reuse memory, where they were simulated before.
+        seconds: of both phases that reuse memory, if they were simulated before.
     """
     forward, backward = (
         phase_time(

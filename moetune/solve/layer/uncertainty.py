@@ -1,9 +1,8 @@
-"""Uncertainty of a choice, compared with others under many refits of the measurements.
+"""Uncertainty of a choice, compared with its contenders under many refits of the measurements.
 
-Under refits every time of a layer is an array with an entry for each, so that `LayerCosts` and the
-closed forms work it out once. An operation that a refit makes slower makes the sum of a step's
-operations longer; the step itself was measured, so that the difference between both is smaller
-there.
+Every time of a layer is an array with an entry for each refit, so that `LayerCosts` and the closed
+forms compute all refits at once. A refit with a slower operation has a longer sum of operations.
+The step itself was measured, so its difference from the sum is smaller there.
 """
 
 import math
@@ -28,13 +27,13 @@ from moetune.solve.layer.times import StepTime, step_seconds
 
 _SEED = 0
 LayerChoice = tuple[LayerCosts, Decision]
-"""A choice, and the costs of the layer that it is for."""
+"""The costs of a layer, and a choice for it."""
 
 
 def judge_choice(
     ranking: Ranking, resamples: Sequence[Refit], rivals: Sequence[StepTime]
 ) -> Confidence:
-    """Compare the choice with its contenders under each refit; without any it is certain."""
+    """Compare the choice with its contenders under each refit; without refits it is certain."""
     limit_seconds = ranking.step.seconds * HOPELESS
     strategy = ranking.chooser.strategy
     contenders = [(degree, strategy) for degree in ranking.table.contenders(ranking.degree)]
@@ -47,7 +46,7 @@ def judge_choice(
 
 
 def confidence_of(chosen: Floats, best: Floats) -> Confidence:
-    """Return the confidence in a choice against the best, by seconds of both, (refits,)."""
+    """Return the confidence in a choice from its seconds and the best seconds, both (refits,)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         regrets = np.where(best > 0, chosen / best - 1, 0.0)
     low, high = np.quantile(chosen, (0.05, 0.95)).tolist()
@@ -62,7 +61,7 @@ def confidence_of(chosen: Floats, best: Floats) -> Confidence:
 def chance_of_faster(
     chosen: LayerChoice, rival: LayerChoice, *, resamples: Sequence[Refit], tokens: int
 ) -> float:
-    """Return the share of refits under which the rival's step is the shorter one."""
+    """Return the share of refits under which the rival's step is shorter."""
 
     def seconds(choice: LayerChoice) -> Floats:
         costs, decision = choice
@@ -91,7 +90,7 @@ def _under_refits(
 
 
 def error_factors(errors: StepErrors, strategy: Strategy, degree: int, *, num: int) -> Floats:
-    """Return draws of phases' error around the expected, (refits,); of one refit, 1."""
+    """Return draws of the phases' error around its mean, shape (num,); 1 for a single refit."""
     if num == 1:
         return np.ones(1)
     name = strategy if degree > 1 else "none"  # one chunk reuses no memory
@@ -102,7 +101,7 @@ def error_factors(errors: StepErrors, strategy: Strategy, degree: int, *, num: i
 
 @lru_cache(maxsize=1024)
 def _deviates(name: str, num: int) -> Floats:
-    """Return normal deviates: the quantiles, in an order that is the same for a name."""
+    """Return quantiles of the normal distribution, in a permutation that depends on the name."""
     normal = NormalDist()
     quantiles = np.array([normal.inv_cdf((draw + 0.5) / num) for draw in range(num)])
     # Not hash(): it differs between processes.
@@ -110,15 +109,15 @@ def _deviates(name: str, num: int) -> Floats:
 
 
 IMPLAUSIBLE = 0.2
-"""A residual that no refit may have: three standard deviations of those in the network lab's
-record (`fit.step_errors.RECORDED_SPREAD`)."""
+"""Largest plausible residual of a refit: three standard deviations of the network lab's record
+(`fit.step_errors.RECORDED_SPREAD`)."""
 LEAST_SHARE = 0.5
-"""Of the refits that are kept, whatever their residuals."""
+"""Share of the refits that is kept at least, regardless of residuals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refits:
-    """A layer's costs under `num` refits, all of them at once."""
+    """A layer's costs under `num` refits, stacked into one object."""
 
     num: int
     stack: LayerCosts
@@ -127,10 +126,10 @@ class Refits:
 def refits_of(nominal: LayerCosts, resamples: Sequence[Refit], *, tokens: int) -> Refits:
     """Return the layer's costs under the refits that the measured steps do not contradict.
 
-    Without any refit they are the nominal costs. Beyond its measured sizes an operation is drawn
-    from a wide range, and most of that cannot be where steps that consist of it were measured.
+    Without any refit these are the nominal costs. Outside its measured sizes an operation is drawn
+    from a wide range. Measured steps that contain it rule out most of that range.
     """
-    # The resamples are remembered, too: no others get their id.
+    # The resamples are remembered as well, so that no other object gets their id.
     _, refits = nominal.remembered(
         ("refits", tokens, id(resamples)), lambda: (resamples, _refits(nominal, resamples, tokens))
     )
@@ -153,7 +152,7 @@ def _refits(nominal: LayerCosts, resamples: Sequence[Refit], tokens: int) -> Ref
 
 
 def _residuals(record: StepRecord, resamples: Sequence[Refit]) -> list[float]:
-    """Return the record's residual under each refit."""
+    """Return the residual of a measured step under each refit."""
     load = record.workload
     layer = layer_costs(workload=load, costs=resamples[0].together(resamples))
     both = step_seconds(
