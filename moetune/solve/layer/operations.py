@@ -5,8 +5,8 @@ T tokens per rank, k experts per token, M d_model, H d_hidden, E experts, r chun
 
 A kernel for all experts cuts each expert's rows into tiles, and pads the last tile. Gradients of
 weights are sums over an expert's rows, so the most loaded expert takes longest. Uneven forms of a
-GEMM take extra time. Loads between even and uneven take a part of it, by tiles or by the share of
-the most loaded expert, as measured on an H100 (docs/decisions/gpus.md#0130).
+GEMM take extra time. Loads between even and uneven take a part of it, by tiles or by the most
+loaded expert's share: measured on an H100 (docs/decisions/gpus.md#0130).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

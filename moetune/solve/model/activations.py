@@ -1,23 +1,23 @@
-"""Bytes that a rank keeps of one block's activations for its backward pass, and of its states.
+"""Bytes of one block's activations that a rank saves for its backward pass, and of its states.
 
-bfloat16 tensors that Megatron-Core with Transformer Engine keeps, FlashAttention without scores;
-of routed experts what the target's do. A recomputed module keeps its inputs alone. With 8-bit GEMMs
-their inputs are kept as they read them, and nothing else is (`te.pytorch.module.linear`).
+The tensors are those that Megatron-Core with Transformer Engine saves in bfloat16, with
+FlashAttention (no scores); those of routed experts are the target's. A recomputed module saves its
+inputs alone. 8-bit GEMMs save only their quantized inputs (`te.pytorch.module.linear`).
 
-torchtitan's selective recomputation keeps of a block its input, what every second matrix gives,
-attention's output, and what exchanges and reductions over tensor ranks give; grouped GEMMs of
-experts are computed again (`torchtitan/distributed/activation_checkpoint.py`, `SelectiveAC`, whose
-list of operations is that of `torch._functorch.partitioners`).
+torchtitan's selective recomputation saves a block's input, the output of every second matrix, the
+output of attention, and the results of exchanges and tensor-parallel reductions. Grouped GEMMs of
+experts are computed again (`torchtitan/distributed/activation_checkpoint.py`, `SelectiveAC`, with
+the list of operations of `torch._functorch.partitioners`).
 
-From ZeRO stage 1 on a replica has its shard of the states alone, from stage 2 on of the gradients,
-too, and under stage 3 of the parameters. Dense parameters have dp·cp replicas, experts edp.
+A replica holds its shard of the states from ZeRO stage 1 on, of the gradients from stage 2 on, and
+of the parameters under stage 3. Dense parameters have dp·cp replicas, experts edp.
 
-The input of a frozen matrix is not kept (Transformer Engine, `linear.py`, `backward_needs_input`);
-Megatron-Core's router keeps its own whatever trains (`RouterGatingLinearFunction`). An adapter
-keeps its input and what A gives. With tensor ranks that share the sequence Megatron-Bridge keeps it
-gathered before fused norms (`peft/utils.py`, `return_layernorm_output_gathered`). PEFT adds the
-adapters of experts to their weights, and the sum waits for the backward pass, as do dequantized
-weights (`ParamWrapper`; bitsandbytes, `nn/parametrize.py`).
+The input of a frozen matrix is not saved (Transformer Engine, `linear.py`, `backward_needs_input`).
+Megatron-Core's router always saves its input (`RouterGatingLinearFunction`). An adapter saves its
+input and the output of A. Under sequence parallelism Megatron-Bridge saves that input gathered
+before fused norms (`peft/utils.py`, `return_layernorm_output_gathered`). PEFT adds experts'
+adapters to their weights. The sum is kept until the backward pass, as are dequantized weights
+(`ParamWrapper`; bitsandbytes, `nn/parametrize.py`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,20 +45,20 @@ GEMM_INPUT: Mapping[TrainingDtype, float] = MappingProxyType(
         "nvfp4": 1 / 2 + 1 / 16,
     }
 )
-"""Bytes of an element of a GEMM's input, with its scales: as kept for the gradient of its weights,
+"""Bytes of an element of a GEMM's input, with its scales, as saved for the gradient of its weights
 and as tensor ranks gather it (Transformer Engine, distributed.py: `gather_along_first_dim`)."""
 
 
 Counts: TypeAlias = tuple[float, float]
-"""Parameters of a device: all but the experts, and the experts."""
+"""Parameters of a device: all except the experts, and the experts."""
 
 
 class _Scope(NamedTuple):
-    """What a block's modules keep: of so many tokens, with so many bytes of a GEMM's input.
+    """Inputs that set the bytes of a block's modules: layout, tokens, and bytes of a GEMM's input.
 
     Args:
         shared: tokens whose residual sums and norms a rank has.
-        tokens: those whose heads and widths, cut over tensor ranks, it has.
+        tokens: tokens of full width that equal a rank's cut heads and widths.
     """
 
     target: Target
@@ -69,13 +69,13 @@ class _Scope(NamedTuple):
     tuning: Tuning
 
     def of_input(self, part: Part, name: ModelPart) -> float:
-        """Return the bytes of an element that a GEMM keeps for what of its weights trains."""
+        """Return the bytes of an element that a GEMM saves for the gradients of its weights."""
         if self.tuning.adapter(part) is not None:
             return ELEMENT
         return self.gemm * self.tuning.trains(name)
 
     def of_adapters(self, part: Part) -> float:
-        """Return the bytes that a token's adapters of a part keep behind A."""
+        """Return the bytes of each token that a part's adapters save behind A."""
         adapters = self.tuning.adapter(part)
         if adapters is None or (self.target.merges_adapters and isinstance(part, RoutedExperts)):
             return 0.0
@@ -88,7 +88,7 @@ def block_modules(
 ) -> dict[str, float]:
     """Return the bytes of a block for one micro-batch by module.
 
-    "inputs" are those of the norms, which the residual sum needs anyway; "norms" what they write.
+    "inputs" are the inputs of norms, which the residual sum needs anyway; "norms" their outputs.
     """
     tokens = layout.micro_batch * job.length / (layout.cp * layout.tp)
     shared = tokens if target.splits_sequence else tokens * layout.tp
@@ -112,9 +112,9 @@ def block_modules(
 
 
 def _norm_bytes(part: Part, scope: _Scope) -> float:
-    """Return the bytes of an element that is kept of the norm before a part.
+    """Return the saved bytes of each output element of the norm before a part.
 
-    The router reads it in bfloat16; two projections to latent vectors keep 8 bits each.
+    The router reads it in bfloat16; two projections to latent vectors save 8 bits each.
     """
     if _norm_is_freed(part, scope.layout):
         return 0.0
@@ -133,9 +133,9 @@ def _norm_bytes(part: Part, scope: _Scope) -> float:
 def _norm_is_freed(part: Part, layout: FoldedLayout) -> bool:
     """Return whether the output of the norm before a part is computed again.
 
-    Only before latent attention and routed experts is it a module of its own: Transformer Engine
-    fuses it into the other projections, where Megatron-Core cannot drop its output alone
-    (`gpt_layer_specs.py`, `mamba_layer_specs.py`).
+    The norm is a separate module only before latent attention and routed experts. Transformer
+    Engine fuses it into other projections, and Megatron-Core cannot drop the output of a fused norm
+    alone (`gpt_layer_specs.py`, `mamba_layer_specs.py`).
     """
     if isinstance(part, DenseFfn):
         return "mlp" in layout.recompute
@@ -143,7 +143,7 @@ def _norm_is_freed(part: Part, layout: FoldedLayout) -> bool:
 
 
 def workspace_bytes(block: Block, job: TrainingJob, layout: FoldedLayout) -> float:
-    """Return the bytes of the widest gradients of a block while they are computed."""
+    """Return the bytes of a block's widest gradients during its backward pass."""
     tokens = layout.micro_batch * job.length / (layout.cp * layout.tp)
     widest = float(job.decoder.d_model)
     for part in block.parts:
@@ -157,10 +157,11 @@ def workspace_bytes(block: Block, job: TrainingJob, layout: FoldedLayout) -> flo
 
 
 def exchange_bytes(job: TrainingJob, layout: FoldedLayout) -> float:
-    """Return the buffers of HybridEP, outside the allocator: rows and weights of all its ranks.
+    """Return the bytes of HybridEP's buffers, which are allocated outside the allocator.
 
-    One buffer for the dispatch and one for the combine, of as many rows as all ranks' tokens
-    (DeepEP, branch hybrid-ep, `csrc/hybrid_ep/hybrid_ep.cu`, `max_num_of_tokens_for_experts`).
+    It has a buffer for the dispatch and another for the combine, each with rows for all ranks'
+    tokens (DeepEP, branch hybrid-ep, `csrc/hybrid_ep/hybrid_ep.cu`,
+    `max_num_of_tokens_for_experts`).
     """
     if layout.dispatcher != "hybrid_ep" or layout.ep == 1:
         return 0.0
@@ -184,7 +185,7 @@ def _part_modules(part: Part, job: TrainingJob, scope: _Scope) -> dict[str, floa
         inner -= widths["q"] + widths["k"] + widths["v"] + _kept_inside(part)
     elif isinstance(part, LatentAttention) and not scope.of_input(part, "attention"):
         inner -= widths["q_latent"] + part.kv_rank
-    # The output of recomputed core attention is the next projection's input, and kept all the same.
+    # The output of recomputed core attention is saved anyway, as the next projection's input.
     heads: int = getattr(part, "num_heads", 0)
     element = scope.of_input(part, "attention")
     narrow = element * widths.get("output", 0) if element < ELEMENT else 0.0
@@ -193,10 +194,11 @@ def _part_modules(part: Part, job: TrainingJob, scope: _Scope) -> dict[str, floa
 
 
 def _kept_inside(part: Part) -> int:
-    """Return the elements of a token that a mixer keeps in addition to its widths.
+    """Return the elements per token that a mixer saves in addition to its widths.
 
-    Norms of queries, keys and latent vectors keep what they read. Mamba-2's scan keeps its output
-    before the gate, and the norm behind it the one after the gate (mamba_ssm, `ssd_combined.py`).
+    Norms of queries, keys and latent vectors save their input. Mamba-2's scan saves its output
+    before the gate, and the norm behind it the output after the gate (mamba_ssm,
+    `ssd_combined.py`).
     """
     if isinstance(part, LatentAttention):
         return (part.q_rank or 0) + part.kv_rank
@@ -208,14 +210,14 @@ def _kept_inside(part: Part) -> int:
 
 
 def _ffn_bytes(part: DenseFfn, scope: _Scope, name: ModelPart) -> float:
-    """Return what an FFN keeps: its up-projections, the factors of an activation, its result."""
+    """Return the bytes that an FFN saves: up-projections, factors of the activation, its result."""
     factors = part.is_gated and not scope.target.fuses_activations
     hidden = ELEMENT * (part.num_gemms - 1 + factors) + scope.of_input(part, name)
     return scope.tokens * (part.d_hidden * hidden + scope.of_adapters(part))
 
 
 def most_rows(part: RoutedExperts, job: TrainingJob, layout: FoldedLayout) -> float:
-    """Return the rows of the fullest rank for each token of a rank, as memory has to hold them."""
+    """Return the fullest rank's rows for each token of a rank, as memory has to hold them."""
     return part.mean_top_k * job.skew(part, layout.ep).p99 * layout.etp
 
 
@@ -225,7 +227,7 @@ def _routed_modules(part: RoutedExperts, rows: float, scope: _Scope) -> dict[str
     hidden = part.d_hidden / layout.etp
     width, element = ELEMENT * hidden * (part.num_gemms - 1), scope.of_input(part, "experts")
     if by.activations and "moe_act" not in layout.recompute:
-        # The gate's result is a factor, and where rows are weighted here, their product is.
+        # The gate's result is a factor; if rows are weighted here, so is their product.
         factors = 0 if target.fuses_activations else part.is_gated + (not by.results)
         width += hidden * (element + ELEMENT * factors)
     modules = {
@@ -246,7 +248,7 @@ def _routed_modules(part: RoutedExperts, rows: float, scope: _Scope) -> dict[str
 def selective_modules(
     block: Block, layout: FoldedLayout, *, tokens: float, rows: float, d_model: int
 ) -> dict[str, float]:
-    """Return a block's bytes by module, of a rank's tokens and rows that exchanges bring."""
+    """Return a block's bytes by module, for a rank's tokens and the rows from exchanges."""
     modules = {"inputs": ELEMENT * tokens * d_model}
     saves = True
     for part in block.parts:
@@ -272,7 +274,7 @@ def _name(part: Part) -> str:
 
 
 def _widths(part: Part, d_model: int) -> Iterator[int]:
-    """Yield the outputs of a part's matrices, in the order of their GEMMs."""
+    """Yield the output widths of a part's matrices, in the order of their GEMMs."""
     if isinstance(part, RoutedExperts):
         yield from () if part.shared is None else _widths(part.shared, d_model)
     elif isinstance(part, DenseFfn | LatentAttention):
@@ -283,26 +285,26 @@ def _widths(part: Part, d_model: int) -> Iterator[int]:
 
 
 SHARDS_GRADIENTS = 2
-"""The ZeRO stage, and those above it."""
+"""The lowest ZeRO stage that shards gradients."""
 WHOLE_BLOCKS = 2
-"""Blocks of a sharded model that a device has at once: the one that is computed and the next.
+"""Blocks of a sharded model that a device gathers at once: the computed block and the next.
 
-Megatron-FSDP takes twice a block as the size of its queues (`suggested_communication_unit_size`).
+Megatron-FSDP sizes its queues for two blocks (`suggested_communication_unit_size`).
 """
 
 
 def shard_of(layout: FoldedLayout, dense: float, experts: float) -> float:
-    """Return the parameters of one replica's shard."""
+    """Return the number of parameters in a replica's shard."""
     return dense / (layout.dp * layout.cp) + experts / layout.edp
 
 
 def state_bytes(
     layout: FoldedLayout, optimizer: Optimizer, dense: float, experts: float, *, on_host: float
 ) -> tuple[float, float, float]:
-    """Return the bytes of so many parameters, of their gradients, and of their states.
+    """Return the bytes of parameters, of their gradients, and of their optimizer states.
 
-    FSDP2 shards float32 parameters at every stage. At stage 2 what it gathers stays for the whole
-    step, and gradients of micro-batches are added up whole
+    FSDP2 shards float32 parameters at every stage. At stage 2 gathered parameters stay for the
+    whole step, and gradients of micro-batches accumulate unsharded
     (`torch/distributed/fsdp/_fully_shard/_fsdp_param.py`, `unsharded_accumulated_grad`).
 
     Args:
@@ -325,14 +327,14 @@ def state_bytes(
 def frozen_bytes(
     job: TrainingJob, layout: FoldedLayout, optimizer: Optimizer, held: Counts, trained: Counts
 ) -> float:
-    """Return the bytes of the parameters that do not train, which have no gradients and states.
+    """Return the bytes of frozen parameters, which have no gradients and no optimizer states.
 
-    Below adapters they are in bfloat16; of a 4-bit base all but embedding, head, router and norms
-    are in NF4.
+    Below adapters they are in bfloat16. In a 4-bit base all except embedding, head, router and
+    norms is in NF4.
 
     Args:
-        held: parameters of the model on a device: all but the experts, and the experts.
-        trained: those that train.
+        held: parameters of the model on a device: all except the experts, and the experts.
+        trained: the parameters that train, likewise.
     """
     is_sharded = layout.zero > SHARDS_GRADIENTS
     if job.tuning.adapters is None:

@@ -1,4 +1,4 @@
-"""Times of frozen matrices and their low-rank adapters: two thin products, a factor, and a sum."""
+"""Times of frozen matrices and low-rank adapters: two thin products, a factor, and a sum."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -14,16 +14,17 @@ from moetune.solve.model.machine import DevicePrices
 from moetune.solve.model.passes import ModuleName, Passes
 
 _OUTPUTS, _OUTPUTS_BACK = 5, 2
-"""Tensors of a matrix's results: B·A·x times its factor, added to W·x; the gradient times it."""
+"""Output tensors that are moved: to scale B·A·x and add it to W·x; to scale the gradient."""
 _INPUTS_BACK = 3
-"""Tensors of a matrix's input: its two gradients, and their sum."""
+"""Input tensors that are moved: two gradients, and their sum."""
 _MERGED, _MERGED_BACK = 6, 5
-"""Tensors of weights: B·A written, multiplied, and added to the weights; its gradient multiplied,
-and read for those of A and B (PEFT, `ParamWrapper.get_delta_weight`)."""
+"""Weight tensors that are moved: forward B·A is written, scaled, and added to the weights; backward
+the gradient is scaled, and read for the gradients of A and B (PEFT,
+`ParamWrapper.get_delta_weight`)."""
 
 
 class AdapterPrices(NamedTuple):
-    """Prices of what is frozen on a rank, whose adapters move more than they multiply."""
+    """Prices of a rank's frozen matrices, whose adapters move more data than they compute."""
 
     device: DevicePrices
     tuning: Tuning
@@ -35,8 +36,8 @@ class AdapterPrices(NamedTuple):
     ) -> Iterator[tuple[ModuleName, Passes]]:
         """Yield the passes of a part's adapters and dequantized weights, and their collectives.
 
-        Between tensor ranks the output of a matrix that is cut along its inputs is gathered, and
-        backward its gradient; the gradient of the others' input is scattered (Megatron-Bridge,
+        With tensor ranks the output of a matrix cut along its inputs is gathered, and so is its
+        gradient backward. The input gradient of the other matrices is scattered (Megatron-Bridge,
         `peft/utils.py`, `lin_out_gather_output`).
         """
         adapters, tp = self.tuning.adapter(part), self.layout.tp
@@ -53,19 +54,19 @@ class AdapterPrices(NamedTuple):
         yield "tensor_comm", Passes(forward=gather, grad_input=gather + scatter)
 
     def of_experts(self, part: RoutedExperts, rows: float, both: Passes) -> Passes:
-        """Return the passes of experts whose weights are frozen, with their adapters.
+        """Return the passes of experts with frozen weights and adapters.
 
-        Merged adapters have the gradient of the whole weight, and the passes of B·A. Gradients of
-        shared ones are summed in each pass.
+        Merged adapters compute the gradient of the whole weight, and the passes of B·A. Gradients
+        of shared adapters are all-reduced in each pass.
 
         Args:
-            both: with gradients of the weights.
+            both: passes of the experts with gradients of the weights.
         """
         adapters, layout, moved = self.tuning.adapter(part), self.layout, self.device.memory_seconds
         experts, passes = part.num_experts // layout.ep, both.frozen
         weights = experts * part.expert_parameters / layout.etp
         if self.tuning.base != "bfloat16":
-            passes += Passes(forward=self._dequantized(weights))  # which the backward pass keeps
+            passes += Passes(forward=self._dequantized(weights))  # the backward pass reuses them
         if adapters is None:
             return passes
         if self.target.merges_adapters:
@@ -82,13 +83,13 @@ class AdapterPrices(NamedTuple):
         return passes
 
     def _dequantized(self, parameters: float) -> float:
-        """Return the seconds that turn 4-bit weights into bfloat16, by the bytes moved."""
+        """Return the seconds to convert 4-bit weights to bfloat16, by the bytes moved."""
         return self.device.memory_seconds((NF4_BYTES + ELEMENT) * parameters, kernels=2)
 
     def _of_matrix(
         self, matrix: Matrix, rank: int, rows: float, cut: int, *, num_experts: int = 1
     ) -> Passes:
-        """Return the passes of A and B for all experts' rows, without collectives."""
+        """Return the passes of A and B over all experts' rows, without collectives."""
         d_out = max(1, matrix.d_out // (cut if matrix.is_cut else 1))
         both = self._thin(rows, matrix.d_in, rank, num_experts)
         both += self._thin(rows, rank, d_out, num_experts)
@@ -100,7 +101,7 @@ class AdapterPrices(NamedTuple):
         )
 
     def _thin(self, rows: float, d_in: int, d_out: int, num_experts: int) -> Passes:
-        """Return the passes of a product, no shorter than its tensors take to move."""
+        """Return the passes of a product, each at least the time to move its tensors."""
         elements = rows * (d_in + d_out) + num_experts * d_in * d_out
         least, rows_each = self.device.memory_seconds(ELEMENT * elements), rows / num_experts
         times = (

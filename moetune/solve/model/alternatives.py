@@ -1,8 +1,8 @@
-"""What a question could have instead: CUDA graphs, other flags, other memory.
+"""Alternatives to the answer of a question: CUDA graphs, other flags, other memory.
 
-Each is the answer of a search, so that whoever changes the flag gets the layout that is named. The
-front is the fastest step for every memory of a device: the table's rows are looked at in the order
-of their bytes, and those that may not beat the fastest step so far are left out.
+Each alternative is the answer of a search, so changing the flag gives exactly the named layout. The
+front is the fastest step for every amount of device memory. Rows of the table are visited in order
+of their bytes, and rows that cannot beat the fastest step so far are left out.
 """
 
 import heapq
@@ -26,20 +26,21 @@ from moetune.solve.model.search import (
 from moetune.solve.model.uncertainty import LAYOUT_SPREAD
 
 WORTH_GRAPHS = LAYOUT_SPREAD
-"""Least share of a step that graphs save: less is within the error of either price."""
+"""Least share of a step that graphs must save; less is within the error of either price."""
 ROOM_FOR_GRAPHS = 0.1
-"""Share of the memory limit that a layout with graphs leaves free. Runs with graphs of parts took 6
-to 20 % more than predicted, which has no pools of theirs (docs/results/public-runs.md)."""
+"""Share of the memory limit that a layout with graphs leaves free. Runs with partial graphs took 6
+to 20 % more than predicted, because the prediction lacks their pools
+(docs/results/public-runs.md)."""
 LEAST_SAVED = 0.02
-"""Least share of a step that is worth a word."""
+"""Least saved share of a step that is worth mentioning."""
 _WAITED = 0.1
-"""Share of a step that waits for the replicas, from which on a plan says what hides more of it."""
+"""Least share of a step spent waiting for replicas at which a plan suggests ways to hide it."""
 
 
 def with_graphs(
     search: FoldedSearch, pins: LayoutRequest, plain: PricedLayout
 ) -> BestLayouts | None:
-    """Return the layouts whose graphs save most of the plain best; None where none is worth it."""
+    """Return the layouts whose graphs save most over the plain best; None if none is worth it."""
     if pins.cuda_graphs is not None or search.site is None or not search.fits(plain.layout):
         return None
     most_bytes = search.limit_bytes * (1 - ROOM_FOR_GRAPHS)
@@ -58,13 +59,13 @@ def with_graphs(
 
 
 def as_graphed(pins: LayoutRequest, layout: FoldedLayout) -> LayoutRequest:
-    """Return pins with a layout's CUDA graphs, where they pin none."""
+    """Return the pins, with the layout's CUDA graphs if they pin none."""
     return pins if pins.cuda_graphs else replace(pins, cuda_graphs=layout.cuda_graphs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FasterLayout:
-    """A faster layout, the pins that lead to it, and those that it leaves out."""
+    """A faster layout, the pins that lead to it, and the pins that it drops."""
 
     change: LayoutRequest = field(default_factory=LayoutRequest)
     left_out: LayoutRequest = field(default_factory=LayoutRequest)
@@ -73,10 +74,10 @@ class FasterLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Savings:
-    """Faster layouts than a search's answer.
+    """Layouts faster than a search's answer.
 
     Args:
-        pins: that the answer obeys.
+        pins: pins that the answer obeys.
         best: the answer, which fits.
     """
 
@@ -85,7 +86,7 @@ class Savings:
     best: PricedLayout
 
     def free(self) -> FasterLayout | None:
-        """Return the best layout without pins; None where it is not faster."""
+        """Return the best layout without any pins; None if it is not faster."""
         if not self.pins.pinned:
             return None
         free = LayoutRequest()
@@ -95,7 +96,7 @@ class Savings:
         return FasterLayout(priced=best) if best.step.seconds < self._most else None
 
     def of_flags(self) -> list[FasterLayout]:
-        """Return faster layouts with one flag changed, or memory alone, the fastest first."""
+        """Return faster layouts with one flag changed, or with more memory, the fastest first."""
         savings = []
         for name, pins in self._questions():
             best = BestLayouts.of(self.search, pins).best_below(self._most)
@@ -105,7 +106,7 @@ class Savings:
         return sorted(savings, key=lambda saving: saving.priced.step.seconds)
 
     def _questions(self) -> Iterator[tuple[str, LayoutRequest]]:
-        """Yield each pinned field with pins without it, and CUDA graphs with each other kind."""
+        """Yield each pinned field with the pins without it, then each other kind of CUDA graphs."""
         for name in self.pins.pinned:
             if name != "cuda_graphs":
                 yield name, as_graphed(self.pins.without([name]), self.best.layout)
@@ -116,8 +117,8 @@ class Savings:
     def _beyond_memory(self) -> Iterator[FasterLayout]:
         """Yield faster layouts that differ in a single flag and do not fit.
 
-        Nothing is recomputed; and where collectives of gradients and parameters bind, fewer states
-        are sharded, or a micro-batch has more tokens to hide them behind.
+        The first recomputes nothing. If collectives of gradients and parameters bind, the others
+        shard fewer states, or hide the collectives behind a larger micro-batch.
         """
         layout = self.best.layout
         changes: list[tuple[str, Any]] = [("recompute", ())] if layout.recompute else []
@@ -144,7 +145,7 @@ class Savings:
             yield self._changed(priced, name)
 
     def _changed(self, priced: PricedLayout, name: str) -> FasterLayout:
-        """Return a layout with the pin of its own value; a pin that it has not is left out."""
+        """Return the layout with its value of the field pinned; without a value, drop the pin."""
         value: dict[str, Any] = {name: getattr(priced.layout, name)}
         if value[name] is None:
             return FasterLayout(left_out=self.pins.only(name), priced=priced)
@@ -158,12 +159,12 @@ class Savings:
 def memory_front(
     search: FoldedSearch, pins: LayoutRequest, graphs: CudaGraphs = "none"
 ) -> tuple[PricedLayout, ...]:
-    """Return the layouts of which none is both as fast and as small as another, by memory.
+    """Return the layouts that no other layout beats in both speed and memory, by memory.
 
-    What is in host memory, the only limit, takes none of the devices'.
+    Only the host's memory is a limit; bytes offloaded to it do not count on the device.
 
     Args:
-        graphs: CUDA graphs that layouts may have, too, where the pins name none.
+        graphs: CUDA graphs that layouts may also have, if the pins name none.
 
     Raises:
         InputError: the pins break a rule, or no layout obeys the rules.
@@ -179,14 +180,14 @@ def memory_front(
 
 
 class _Sweep:
-    """The tables' rows in the order of their bytes, as far as they may be on the front."""
+    """The tables' rows in the order of their bytes, limited to rows that may be on the front."""
 
     def __init__(self, tables: Sequence[LayoutTable]) -> None:
         self._tables, self._search = tables, tables[0].search
-        self._worth = float("inf")  # seconds of a step that is on the front, as far as it is found
+        self._worth = float("inf")  # seconds that a step has to beat to join the front
 
     def front(self) -> Iterable[PricedLayout]:
-        """Return the front, least memory first."""
+        """Return the front, the least memory first."""
         front: dict[float, PricedLayout] = {}
         search = self._search
         heap = [
@@ -205,7 +206,7 @@ class _Sweep:
                 continue
             priced = search.price(layout)
             if priced.step.seconds <= self._worth:
-                front[peak] = priced  # in place of a slower one of that memory
+                front[peak] = priced  # replaces a slower layout with equal memory
                 self._worth = priced.step.seconds * (1 - NOISE)
         return front.values()
 
@@ -214,7 +215,7 @@ class _Sweep:
         prices, fitting, pins = self._search.prices, self._search.fitting, table.pins
         rounds = prices.rounds_at_least(row)
         for cut in table.cuts(row):
-            passes = least_seconds(prices.pipeline(cut))  # with the other dispatchers it is longer
+            passes = least_seconds(prices.pipeline(cut))  # other dispatchers take longer
             if passes > self._worth:
                 continue
             for sharded in table.zero_stages(cut):
@@ -228,7 +229,7 @@ class _Sweep:
                     yield table.node((peak, bound), layout, partial(self._wholes, table, layout))
 
     def _wholes(self, table: LayoutTable, layout: FoldedLayout) -> Iterator[Node]:
-        """Yield a cut with all that may be in host memory, which tells its memory."""
+        """Yield a cut with each choice of host memory, which determines its device memory."""
         fitting, prices, pins = self._search.fitting, self._search.prices, table.pins
         passes = prices.least_of_passes(layout)
         for share in fitting.shares(layout, pins):
@@ -242,7 +243,7 @@ class _Sweep:
 
 
 def _falling(layouts: Sequence[PricedLayout]) -> Iterator[PricedLayout]:
-    """Yield layouts in the order of their own memory, each so much faster than the last."""
+    """Yield layouts in order of memory, each faster than the previous layout by more than noise."""
     worth = float("inf")
     by_size = sorted(layouts, key=lambda row: (row.memory.peak_bytes, row.step.seconds))
     for priced in by_size:

@@ -1,4 +1,4 @@
-"""The fastest layouts that fit: rows in the order of their seconds, played where near the best."""
+"""The fastest layouts that fit: rows in order of their seconds, simulated if near the best."""
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +23,12 @@ from moetune.solve.model.search import (
 
 NUM_ALTERNATIVES = 5
 MOST_LOST = 0.1
-"""Share of a step that room for errors of memory may cost: a tenth of runs would need it."""
+"""Share of a step that the room for memory errors may cost; a tenth of runs would need the room."""
 _seconds = attrgetter("step.seconds")
 
 
 class BestLayouts:
-    """The fastest layouts that fit, searched as far as they are asked for."""
+    """The fastest layouts that fit; each question continues the search as far as it needs."""
 
     def __init__(self, search: FoldedSearch, pins: LayoutRequest) -> None:
         self.search, self._table = search, LayoutTable.of(search, pins)
@@ -39,16 +39,16 @@ class BestLayouts:
 
     @classmethod
     def of(cls, search: FoldedSearch, pins: LayoutRequest) -> "BestLayouts":
-        """Return those of pins, as far as they were searched for an earlier question."""
+        """Return the layouts for these pins, with the progress of earlier questions."""
         return search.remembered(pins, lambda: cls(search, pins))
 
     def best(self) -> PricedLayout:
-        """Return the best, else the smallest layout; InputError where no layout obeys the pins."""
+        """Return the best layout, else the smallest; InputError if no layout obeys the pins."""
         self._run(lambda: self._leaders.tie_limit)
         return self._answers()[0]
 
     def best_below(self, seconds: float) -> PricedLayout | None:
-        """Return the best one, as `best` does, if it is faster than this and fits; else None."""
+        """Return the best layout if it fits and is faster than `seconds`; else None."""
         self._run(lambda: min(self._leaders.tie_limit, seconds))
         if not self._leaders.of_sizes:
             return None
@@ -56,12 +56,12 @@ class BestLayouts:
         return best if best.step.seconds < seconds else None
 
     def ranked(self) -> list[PricedLayout]:
-        """Return the best one, as `best` does, and the best of other sizes."""
+        """Return the best layout, as `best` does, and the best of other sizes."""
         self._run(lambda: self._leaders.limit)
         return self._answers()
 
     def _run(self, limit: Callable[[], float]) -> None:
-        """Search until nothing is left that may be within the limit."""
+        """Search until no remaining layout may be within the limit."""
         search, leaders = self.search, self._leaders
         wholes = wholes_in_order(
             self._heap,
@@ -79,7 +79,7 @@ class BestLayouts:
             yield self._table.node((bound, 0.0), cut, partial(self._wholes, cut))
 
     def _wholes(self, cut: FoldedLayout) -> Iterator[Node]:
-        """Yield a cut's layouts that may fit, up to the first ZeRO stage that leaves memory."""
+        """Yield a cut's layouts that may fit, up to the first ZeRO stage with memory to spare."""
         search, table = self.search, self._table
         rounds, limit = search.prices.rounds_at_least(cut), self._leaders.limit_of(cut)
         for sharded in filter(self._may_fit, table.zero_stages(cut)):
@@ -93,13 +93,13 @@ class BestLayouts:
                 break
 
     def _may_fit(self, layout: FoldedLayout) -> bool:
-        """Return whether a layout fits with the least that any dispatcher takes."""
-        plain = layout.changed(dispatcher="all_to_all")  # others may have buffers of their own
+        """Return whether a layout may fit with the dispatcher that takes least memory."""
+        plain = layout.changed(dispatcher="all_to_all")  # other dispatchers may have buffers
         fitting, pins = self.search.fitting, self._table.pins
         return fitting.least_offloaded(plain, pins) <= fitting.limit_bytes
 
     def _fitted(self, layout: FoldedLayout) -> Iterator[Node]:
-        """Yield a layout as it fits; what is in host memory takes no less time."""
+        """Yield a layout as it fits; offloading to the host never saves time."""
         for whole in self.search.fitting.fitting_layouts(layout, self._table.pins):
             yield self._table.node((self.search.prices.least(whole), 0.0), whole)
 
@@ -110,10 +110,10 @@ class BestLayouts:
 
 
 def with_room(search: FoldedSearch, pins: LayoutRequest) -> FoldedSearch:
-    """Return the search of layouts that leave room for errors, else the search itself.
+    """Return the search for layouts that leave room for errors, or `search` if that costs too much.
 
-    The room is not left where no layout fits with it, where it makes the best step longer by more
-    than `MOST_LOST`, or where it needs host memory that the best layout does without.
+    The room is left only if a layout fits with it and the best step gets longer by at most
+    `MOST_LOST`. It must not force the best layout into host memory.
     """
     roomy = search.remembered("with room", lambda: replace(search, error_share=ERROR_SHARE))
     best, full = (BestLayouts.of(some, pins).best() for some in (roomy, search))
@@ -124,10 +124,10 @@ def with_room(search: FoldedSearch, pins: LayoutRequest) -> FoldedSearch:
 
 @dataclass(slots=True)
 class Leaders:
-    """The fastest layouts of each of the sizes that lead, with those that tie with them.
+    """The fastest layouts of each of the leading sizes, with all that tie with them.
 
     Args:
-        roomy_bytes: that a layout takes at most where it wins a tie.
+        roomy_bytes: largest memory with which a layout wins a tie.
         limit: seconds above which no layout changes the answer.
         tie_limit: seconds above which no layout ties with the best.
     """
@@ -143,7 +143,7 @@ class Leaders:
         return float("inf") if tied is None else tied[0].step.seconds * (1 + NOISE)
 
     def add(self, priced: PricedLayout) -> None:
-        """Take a layout among those of its sizes, if it ties with them or is faster."""
+        """Add a layout to those of its sizes, if it ties with them or is faster."""
         sizes = sizes_of(priced.layout)
         self.of_sizes[sizes] = _tied([*self.of_sizes.get(sizes, ()), priced])
         fastest = heapq.nsmallest(
@@ -154,7 +154,7 @@ class Leaders:
             self.limit = fastest[-1] * (1 + NOISE)
 
     def ranked(self) -> list[PricedLayout]:
-        """Return the simplest of those that tie with the best, and the best of other sizes."""
+        """Return the simplest layout that ties with the best, and the best of other sizes."""
         tied = _tied([priced for of_size in self.of_sizes.values() for priced in of_size])
         first = min(tied, key=self._complexity)
         rivals = (
@@ -165,7 +165,7 @@ class Leaders:
         return [first, *heapq.nsmallest(NUM_ALTERNATIVES, rivals, key=_seconds)]
 
     def _complexity(self, priced: PricedLayout) -> tuple[float, ...]:
-        """Return how much a layout has that can be left out, the heaviest first; then its time."""
+        """Return the features that a layout could do without, the heaviest first; then its time."""
         layout = priced.layout
         return (
             layout.on_host > 0, priced.memory.peak_bytes > self.roomy_bytes,
@@ -178,6 +178,6 @@ class Leaders:
 
 
 def _tied(layouts: Sequence[PricedLayout]) -> list[PricedLayout]:
-    """Return those within noise of the fastest, the fastest first."""
+    """Return the layouts within noise of the fastest, the fastest first."""
     limit = min(map(_seconds, layouts)) * (1 + NOISE)
     return sorted((priced for priced in layouts if priced.step.seconds <= limit), key=_seconds)

@@ -1,8 +1,8 @@
 """Times of one block of a decoder on a rank, for one micro-batch, module by module.
 
-t tokens of the micro-batch on a tensor-parallel group, t/tp of them on a rank (sequence
-parallelism), M d_model. A module's passes are forward, the gradients of its inputs and those of
-its weights; communication is apart, because it can be hidden.
+A tensor-parallel group has t tokens of the micro-batch, a rank has t/tp of them (sequence
+parallelism), and M is d_model. A module has three passes: forward, gradients of its inputs, and
+gradients of its weights. Communication is separate, because it can be hidden.
 """
 
 import math
@@ -38,17 +38,17 @@ from moetune.solve.model.passes import (
 )
 
 _GATED = 3
-"""GEMMs of a gated FFN."""
+"""Number of GEMMs of a gated FFN."""
 _QUANTIZED = {"fp8": "fp8_rowwise", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 _ROUNDING_BYTES = {"fp8_rowwise": 4.0, "mxfp8": 4.0, "nvfp4": 5.125}
-"""Bytes moved to round an element of a factor: read in bfloat16 and written narrow, as it is and
-transposed. NVFP4 reads it twice, first for the largest value of all (Transformer Engine,
-`NVFP4Quantizer`)."""
+"""Bytes moved to quantize an element of a factor, read in bfloat16 and written narrow twice, the
+second time transposed. NVFP4 reads it twice, first for the largest value of all (Transformer
+Engine, `NVFP4Quantizer`)."""
 _PADS = 2
-"""Copies of the rows of experts in narrow formats: padded, and without the padding again
-(Megatron-Core, transformer/moe/experts.py: `quantization_padding`, `quantization_unpadding`)."""
+"""Copies of experts' rows in narrow formats: into padded rows, and back again (Megatron-Core,
+transformer/moe/experts.py: `quantization_padding`, `quantization_unpadding`)."""
 _SCATTERED_PIECES = 4
-"""Of a product whose results are scattered meanwhile (`PipelineOverlapCfg`, `num_splits`)."""
+"""Pieces of a product that is scattered during it (`PipelineOverlapCfg`, `num_splits`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,19 +72,19 @@ class BlockPrices:
 
     @property
     def runs_layer(self) -> bool:
-        """Whether moetune's layer runs the experts: not where it is pinned to what it refuses."""
+        """Whether moetune's layer runs the experts; it refuses some layouts, dtypes and tunings."""
         layout, job = self.layout, self.job
         is_able = layout.etp == 1 and layout.dispatcher not in DEDUPLICATING
         is_plain = job.dtype in HALF_PRECISION and job.tuning == TRAINS_ALL
         return self.target.runs_layer and is_able and is_plain
 
     def layer(self, part: RoutedExperts) -> tuple[LayerCosts, float]:
-        """Return the costs of moetune's layer, and its tokens: in a tensor-parallel group all."""
+        """Return the costs and tokens of moetune's layer; tensor parallelism has all tokens."""
         costs = layer_in_step(part, device=self.device, layout=self.layout, job=self.job)
         return costs, self.own_tokens * (costs.world_size if costs.is_tensor else 1)
 
     def local_times(self, block: Block) -> BlockTimes:
-        """Return what does not depend on where the experts are: all parts but these, and norms."""
+        """Return the times that do not depend on the experts' ranks: norms and all other parts."""
         modules: list[tuple[ModuleName, Passes]] = []
         norm = self._norm(block.streams)
         for part in block.parts:
@@ -96,7 +96,7 @@ class BlockPrices:
         return BlockTimes.of(modules)
 
     def routed_times(self, part: RoutedExperts) -> BlockTimes:
-        """Return the times of experts, router and shared experts, of their rows and exchanges."""
+        """Return the times of experts, router, shared experts, row moves and exchanges."""
         return BlockTimes.of(self._routed(part))
 
     def _mixer(self, part: Mixer) -> Iterator[tuple[ModuleName, Passes]]:
@@ -136,14 +136,14 @@ class BlockPrices:
         return AdapterPrices(self.device, self.job.tuning, self.target, self.layout)
 
     def _trained(self, name: ModelPart, passes: Passes) -> Passes:
-        """Return a matrix's passes, without gradients of frozen weights."""
+        """Return a matrix's passes, without weight gradients if its weights are frozen."""
         return passes if self.job.tuning.trains(name) else passes.frozen
 
     def _pieces(self, *, is_last: bool) -> tuple[int, int, int]:
-        """Return the pieces of a GEMM's products, whose rows tensor ranks exchange meanwhile.
+        """Return the pieces of a GEMM's passes, whose rows tensor ranks exchange meanwhile.
 
-        Gathers are in one piece a rank and scatters in four, but a part's input gradients are whole
-        (NeMo, llm/recipes/tp_overlap_configs/userbuffers.py: `qkv_dgrad`, `proj_fprop`).
+        Gathers are in tp pieces and scatters in at most four, but the input gradients of a part are
+        whole (NeMo, llm/recipes/tp_overlap_configs/userbuffers.py: `qkv_dgrad`, `proj_fprop`).
         """
         tp = self.layout.tp if self.target.multiplies_in_pieces else 1
         return (min(tp, _SCATTERED_PIECES), tp, 1) if is_last else (tp, 1, 1)
@@ -152,7 +152,7 @@ class BlockPrices:
         self, rows: float, d_in: int, d_out: int, *, num_experts: int = 1,
         dtype: str | None = None, pieces: tuple[int, int, int] = (1, 1, 1),
     ) -> Passes:  # fmt: skip
-        """Return a GEMM's passes; with narrow factors also their rounding."""
+        """Return a GEMM's passes, with the quantization of narrow factors."""
         name = dtype or _QUANTIZED.get(self.job.dtype, self.job.element)
         forward, grad_input, grad_weight = (
             count
@@ -169,13 +169,13 @@ class BlockPrices:
         return Passes(forward=forward, grad_input=grad_input, grad_weight=grad_weight)
 
     def _rotary(self, part: Mixer, *, added: float) -> float:
-        """Return the rotation of queries and keys and the layout of heads, read and written."""
+        """Return the time to rotate queries and keys and to lay out heads, by bytes moved."""
         widths = part.widths
         elements = self.tokens / self.layout.tp * (widths.get("q", 0) + widths.get("k", 0))
         return self.device.memory_seconds((2 + added) * ELEMENT * elements, kernels=2)
 
     def _attention(self, part: Mixer, macs: float, *, backward: bool) -> float:
-        """Return attention without projections: as measured, else by the rate of large GEMMs."""
+        """Return attention without projections: measured, else by the rate of large GEMMs."""
         if isinstance(part, GroupedQueryAttention) and part.is_full and self.layout.cp == 1:
             measured = self.device.measured_attention(
                 num_sequences=self.layout.micro_batch * self.job.length // self.job.attended,
@@ -191,10 +191,10 @@ class BlockPrices:
         )  # fmt: skip
 
     def _states(self, part: Mixer, *, backward: bool) -> float:
-        """Return what the chunks of a recurrence move.
+        """Return the time that the chunks of a recurrence take to move data.
 
-        A chunk's state is written in float32, read for the next one, and both again; convolution
-        and scan read and write the mixer's tensors. The backward pass makes the states again
+        A chunk's state is written in float32, read for the next chunk, and both again. Convolution
+        and scan read and write the mixer's tensors. The backward pass computes the states again
         (mamba-ssm, ops/triton: five kernels forward).
         """
         if not isinstance(part, StateSpace | GatedDeltaNet | LinearAttention):
@@ -207,10 +207,10 @@ class BlockPrices:
         )
 
     def _norm(self, streams: int) -> Passes:
-        """Return a norm with its residual sum: two tensors read and two written; backward more.
+        """Return a norm with its residual sum: two tensors read and two written; more backward.
 
-        Of several residual streams (hyper-connections) all are read for the mixing's weights, for
-        the part's input and for the sums, and written again.
+        With several residual streams (hyper-connections) all streams are read for the mixing
+        weights, for the part's input and for the sums, and written again.
         """
         tokens = self.own_tokens if self.target.splits_sequence else self.tokens
         elements = tokens * self.job.decoder.d_model
@@ -224,11 +224,11 @@ class BlockPrices:
         )
 
     def _tensor_comm(self, matrices: Sequence[Passes]) -> Passes:
-        """Return the gather before a cut part and the scatter behind it.
+        """Return the gather before a part that tensor ranks cut, and the scatter behind it.
 
-        Narrow factors are gathered as they are multiplied. The gather comes again for the gradients
-        of the weights, behind those of the inputs. Where the sequence is no first dimension, a copy
-        orders what is gathered or scattered.
+        Narrow factors are gathered in their format. The gather repeats for the gradients of the
+        weights, after those of the inputs. If the sequence is not the first dimension, a copy
+        orders gathered and scattered rows.
         """
         tp = self.layout.tp
         span = self.device.span(tp, 1)
@@ -250,9 +250,9 @@ class BlockPrices:
         )
 
     def _context_comm(self, part: Mixer, core_macs: float) -> Passes:
-        """Return what a ring of keys and values is longer than the attention that hides it.
+        """Return the time by which a ring of keys and values exceeds the attention that hides it.
 
-        A runtime that gathers them first hides nothing, nor the scatter of their gradients.
+        A runtime that gathers them first hides neither that nor the scatter of gradients.
         """
         cp = self.layout.cp
         if cp == 1:
@@ -286,7 +286,7 @@ class BlockPrices:
         )
 
     def _activation(self, elements: float, num_gemms: int) -> Passes:
-        """Return an activation: its inputs read and one output written, and backward again."""
+        """Return an activation: its inputs are read and its output written, and again backward."""
         more, more_back = self.target.kernels.activation if num_gemms == _GATED else (0.0, 0.0)
         return Passes(
             forward=self.device.memory_seconds((num_gemms + more) * ELEMENT * elements),
@@ -303,7 +303,7 @@ class BlockPrices:
             yield "moe_act", self._expert_activation(part, rows)
         elif part.biases:
             yield "moe_act", self._biases(part, rows, part.d_hidden)
-        if part.latent is not None:  # whole on each rank, as Megatron-Core's moe_layer.py has them
+        if part.latent is not None:  # whole on each rank, as in Megatron-Core's moe_layer.py
             for d_in, d_out in permutations((part.d_model, part.latent)):
                 projected = self._gemm(self.own_tokens, d_in, d_out)
                 yield "experts", self._trained("experts", projected)
@@ -322,11 +322,11 @@ class BlockPrices:
             yield "exchange", self._exchange(part)
 
     def _models(self, op: str) -> bool:
-        """Return whether rows' operations are modelled: moetune's are as the profile has them."""
+        """Return whether an operation on rows is modelled; moetune's layer uses the profile's."""
         return not self.runs_layer or not self.device.costs.knows(RowsKey(op, self.job.element))
 
     def _rows(self, part: RoutedExperts) -> float:
-        """Return the rows of the fullest rank, for which the others wait."""
+        """Return the rows of the fullest rank, for which the other ranks wait."""
         return self.own_tokens * (
             part.mean_top_k * self.job.skew(part, self.layout.ep).mean * self.layout.etp
         )
@@ -349,7 +349,7 @@ class BlockPrices:
         return once + self._biases(part, rows, width) if part.biases else once
 
     def _biases(self, part: RoutedExperts, rows: float, width: int) -> Passes:
-        """Return what experts that add biases take beyond a fused activation."""
+        """Return the additional time of experts that add biases, beyond a fused activation."""
         if self.layout.cuda_graphs == "full":
             return NO_TIME
         forward, backward = (
@@ -359,11 +359,11 @@ class BlockPrices:
         return Passes(forward=forward, grad_input=backward)
 
     def _permute(self, part: RoutedExperts, rows: float) -> Passes:
-        """Return the order by expert before the exchange and behind it, and the sums back.
+        """Return the permute by expert before and behind the exchange, and the unpermute back.
 
-        Without an exchange, and where it takes tokens as they are and sends each once, they are
-        only put in order behind it, and summed. Each move is one kernel that reads and writes, as
-        with Megatron's `--moe-permute-fusion`, which exports set.
+        Without an exchange, or if the dispatcher sends each token once as it is, rows are only
+        permuted behind it, and summed. Each move is one kernel that reads and writes, as with
+        Megatron's `--moe-permute-fusion`, which exports set.
         """
         elements = rows * part.d_expert
         is_ordered_once = self.layout.ep == 1 or self.layout.dispatcher in DEDUPLICATING
@@ -376,7 +376,7 @@ class BlockPrices:
 
     @property
     def _copies_rows_to_pad(self) -> bool:
-        """Whether rows are copied to fill tiles of narrow GEMMs; HybridEP and graphs pad them."""
+        """Whether rows are copied to pad tiles of narrow GEMMs; HybridEP and graphs pad them."""
         layout = self.layout
         is_narrow = self.job.dtype in _QUANTIZED
         return is_narrow and layout.dispatcher != "hybrid_ep" and layout.cuda_graphs != "full"

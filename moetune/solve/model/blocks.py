@@ -30,9 +30,10 @@ from moetune.solve.model.passes import (
 from moetune.solve.model.pipeline import DecoderStages, StageBlocks, counted
 
 _MOVED_BY_LOSS = {6: 52, 10: 30, 14: 48}
-"""Bytes that a loss moves for a logit in both passes, by those that it keeps (`logit_bytes`): its
-kernels in Megatron-Core (tensor_parallel/cross_entropy.py, fusions/fused_cross_entropy.py) and in
-torch (log_softmax and nll_loss in float32). Losses in one kernel move 16."""
+"""Bytes that a loss moves for each logit in both passes, by the bytes that it keeps
+(`logit_bytes`). They are of kernels in Megatron-Core (tensor_parallel/cross_entropy.py,
+fusions/fused_cross_entropy.py) and of torch (log_softmax and nll_loss in float32). A loss in one
+kernel moves 16."""
 _Key = tuple[object, ...]
 _Priced = TypeVar("_Priced")
 
@@ -50,7 +51,7 @@ def _of_tokens(layout: FoldedLayout) -> _Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockTable(Tables):
-    """Blocks of a job, each kind and then each of predictions; those alike are priced once."""
+    """Blocks of a job: each kind, then each prediction block; equal blocks are priced once."""
 
     job: TrainingJob
     device: DevicePrices
@@ -92,7 +93,7 @@ class BlockTable(Tables):
             slack, saved = kind.slack, (0.0, 0.0)
             if cut is not None and degrees is not None:
                 saved = cut.saved(degrees.common, repeats=repeats)
-            if not self.target.runs_layer and layout.overlap != "chunks":  # which have no idle time
+            if not self.target.runs_layer and layout.overlap != "chunks":  # chunks do not idle
                 slack = min(slack, -idle_seconds(parts[place], layout))
             seconds.append(
                 block_seconds(
@@ -116,7 +117,7 @@ class BlockTable(Tables):
         return tuple(map(self._prices(layout).local_times, self._local[0]))
 
     def degree(self, layout: FoldedLayout) -> Degrees | None:
-        """Return the layout's degree, the fastest where it has none; None without chunks."""
+        """Return the layout's degree, by default the fastest; None without chunks."""
         if layout.overlap != "chunks" or layout.degree is not None:
             return layout.degree
         chunked = zip(self._counts, self._passes_in_chunks(layout), strict=True)
@@ -125,7 +126,7 @@ class BlockTable(Tables):
 
     @once(_of_tokens)
     def ends(self, layout: FoldedLayout) -> tuple[float, float]:
-        """Return the embedding's and a head's seconds for one micro-batch, both passes."""
+        """Return the seconds of the embedding and of a head for one micro-batch, both passes."""
         decoder, device = self.job.decoder, self.device
         tokens = layout.micro_batch * self.job.length / layout.cp
         vocab = -(-decoder.vocab_size // layout.tp)
@@ -143,7 +144,7 @@ class BlockTable(Tables):
         return embedding, gemms + loss
 
     def room(self, rank: StageBlocks, layout: FoldedLayout) -> Room:
-        """Return the room of a rank: its passes without any communication, hidden or not."""
+        """Return a rank's room for overlap: its passes without any communication, hidden or not."""
         embedding, head = self.ends(layout)
         both = rank.has_embedding * embedding + rank.heads(self.job.decoder) * head
         forward, backward = FORWARD_OF_BOTH * both, (1 - FORWARD_OF_BOTH) * both
@@ -169,7 +170,7 @@ class BlockTable(Tables):
     def _of_parts(
         self, prices: BlockPrices, price: Callable[[BlockPrices, RoutedExperts], _Priced]
     ) -> list[_Priced | None]:
-        """Return a price of each kind's experts; None without any."""
+        """Return the price of each kind's experts; None for kinds without experts."""
         parts, places = self._routed
         priced = [None if part is None else price(prices, part) for part in parts]
         return [priced[index] for index in places]
@@ -194,7 +195,7 @@ class BlockTable(Tables):
 
 
 def _distinct(values: Iterable[_Priced]) -> tuple[tuple[_Priced, ...], tuple[int, ...]]:
-    """Return the values, of equal ones the first, and the index among them of each."""
+    """Return the distinct values in order of appearance, and each value's index among them."""
     numbers: dict[_Priced, int] = {}
     places = tuple(numbers.setdefault(value, len(numbers)) for value in values)
     return tuple(numbers), places

@@ -1,12 +1,12 @@
-"""The factor between predicted and measured steps, from the runs that were observed.
+"""The factor between predicted and measured steps, from the observed runs.
 
     log(measured / predicted) = m + d(model, decisions) + e(run),  m, d and e normal around 0
 
-m is of the machine and the runtime, d of a model and what is decided of its run, and e of a single
-run. d of two runs is shared the less, the more decisions differ: exp(−n / 10). Together they spread
-as public runs of the runtime do, in shares that are most likely in the record of these
-(docs/results/calibration.md). What is expected of another run is the regression on the observed
-ones, which shrinks towards a factor of 1 where they are few or far:
+m belongs to the machine and the runtime, d to a model and a run's decisions, and e to a single run.
+Two runs share less of d the more decisions differ: exp(−n / 10). Together they spread as public
+runs of the runtime do, in the shares most likely given these runs (docs/results/calibration.md).
+The expectation of another run is the regression on observed runs. It shrinks towards a factor of 1
+if they are few or far:
 
     E = k·(K + σ²I)⁻¹·y,  V = k₀ + σ² − k·(K + σ²I)⁻¹·k
 """
@@ -25,13 +25,13 @@ from moetune.solve.model.uncertainty import public_ratios
 MACHINE_SHARE, MODEL_SHARE, RUN_SHARE = 0.15, 0.75, 0.1
 """Shares of m, d and e in the variance."""
 FAR_DECISIONS = 10.0
-"""Words in which runs of a model differ where they share 1/e of d; a changed value is two words."""
+"""Differing words at which two runs of a model share 1/e of d; a changed value is two words."""
 FARTHEST = 3.0
-"""Runs whose ratio is above it, or below its inverse, are not of what was predicted."""
+"""Runs with a ratio above it, or below its inverse, cannot be runs of the predicted layout."""
 
 
 class Decided(NamedTuple):
-    """The model of a run, and what is decided of it, in words."""
+    """The model of a run and its decisions, in words."""
 
     model: str
     decisions: frozenset[str]
@@ -42,7 +42,7 @@ def calibration_of(
 ) -> Calibration | None:
     """Return the calibration by the newest run of each question and layout under a runtime.
 
-    None without any run of the runtime and its version.
+    None without any run of this runtime version.
     """
     version = target.name, target.number
     same = [run for run in runs if (run.target, run.target_version) == version]
@@ -61,14 +61,14 @@ def calibration_of(
 
 
 def decided(run: ObservedRun) -> Decided:
-    """Return the place of an observed run among the others."""
+    """Return an observed run's model and decisions."""
     return Decided(run.model, run.decisions)
 
 
 def expected(
     places: Sequence[Decided], logs: Sequence[float], *, of: Decided, target: TargetName
 ) -> tuple[float, float]:
-    """Return the expected logarithm of a run, and half the range of nine in ten."""
+    """Return the expected logarithm of a run's ratio, and half of its 90 % range."""
     covariance = _covariance([*places, of])
     observed, shared = covariance[:-1, :-1], covariance[-1, :-1]
     weights = np.linalg.solve(observed + RUN_SHARE * np.eye(len(places)), shared)
@@ -77,7 +77,7 @@ def expected(
 
 
 def _covariance(places: Sequence[Decided]) -> NDArray[np.float64]:
-    """Return the shares of the variance that runs have in common, pair by pair."""
+    """Return the shares of the variance that each pair of runs has in common."""
     models = np.array([place.model for place in places])
     words = sorted(frozenset[str]().union(*(place.decisions for place in places)))
     has = np.array([[word in place.decisions for word in words] for place in places], float)
@@ -88,6 +88,6 @@ def _covariance(places: Sequence[Decided]) -> NDArray[np.float64]:
 
 
 def public_half_range(target: TargetName) -> float:
-    """Return half the logarithmic range around 1 that public runs of a runtime spread over."""
+    """Return half the logarithmic range around 1 in which public runs of a runtime lie."""
     low, high = public_ratios(target)
     return math.hypot(math.log(low), math.log(high)) / math.sqrt(2)

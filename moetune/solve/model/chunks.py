@@ -1,8 +1,8 @@
-"""Exchanges in chunks behind the experts' computation, as moetune's own layer runs them.
+"""Exchanges in chunks behind the experts' computation, as moetune's MoE layer runs them.
 
-A pass of r equal chunks takes what the layer's own plan says (`solve.layer.times`), which waits for
-the launches of each. All layers share a plan book, and so one degree, forward as backward; memory
-is that of whole passes, whose rows are kept whatever the chunks.
+A pass of r equal chunks takes the time of the layer's plan (`solve.layer.times`), which includes
+the launches of each chunk. All layers share a plan book, and so one degree in both passes. Memory
+is that of whole passes, because their rows are kept regardless of chunks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,19 +18,19 @@ MOST_CHUNKS = 16
 
 
 class ChunkedPasses(NamedTuple):
-    """Seconds of a layer's chunks with their exchanges, by their number, of which one is 1."""
+    """Seconds of a layer's chunks with their exchanges, by number of chunks; 1 is included."""
 
     forward: Mapping[int, float]
     backward: Mapping[int, float]
 
     def saved(self, degree: int, *, repeats: bool) -> tuple[float, float]:
-        """Return what so many chunks save of each pass; backward may repeat the forward one."""
+        """Return the seconds that chunks save in each pass; backward may repeat the forward."""
         forward, backward = (seconds[1] - seconds[degree] for seconds in self)
         return forward, backward + (forward if repeats else 0.0)
 
 
 def chunked_passes(prices: BlockPrices, part: RoutedExperts, degree: int | None) -> ChunkedPasses:
-    """Return the passes of a layer next to those in one chunk; in up to 16 for None."""
+    """Return a layer's passes in `degree` chunks and in one; None tries up to `MOST_CHUNKS`."""
     degrees = range(1, MOST_CHUNKS + 1) if degree is None else sorted({1, degree})
     costs, tokens = prices.layer(part)
 
@@ -44,10 +44,10 @@ def chunked_passes(prices: BlockPrices, part: RoutedExperts, degree: int | None)
 
 
 def best_degree(blocks: Sequence[tuple[int, ChunkedPasses]], *, repeats: bool) -> int:
-    """Return the degree with which blocks gain most in sum; of equal ones the fewest chunks.
+    """Return the degree with the largest total gain over blocks; the fewest chunks if they tie.
 
-    No pass of any block may be slower than in one chunk, whichever pipeline rank it is on. The
-    blocks are given with their numbers in the model.
+    No pass of any block may be slower than in one chunk, on any pipeline rank. The blocks are given
+    with their counts in the model.
     """
     best, most = 1, 0.0
     scale = sum(count * (forward[1] + backward[1]) for count, (forward, backward) in blocks)

@@ -1,13 +1,13 @@
-"""Times of the exchanges of tokens with experts on other ranks, by dispatcher.
+"""Times of exchanges of tokens with experts on other ranks, by dispatcher.
 
-A rank has t tokens, k experts each, over ep·etp ranks in n nodes. An all-to-all sends each (token,
-expert) pair over ep ranks, with a gather over the etp ones that share an expert's width behind it.
-DeepEP and HybridEP send a token once to each node, and inside it once to each rank.
+A rank has t tokens with k experts each, over ep·etp ranks in n nodes. An all-to-all sends each
+(token, expert) pair over ep ranks. Behind it follows a gather over the etp ranks that share an
+expert's width. DeepEP and HybridEP send a token once to each node, and there once to each rank.
 
-On InfiniBand the GPUs post their own messages. On EFA a thread of each rank's host does, and
-messages arrive in any order: the counter that tells the receiver of a chunk of tokens waits until
-the chunk has arrived. So each chunk costs a round trip, however few bytes it has; HybridEP is taken
-to send the chunks that DeepEP does.
+On InfiniBand the GPUs post their messages themselves. On EFA a thread of each rank's host does, and
+messages arrive in any order. The counter that tells the receiver of a chunk of tokens waits until
+the chunk has arrived. So each chunk costs a round trip, however few bytes it has. HybridEP is
+assumed to send the same chunks as DeepEP.
 """
 
 import bisect
@@ -22,11 +22,11 @@ from moetune.solve.model.machine import DevicePrices, RankSpan
 
 
 def reached_nodes(part: RoutedExperts, nodes: int) -> float:
-    """Return the expected nodes, of n, that a token's experts are on.
+    """Return the expected number of nodes, of n, that hold a token's experts.
 
-    Experts are drawn independently, n·(1 − (1 − 1/n)^k), of the nodes that the chosen groups of
-    experts are on where routing is limited to groups (DeepSeek-V3, §2.1.2): n·g/G where a group is
-    on one node or several, and n·(1 − C(G − G/n, g) / C(G, g)) where a node has several groups.
+    Experts are drawn independently from the allowed nodes: n·(1 − (1 − 1/n)^k) for all nodes. If
+    routing is limited to groups of experts (DeepSeek-V3, §2.1.2), these are nodes of chosen groups:
+    n·g/G if a group has one or more nodes, n·(1 − C(G − G/n, g) / C(G, g)) if a node has several.
     """
     groups, chosen = part.router.num_groups, part.router.top_groups
     allowed = nodes * chosen / groups
@@ -44,10 +44,10 @@ def exchange_seconds(
     tokens: float,
     phase: TransferPhase,
 ) -> float:
-    """Return one dispatch or combine of a micro-batch's tokens."""
+    """Return the time of one dispatch or combine of a micro-batch's tokens."""
     span, row_bytes = device.span(layout.ep, layout.etp), part.d_expert * ELEMENT
     num_bytes = tokens * part.mean_top_k * row_bytes
-    # The ranks that share one expert's width have all of its rows.
+    # The ranks that share an expert's width have all of its rows.
     seconds = _gathered(device, device.span(layout.etp, 1), num_bytes, phase)
     if span.size == 1:
         return seconds
@@ -65,13 +65,13 @@ def _deduplicated(
     tokens: float,
     phase: TransferPhase,
 ) -> float:
-    """Return an exchange that sends a token once to each node and to each rank inside it."""
+    """Return the time to send a token once to each node, and once to each rank inside it."""
     span, row_bytes = device.span(layout.ep, layout.etp), part.d_expert * ELEMENT
     rows = tokens * reached(part.mean_top_k, span.size)
     if span.nodes == 1:
         return device.collective("all_to_all", span, rows * row_bytes)
     copies = reached_nodes(part, span.nodes)
-    # Between nodes, then inside them, both at once in pieces: the longer one counts.
+    # Pieces go between nodes and then inside them, both at once: the longer time counts.
     across, inside = RankSpan(span.nodes, span.nodes), RankSpan(span.size // span.nodes, 1)
     wire = max(
         device.collective("all_to_all", across, tokens * copies * row_bytes),
@@ -88,14 +88,14 @@ def _deduplicated(
 def _gathered(
     device: DevicePrices, span: RankSpan, num_bytes: float, phase: TransferPhase
 ) -> float:
-    """Return the gather of each rank's bytes, or the scatter of them back."""
+    """Return the time to gather each rank's bytes, or to reduce-scatter them back."""
     if phase == "dispatch":
         return device.collective("all_gather", span, num_bytes)
     return device.collective("reduce_scatter", span, num_bytes * span.size)
 
 
 _CHANNELS = 10
-"""Channels of the 20 multiprocessors that DeepEP takes by default."""
+"""Channels of the 20 multiprocessors that DeepEP uses by default."""
 _RANKS = (2, 16, 24, 96)
 _CHUNK_TOKENS: dict[TransferPhase, tuple[int, ...]] = {
     "dispatch": (6, 20, 8, 12),
@@ -108,13 +108,13 @@ def posted_chunks(
 ) -> float:
     """Return the chunks that one rank sends to other nodes in a dispatch or combine.
 
-    DeepEP's kernels have a channel for every two multiprocessors; each sends its share of a rank's
-    tokens to each other node in chunks, whose tokens are set by the number of ranks
+    DeepEP's kernels have a channel for every two multiprocessors. Each channel sends its share of a
+    rank's tokens to each other node in chunks; the number of ranks sets a chunk's tokens
     (deep_ep/buffer.py: `get_dispatch_config`, `get_combine_config`).
 
     Args:
-        num_ranks: that the experts are on, on `num_nodes` nodes.
-        reach: expected nodes that a token goes to, its own among them.
+        num_ranks: ranks that the experts are on, on `num_nodes` nodes.
+        reach: expected nodes that a token goes to, including its source node.
     """
     chunk = _CHUNK_TOKENS[phase][bisect.bisect_right(_RANKS, num_ranks) - 1]
     in_channel = tokens * reach / num_nodes / _CHANNELS

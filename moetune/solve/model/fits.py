@@ -12,7 +12,7 @@ from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.space import Fitting, LayoutSpace
 
 HOST_BYTES = 2 * 2**40 * 9 // 10 // 8
-"""Host memory of one of eight GPUs: 2 TiB of a reference machine's, of which a tenth is left."""
+"""Host memory for one of eight GPUs: 2 TiB on a reference machine, minus a tenth."""
 GPUS_PER_NODE = 8
 MOST_RANKS = 4096
 MOST_LAYOUTS = 10
@@ -23,11 +23,11 @@ class MemoryQuestion:
     """A training, and the GPUs that it has to fit on.
 
     Args:
-        any_job: the training, whatever its GPUs and sequences of a step.
+        any_job: the training, for any number of GPUs and sequences of a step.
         world_size: GPUs; None for the fewest: a power of two in a node, else whole nodes.
         global_batch: sequences of a step; None for a micro-batch on each GPU.
         device_bytes: memory of one GPU that a process has, as of `process_bytes`.
-        error_share: of predicted bytes, which layouts that fit leave free.
+        error_share: share of predicted bytes that fitting layouts leave free.
     """
 
     any_job: TrainingJob
@@ -40,11 +40,11 @@ class MemoryQuestion:
 
     @property
     def limit_bytes(self) -> int:
-        """Bytes of a GPU that may be filled, its libraries among them."""
+        """Bytes of a GPU that may be filled, including its libraries."""
         return fillable_bytes(self.device_bytes)
 
     def job(self, ranks: int) -> TrainingJob:
-        """Return the training on so many GPUs."""
+        """Return the training on `ranks` GPUs."""
         batch = self.global_batch or ranks * (self.pins.micro_batch or 1)
         return replace(self.any_job, world_size=ranks, global_batch=batch)
 
@@ -59,10 +59,10 @@ class FittedLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryAnswer:
-    """Layouts that fit, the plainest first; where none does, the smallest alone.
+    """Layouts that fit, the plainest first; if none fits, only the smallest.
 
     Args:
-        num_fitting: layouts that fit, of which `layouts` has the first.
+        num_fitting: number of layouts that fit; `layouts` holds the first of them.
     """
 
     question: MemoryQuestion
@@ -81,8 +81,8 @@ def fit_memory(
 ) -> MemoryAnswer:
     """Return the layouts that fit, of which `most_layouts` are listed; None lists all.
 
-    Of each shape the lowest ZeRO stage, and the least recomputed; in host memory only what does not
-    fit without. On a given number of GPUs no room is left for errors where nothing else fits.
+    Each shape appears with its lowest ZeRO stage and least recomputation, and uses host memory only
+    if it does not fit without. On a given number of GPUs no room is left if nothing else fits.
 
     Raises:
         InputError: the pins break a rule on every number of GPUs.
@@ -103,7 +103,7 @@ def fit_memory(
 
 
 def _numbers_of_gpus() -> Iterator[int]:
-    """Yield the GPUs of a part of a node, and then of whole ones."""
+    """Yield numbers of GPUs: parts of a node, and then whole nodes."""
     yield from (2**power for power in range(GPUS_PER_NODE.bit_length() - 1))
     yield from range(GPUS_PER_NODE, MOST_RANKS + 1, GPUS_PER_NODE)
 
@@ -112,7 +112,7 @@ class _Fit:
     """A question's layouts on a number of GPUs."""
 
     def __init__(self, question: MemoryQuestion, ranks: int) -> None:
-        """Make the job; layouts are tried as they are asked for."""
+        """Make the job; layouts are tried on demand."""
         self._question, self._job = question, question.job(ranks)
         stages = DecoderStages(self._job.decoder)
         memory = MemoryModel(
@@ -126,7 +126,7 @@ class _Fit:
         self.has_shapes = False
 
     def answer(self, most_layouts: int | None) -> MemoryAnswer:
-        """Return the layouts that fit, else the smallest; raise InputError if pins break a rule."""
+        """Return the layouts that fit, else the smallest; InputError if the pins break a rule."""
         fitting = sorted(self.fitting(), key=_plainness)
         layouts = tuple(fitting[:most_layouts])
         if not layouts:
@@ -146,7 +146,7 @@ class _Fit:
                 yield FittedLayout(layout=layout, memory=self._fitting.memory.peak(layout))
 
     def _shapes(self) -> Iterator[FoldedLayout]:
-        """Yield shapes with plain pipelines and micro-batches of one, unless others are pinned."""
+        """Yield shapes with plain pipelines and micro-batches of 1, unless others are pinned."""
         pins = self._question.pins
         plain = replace(
             pins, micro_batch=pins.micro_batch or 1, vpp=pins.vpp if pins.vpp or pins.stages else 1
@@ -160,7 +160,7 @@ class _Fit:
             yield next(same)
 
     def _may_fit(self, shape: FoldedLayout) -> bool:
-        """Return whether a shape may fit with all that is sharded, recomputed and on the host."""
+        """Return whether a shape may fit with the most sharding, recomputation and offloading."""
         fitting, pins = self._fitting, self._question.pins
         if fitting.least_of_states(shape, pins) > fitting.limit_bytes:
             return False
@@ -173,18 +173,18 @@ class _Fit:
         return self._waits(shape) or min(least) <= fitting.limit_bytes
 
     def _waits(self, shape: FoldedLayout) -> bool:
-        """Return whether activations may wait on the host, where nothing is recomputed."""
+        """Return whether activations may be offloaded, if nothing is recomputed."""
         return self._question.target.offloads_activations and shape.pp == 1
 
     def _ways(self, shape: FoldedLayout) -> Iterator[FoldedLayout]:
-        """Yield the ways in which a shape fits, those that leave the host alone first."""
+        """Yield the ways in which a shape fits, those without host memory first."""
         variants = [*self._variants(shape)]
         yield from filter(self._fitting.fits, variants)
         for variant in variants:
             yield from self._fitting.with_least_offload(variant, self._question.pins)
 
     def _variants(self, shape: FoldedLayout) -> Iterator[FoldedLayout]:
-        """Yield a shape with each ZeRO stage and recomputation that are allowed."""
+        """Yield a shape with each allowed ZeRO stage and recomputation."""
         pins = self._question.pins
         for zero in self._space.zeros(pins, shape.pp, shape.tp):
             for recompute in self._space.recomputes(pins):
@@ -205,7 +205,7 @@ class _Fit:
 
 
 def _plainness(fitted: FittedLayout) -> tuple[float, ...]:
-    """Return how much a layout has that a smaller model would leave out, then its memory."""
+    """Return the features that a smaller model would not need, and then the memory."""
     layout = fitted.layout
     return (
         layout.offload_optimizer + layout.offload_activations, layout.zero, len(layout.recompute),

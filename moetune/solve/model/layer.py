@@ -1,8 +1,8 @@
-"""moetune's MoE layer in a step of a model, by the prices of its own plans (`solve.layer`).
+"""moetune's MoE layer within a model's step, priced like the layer's plans (`solve.layer`).
 
-A model's plan and a layer's have the same rows, exchanges and chunks, and GEMMs of published tables
-take what they do in a step. The host launches what opens a layer while the device runs the rest of
-its block, and is compared with all of that.
+The plans of a model and of a layer share rows, exchanges and chunks; published GEMM times become
+times within a step. The host launches the start of a layer while the device runs the rest of the
+block. So launches are compared with the time of the whole block.
 """
 
 from collections.abc import Iterator
@@ -45,10 +45,10 @@ def layer_in_step(
 def layer_modules(
     costs: LayerCosts, tokens: float, device: DevicePrices
 ) -> Iterator[tuple[ModuleName, Passes]]:
-    """Yield the modules of a layer in one chunk, named as those of other runtimes.
+    """Yield the modules of a layer in one chunk, named like those of other runtimes.
 
-    They add up to its phases and what is around them, but for launches before the first chunk. The
-    gate's choice is the router's; rows brought in order and back, in chunks or not, are "permute".
+    They add up to the phases and their overhead, without launches before the first chunk. The
+    gate's choice is part of "router"; "permute" has all permuting and unpermuting.
     """
 
     def seconds(price: Price) -> float:

@@ -1,4 +1,4 @@
-"""Times of a training step's operations on a rank: of the profile, or modelled from it."""
+"""Times of a training step's operations on a rank: from the profile, or modelled on it."""
 
 import math
 from collections.abc import Mapping
@@ -14,22 +14,22 @@ from moetune.domain.once import Tables, once
 from moetune.domain.samples import LAUNCHES, CollectiveOp, Direction, GemmForm
 
 ADAM_BYTES = 30
-"""Bytes that Adam moves for one parameter: gradient, master copy and two moments read, all but the
-first written, and the parameter itself; the reference profiles' rates of Adam are a data sheet's
-over these."""
+"""Bytes that Adam moves for one parameter. It reads gradient, master copy and two moments, and
+writes the last three and the parameter. Reference profiles have Adam at a data sheet's rate over
+these bytes."""
 _MEMORY_EFFICIENCY = 0.8
 """Share of a data sheet's bandwidth that memory-bound kernels reach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRates:
-    """Shares of the rate of large GEMMs that other kernels of a device reach.
+    """Rates of a device's other kernels as shares of the rate of large GEMMs.
 
     Args:
         attention, attention_backward: causal, bfloat16, heads of 128, in long sequences.
-        triton: of kernels in Triton, over the fastest attention forward.
-        half_backward: tokens of a sequence at which the backward pass reaches half of that.
-        large: FLOP/s of large GEMMs that attention's shares are of; None for the profile's.
+        triton: kernels in Triton, over the fastest attention forward.
+        half_backward: tokens of a sequence at which the backward pass reaches half its rate.
+        large: FLOP/s of large GEMMs that the shares refer to; None for the profile's.
     """
 
     attention: float
@@ -58,47 +58,47 @@ _RATES: Mapping[str, KernelRates] = {
 }
 _HOPPER_RATES = KernelRates(attention=0.90, attention_backward=0.82, triton=1 / 1.6)
 """FlashAttention-3, Figures 5 and 6 (H100): 500 TFLOP/s forward at 4 k tokens and 640 at 16 k, 400
-and 560 backward, of 790; Triton's 400. Other devices are taken to be alike."""
+and 560 backward, of 790; Triton's 400. Other devices are assumed to be like it."""
 _FLASH2 = (1.75, 1.6)
 """FlashAttention-2's seconds over FlashAttention-3's on Hopper, forward and backward (its §4.1)."""
 _HALF_FORWARD = 1.7e3
-"""Tokens of a sequence at which half of the long sequences' rate is reached forward, from both."""
+"""Tokens of a sequence at which the forward pass reaches half its rate, fitted to both lengths."""
 _FULL_HEAD = 128
-"""Narrower heads have as many exponentials for fewer products: with 64, FlashAttention-3 reaches
-about 0.7 of its rate with 128, as the square root of the width."""
+"""Head width at the full rate. Narrower heads have as many exponentials for fewer products: at
+width 64 FlashAttention-3 reaches about 0.7 of its rate, the square root of the ratio of widths."""
 _RECURRENCE = 0.10
-"""Share of the rate of large GEMMs that chunked scans of states reach in Triton on an A100, counted
-by the recurrence: with it, Mamba-2's scan takes as long as FlashAttention-2 at 2 k tokens (Dao and
+"""Share of the rate of large GEMMs that chunked scans of states reach in Triton on an A100, by MACs
+of the recurrence. With it, Mamba-2's scan takes as long as FlashAttention-2 at 2 k tokens (Dao and
 Gu 2024, Figure 10)."""
 HOST_ADAM_SECONDS = 1.5e-9
-"""Seconds of a parameter's step on the host, with copies of it and its gradient: published, one
-number for all hosts (docs/decisions/memory.md#0084)."""
+"""Seconds to update a parameter on the host, with copies of it and its gradient: a published number
+for all hosts (docs/decisions/memory.md#0084)."""
 _LARGE = 4096
 _KERNEL_SECONDS = 3e-6
-"""Seconds of a memory-bound kernel's launch and tail, as the smallest GEMM of a profile takes."""
+"""Seconds of a memory-bound kernel's launch and tail, equal to the smallest GEMM of a profile."""
 
 _GRACE, _GRACE_SECONDS = ("GB200", "GB300", "GH200"), 1.2
-"""Times that the cores of Grace take to launch over those of x86 hosts of H100 and B200: Nemotron-3
-Super with tp 2 and partial CUDA graphs is bound by them on both (Megatron-Bridge, 26.04 to 26.08);
-without graphs Hy3-295B takes 1.5 times as long as with them (yangwhale/gpu-tpu-pedia)."""
+"""Devices with Grace hosts, and their launch time over that of x86 hosts of H100 and B200. Launches
+bind Nemotron-3 Super on both, with tp 2 and partial CUDA graphs (Megatron-Bridge, 26.04 to 26.08).
+Without graphs Hy3-295B takes 1.5 times as long as with them (yangwhale/gpu-tpu-pedia)."""
 
 
 @dataclass
 class Trusts:
-    """The least trust in any number asked for, and what was not known."""
+    """The least trust in any number that was asked for, and all doubts about them."""
 
     least: Trust = "measured"
     doubts: dict[Doubt, None] = field(default_factory=dict)
 
     def note(self, estimate: Estimate[float]) -> float:
-        """Return the estimate's seconds; the trust is lowered to its, and its doubts are added."""
+        """Return the estimate's seconds; note its trust if it is lower, and its doubts."""
         self.least = least_trust((self.least, estimate.trust))
         self.doubts |= dict.fromkeys(estimate.doubts)
         return estimate.seconds
 
 
 class RankSpan(NamedTuple):
-    """Ranks of a group, and the nodes that they are spread over evenly."""
+    """Ranks of a group, and the number of nodes over which they are spread evenly."""
 
     size: int
     nodes: int
@@ -106,13 +106,13 @@ class RankSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePrices(Tables):
-    """One rank's operations, each time computed once.
+    """Times of one rank's operations, each computed once.
 
     Args:
-        sustained: share of its rate alone that a kernel reaches in a training step.
-        gap_seconds: between a GEMM and its neighbours, which a kernel alone does not have.
-        attention_factor: on the times of attention and of recurrences.
-        gemm_factor: that a question has put on the times of GEMMs, which these do not follow.
+        sustained: share of a kernel's rate alone that it reaches in a training step.
+        gap_seconds: time between a GEMM and its neighbours, which a kernel alone lacks.
+        attention_factor: factor on the times of attention and of recurrences.
+        gemm_factor: factor that a question put on GEMM times; rates relative to GEMMs ignore it.
     """
 
     costs: Costs
@@ -128,19 +128,19 @@ class DevicePrices(Tables):
 
     @property
     def reached(self) -> float:
-        """Share of its rate alone that a kernel of the runtime reaches."""
+        """Share of a kernel's rate alone that a kernel of the runtime reaches."""
         return self.sustained / self.slowdown
 
     @property
     def host_seconds(self) -> float:
-        """Seconds of the host for one of an x86 host of H100."""
+        """Seconds of this host for each second of an H100's x86 host."""
         return _GRACE_SECONDS if any(chip in self.machine.device for chip in _GRACE) else 1.0
 
     @property
     def layer_launch_seconds(self) -> float | None:
-        """Seconds for both passes of moetune's layer in one chunk, if known; CPUs launch nothing.
+        """Seconds to launch both passes of moetune's layer in one chunk; 0 on CPUs.
 
-        They are an x86 host's, as published profiles have them.
+        They are for an x86 host, as in published profiles. None if they are unknown.
         """
         if self.machine.kind == "cpu":
             return 0.0
@@ -150,11 +150,11 @@ class DevicePrices(Tables):
 
     @property
     def per_node(self) -> int:
-        """Devices of a node."""
+        """Number of devices of a node."""
         return self.machine.devices_per_node
 
     def span(self, size: int, stride: int) -> RankSpan:
-        """Return a group of ranks at that distance from each other."""
+        """Return the group of `size` ranks that lie `stride` ranks apart."""
         ranks = size * stride
         nodes = -(-ranks // self.per_node)
         return RankSpan(size=size, nodes=min(size, nodes))
@@ -168,7 +168,7 @@ class DevicePrices(Tables):
         self, product: GemmForm, *, rows: float, d_in: int, d_out: int, num_experts: int = 1,
         dtype: str = "",
     ) -> float:  # fmt: skip
-        """Return the seconds of a GEMM of experts with so many rows each; `element` by default."""
+        """Return the seconds of a GEMM of experts with `rows` rows each; `element` by default."""
         if rows <= 0:
             return 0.0
         key = GemmKey(dtype or self.element, product, num_experts, d_in, d_out)
@@ -177,33 +177,33 @@ class DevicePrices(Tables):
 
     @once(lambda op, span, num_bytes: (op, span, num_bytes))
     def collective(self, op: CollectiveOp, span: RankSpan, num_bytes: float) -> float:
-        """Return the seconds of a collective; 0 in a group of one."""
+        """Return the seconds of a collective; 0 for a single rank."""
         if span.size == 1 or num_bytes <= 0:
             return 0.0
         key = CollectiveKey(op, span.size, span.nodes if span.nodes > 1 else 0)
         return self.trusts.note(self.costs.seconds(key, num_bytes))
 
     def copy_seconds(self, direction: Direction, num_bytes: float) -> float:
-        """Return the seconds of a copy from or to pinned host memory; ProfileError without any."""
+        """Return the seconds of a copy from or to pinned host memory; ProfileError without it."""
         key = CopyKey(direction, pinned=True)
         return self.trusts.note(self.costs.seconds(key, num_bytes))
 
     @property
     @once(lambda: ())
     def host_adam_seconds(self) -> float:
-        """Seconds of the optimizer's step on one parameter in host memory."""
+        """Seconds to update one parameter in host memory."""
         host = seconds_if_known(self.costs, RowsKey("host_adam", self.element), 1e9)
         return HOST_ADAM_SECONDS if host is None else host.seconds / 1e9
 
     def memory_seconds(self, num_bytes: float, *, kernels: int = 1) -> float:
-        """Return the seconds of memory-bound kernels that read and write so many bytes in all."""
+        """Return the seconds of memory-bound kernels that move `num_bytes` in total."""
         seconds = num_bytes / self.memory_bytes_per_second + kernels * _KERNEL_SECONDS
         return seconds / self.reached
 
     @property
     @once(lambda: ())
     def memory_bytes_per_second(self) -> float:
-        """Rate of memory-bound kernels, by Adam's time, or the data sheet; else ProfileError."""
+        """Rate of memory-bound kernels, by Adam's time or the data sheet; else ProfileError."""
         adam = seconds_if_known(self.costs, RowsKey("adam", self.element), 1e9)
         seconds = self.trusts.note(adam or self._adam_of_data_sheet())
         return _MEMORY_EFFICIENCY * ADAM_BYTES * 1e9 / seconds
@@ -226,7 +226,7 @@ class DevicePrices(Tables):
     def measured_attention(
         self, *, num_sequences: int, length: int, num_heads: int, head_dim: int, backward: bool
     ) -> float | None:
-        """Return the seconds of causal attention as the profile has it; None where it has none."""
+        """Return the profile's seconds of causal attention; None if it has none."""
         key = AttentionKey(self.element, length, num_heads, head_dim, backward)
         estimate = seconds_if_known(self.costs, key, num_sequences)
         if estimate is None:
@@ -240,9 +240,9 @@ class DevicePrices(Tables):
         """Return the seconds of causal attention without projections.
 
         Args:
-            macs: of the forward pass; the backward pass, with scores again, has 2.5 times as many.
+            macs: of the forward pass; the backward pass, scores included, has 2.5 times as many.
             head_dim: mean width of a head's queries and values.
-            length: tokens of a sequence that a kernel gets.
+            length: tokens of a sequence in one kernel.
         """
         if not macs:
             return 0.0
@@ -260,7 +260,7 @@ class DevicePrices(Tables):
         return macs / (rate * rates.attention * length / (length + _HALF_FORWARD))
 
     def recurrence(self, macs: float, *, backward: bool) -> float:
-        """Return the seconds of a state's updates, by forward MACs as the recurrence is written."""
+        """Return the seconds of state updates, by the forward MACs of the recurrence."""
         rate = self._large_macs_per_second * _RECURRENCE * self._rates.triton
         return self.attention_factor * macs * (2 if backward else 1) / rate
 
@@ -271,7 +271,7 @@ class DevicePrices(Tables):
 
     @property
     def _large_macs_per_second(self) -> float:
-        """Rate of large GEMMs that the shares of other kernels are of."""
+        """Rate of large GEMMs that the shares of other kernels refer to."""
         if self._rates.large:
             return self._rates.large * self.reached / 2
         seconds = self.gemm("forward", rows=_LARGE, d_in=_LARGE, d_out=_LARGE)

@@ -1,13 +1,13 @@
 """Memory of a pipeline rank, part by part.
 
-Bytes of the device that a training step takes at its peak with Megatron-Core's distributed
-optimizer: bfloat16 parameters, gradients and states by the optimizer's own bytes, activations of
-the micro-batches in work, and what the libraries take.
+The parts are device bytes at the peak of a training step with Megatron-Core's distributed
+optimizer: bfloat16 parameters, gradients, states at the optimizer's bytes, activations of the
+micro-batches in work, and libraries.
 
-In host memory, as Megatron-Core and Transformer Engine have it, are the activations of whole
-blocks, n of L spread evenly: each is copied out while the blocks behind it are computed, and copied
-back before its own backward pass. Of an optimizer the host keeps a share of the states and computes
-it, behind the device's own share.
+As in Megatron-Core and Transformer Engine, host memory may hold the activations of whole blocks, n
+of L spread evenly. Each is copied out while the blocks behind it are computed, and copied back
+before its backward pass. The host may also keep a share of the optimizer's states. It updates that
+share after the device has updated the rest.
 """
 
 import itertools
@@ -44,19 +44,19 @@ memory)."""
 OPTIMIZER_SHARES = (0.25, 0.5, 0.75, 1.0)
 """Shares of the optimizer in host memory that a search tries."""
 BUFFERED_BLOCKS = 2
-"""Blocks on the device that are being copied, and computed meanwhile."""
+"""Offloaded blocks that are on the device at once: one is copied, the other computed."""
 LIBRARY_BYTES = 1.5 * 2**30
 """CUDA context, cuBLAS and NCCL buffers outside the allocator; stated, not measured."""
 _FULL_GRAPH = 0.2
-"""Share of the tensors that a graph of the whole step reserves in addition: experts' rows to a
-bound, their stash, and a pool of its own. The one published ablation: 225 against 187 GB of Hy3 on
-GB300 (yangwhale/gpu-tpu-pedia, 07f-gb300-hy3-295b-gke, A1 with and without the graph)."""
+"""Share of the tensors that a graph of the whole step reserves in addition: experts' rows up to a
+bound, their stash, and a separate pool. The only published ablation has 225 against 187 GB for Hy3
+on GB300 (yangwhale/gpu-tpu-pedia, 07f-gb300-hy3-295b-gke, A1 with and without the graph)."""
 FRAGMENTATION = 0.03
 """Share of the tensors that the allocator reserves in addition at the peak: the median of seven
 runs, 2.4 to 10.9 % (Megatron-Bridge@067f987, examples/model_verification_cards: gemma-4-26b-a4b-it,
 nemotron-3.5-lightning)."""
 ROUTING = "uneven routing"
-"""The part that is room for the rows of natural routing, where a job leaves it."""
+"""The part with room for the rows of natural routing, if a job leaves such room."""
 _PARTS = (
     "parameters", "gradients", "optimizer", "gathered", "activations", "workspace", "logits",
     "optimizer step", ROUTING, "fragmentation", "libraries",
@@ -66,21 +66,21 @@ _OF_RANKS = (
     "dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch", "recompute", "schedule", "stages",
     "overlap",
 )  # fmt: skip
-"""What of a layout its activations and parameters depend on."""
+"""Fields of a layout that its activations and parameters depend on."""
 
 
 ERROR_SHARE = 0.09
-"""By which predicted bytes may be too low: in nine of ten public runs the tensors took at most 1.09
-times what is predicted for balanced routing (docs/results/public-runs.md)."""
+"""Share by which predicted bytes may be too low: in nine of ten public runs the tensors took at
+most 1.09 times the prediction for balanced routing (docs/results/public-runs.md)."""
 
 
 def room_for_errors(peak_bytes: float, routing_bytes: float, error_share: float) -> float:
-    """Return the bytes to leave free, beyond the room for uneven routing, which serves for both."""
+    """Return the bytes to leave free beyond the room for uneven routing, which serves both."""
     return max(0.0, error_share * (peak_bytes - routing_bytes) - routing_bytes)
 
 
 def fillable_bytes(memory_bytes: int) -> int:
-    """Return what a layout may take of a GPU, with the libraries that a process has besides."""
+    """Return the bytes that a layout may take of a GPU, with a process's libraries added."""
     return memory_bytes + round(LIBRARY_BYTES)
 
 
@@ -89,8 +89,8 @@ class RankMemory:
     """Bytes of one pipeline rank's device, by part; they add up to `peak_bytes`.
 
     Args:
-        activations: those among the parts by module, of all micro-batches in work.
-        host_bytes: of what is in host memory, of one device.
+        activations: the part of that name by module, for all micro-batches in work.
+        host_bytes: bytes in host memory, for one device.
     """
 
     rank: int
@@ -100,19 +100,19 @@ class RankMemory:
 
     @property
     def peak_bytes(self) -> float:
-        """The sum."""
+        """The sum of all parts."""
         return sum(self.parts.values())
 
 
 class BlockBytes(NamedTuple):
-    """Bytes of a kind of block for one micro-batch: what it keeps, and while it is computed."""
+    """Bytes of a kind of block for one micro-batch: saved, and as workspace during computation."""
 
     modules: Mapping[str, float]
     total: float
     workspace: float
 
     def towards(self, fuller: "BlockBytes", share: float) -> "BlockBytes":
-        """Return what is a share of the way from an even block to the fullest rank's."""
+        """Return the bytes interpolated by `share` from an even block to the fullest rank's."""
         modules = {
             name: size + share * (fuller.modules[name] - size)
             for name, size in self.modules.items()
@@ -121,14 +121,14 @@ class BlockBytes(NamedTuple):
 
 
 class _RankBytes(NamedTuple):
-    """A pipeline rank's blocks and bytes, whatever is sharded or in host memory.
+    """Blocks and bytes of a pipeline rank that do not depend on sharding or host memory.
 
     Args:
-        live: micro-batches in work, in the blocks' worth.
+        live: micro-batches in work, in units of all the rank's blocks.
         held: parameters of the model on a device.
-        trained: those with gradients, adapters among them.
+        trained: parameters with gradients, including adapters.
         activations, workspace, logits: bytes.
-        uneven: that natural routing adds to activations and workspace, where a job leaves room.
+        uneven: bytes that natural routing adds to activations and workspace, if a job leaves room.
     """
 
     rank: int
@@ -147,7 +147,7 @@ class MemoryModel(Tables):
     """Memory of a job's layouts.
 
     Args:
-        error_share: of predicted bytes, which `needs` counts besides: `ERROR_SHARE`, or 0.
+        error_share: share of predicted bytes that `needs` adds: `ERROR_SHARE`, or 0.
     """
 
     job: TrainingJob
@@ -167,16 +167,16 @@ class MemoryModel(Tables):
 
     @property
     def _has_law(self) -> bool:
-        """Whether one law says how uneven the rows of every layer are."""
+        """Whether a single law says how uneven the rows of every layer are."""
         return isinstance(self.job.routing, ExpertLoads) and self.job.routing != BALANCED
 
     @once(lambda routing: routing)
     def _routed(self, routing: ExpertLoads) -> "MemoryModel":
-        """Return the memory with another routing."""
+        """Return the memory model of the job with another routing."""
         return replace(self, job=replace(self.job, routing=routing, leaves_room=False))
 
     def peak(self, layout: FoldedLayout) -> RankMemory:
-        """Return the memory of the pipeline rank that has most."""
+        """Return the memory of the fullest pipeline rank."""
         share = layout.offload_optimizer
         fullest = max(
             self._bytes_of_ranks(layout), key=lambda rank: sum(self._parts(layout, rank, share)[0])
@@ -184,12 +184,12 @@ class MemoryModel(Tables):
         return self._memory(layout, fullest)
 
     def needs(self, layout: FoldedLayout, *, on_host: float | None = None) -> tuple[float, float]:
-        """Return the bytes of the fullest device and its host, with a share `on_host` if given.
+        """Return the bytes of the fullest device and of its host, with a share `on_host` if given.
 
-        The device's have the room for errors.
+        The bytes of the device include the room for errors.
         """
         share = layout.offload_optimizer if on_host is None else on_host
-        # Of the dispatcher alone HybridEP's buffers count: the flag is of the table's key.
+        # The dispatcher matters only through HybridEP's buffers; the flag is part of the key.
         return self._needs(layout, share, layout.dispatcher == "hybrid_ep")
 
     @once_for(*_OF_RANKS, "zero", "cuda_graphs", "offload_activations", "offload_optimizer")
@@ -202,7 +202,7 @@ class MemoryModel(Tables):
         )
 
     def least(self, layout: FoldedLayout, *, on_host: float) -> float:
-        """Return bytes that a mean rank's states need, which the fullest device needs at least."""
+        """Return a mean rank's bytes of states, a lower bound for the fullest device."""
         return self._least(layout, on_host)
 
     @once_for("dp", "cp", "tp", "pp", "ep", "etp", "zero")
@@ -214,7 +214,7 @@ class MemoryModel(Tables):
         return LIBRARY_BYTES + (1 + FRAGMENTATION) * sum(states)
 
     def states_of_blocks(self, layout: FoldedLayout, *, on_host: float) -> list[float]:
-        """Return the bytes of the states of a block of each kind: least of them, as `least`."""
+        """Return the bytes of states for one block of each kind, as `least` counts them."""
         blocks = zip(
             self.stages.parameters_of_blocks(layout), self.trained.of_blocks(layout), strict=True
         )
@@ -269,13 +269,13 @@ class MemoryModel(Tables):
     def _states(
         self, layout: FoldedLayout, held: Parameters, trained: Parameters, on_host: float
     ) -> tuple[float, float, float]:
-        """Return the bytes of parameters, gradients and states, 8-bit weights among the first.
+        """Return the bytes of parameters (with 8-bit weights), gradients and states.
 
-        A weight has one copy for each pass, where they wait for the next micro-batch.
+        If narrow weights are cached between micro-batches, a weight has a copy for each pass.
 
         Args:
             held: parameters of the model, without adapters.
-            trained: of these or of adapters, those that train.
+            trained: parameters that train, of the model or of adapters.
         """
         states = state_bytes(layout, self._optimizer, *trained, on_host=on_host)
         if not self.job.tuning.trains_all:
@@ -288,7 +288,7 @@ class MemoryModel(Tables):
         return states
 
     def _gathered(self, layout: FoldedLayout, rank: _RankBytes) -> float:
-        """Return the bytes that are whole for a while: gradients, under stage 3 parameters."""
+        """Return the bytes gathered for a time: whole gradients, and under stage 3 parameters."""
         if layout.zero < SHARDS_GRADIENTS:
             return 0.0
         gathered, summed = self._largest_blocks(layout, rank.blocks)
@@ -299,7 +299,7 @@ class MemoryModel(Tables):
 
     @once(lambda layout, rank: (layout.tp, layout.ep * layout.etp, _shards(layout), rank))
     def _largest_blocks(self, layout: FoldedLayout, rank: RankBlocks) -> tuple[float, float]:
-        """Return the most parameters of any block on one device: that it holds, and that train."""
+        """Return the most parameters of any block on one device: held, and trained."""
         dense, experts = _shards(layout)
         kinds = self.stages.parameters_of_blocks(layout), self.trained.of_blocks(layout)
         held, trained = (
@@ -311,7 +311,7 @@ class MemoryModel(Tables):
 
     @once_for(*_OF_RANKS)
     def _bytes_of_ranks(self, layout: FoldedLayout) -> tuple[_RankBytes, ...]:
-        """Return what the ranks have whatever is sharded or in host memory."""
+        """Return the ranks' bytes that do not depend on sharding or host memory."""
         live = self.live(layout)
         return tuple(self._bytes_of_rank(layout, rank, live) for rank in self.stages.ranks(layout))
 
@@ -346,10 +346,10 @@ class MemoryModel(Tables):
         return activations, max((block.workspace for count, block in blocks if count), default=0.0)
 
     def _counted(self, layout: FoldedLayout, rank: RankBlocks) -> list[tuple[int, BlockBytes]]:
-        """Return the number and the bytes of each kind of block, those of predictions last.
+        """Return the number and the bytes of each kind of block, prediction blocks last.
 
-        Another rank is the fullest in each layer: of n layers' rows the fullest rank has beyond the
-        mean what it has of one layer's over √n, as sums of independent loads do.
+        Each layer has another fullest rank. Over n layers the fullest rank exceeds the mean by its
+        excess in a single layer over √n, like sums of independent loads.
         """
         blocks = counted(rank, self._bytes_of_blocks(layout, layout.recompute))
         if not self._has_law:
@@ -363,23 +363,23 @@ class MemoryModel(Tables):
         ]
 
     def device_share(self, layout: FoldedLayout) -> float:
-        """Return the share of the activations that a device keeps, with the blocks in buffers."""
+        """Return the share of activations that a device keeps, including the buffered blocks."""
         share = layout.offloaded_share(self.job.decoder)
         if not share:
             return 1.0
         return min(1.0, 1 - share + min(1.0, BUFFERED_BLOCKS / self.job.decoder.num_layers))
 
     def live(self, layout: FoldedLayout) -> tuple[float, ...]:
-        """Return the micro-batches in work on each rank, in its blocks' worth."""
+        """Return the micro-batches in work on each rank, in units of all its blocks."""
         live = most_live(layout.order, layout.pp, layout.vpp, self.job.micro_batches(layout))
         if layout.overlap != "batch" or layout.pp == 1:
             return live
-        return tuple(num + 1 / layout.vpp for num in live)  # one more stage's worth of warm-up
+        return tuple(num + 1 / layout.vpp for num in live)  # warm-up has one more stage
 
     def sizes_of_blocks(
         self, layout: FoldedLayout, recomputes: Sequence[tuple[Recompute, ...]]
     ) -> list[list[BlockBytes]]:
-        """Return the bytes of each kind of block, of even rows, with each recomputation."""
+        """Return the bytes of each kind of block with even rows, for each recomputation."""
         if self._has_law:
             return self._routed(BALANCED).sizes_of_blocks(layout, recomputes)
         num = len(self.job.decoder.kinds)
@@ -394,7 +394,7 @@ class MemoryModel(Tables):
     def _bytes_of_blocks(
         self, layout: FoldedLayout, recompute: tuple[Recompute, ...]
     ) -> list[BlockBytes]:
-        """Return the bytes of each kind of block, then of each of multi-token prediction."""
+        """Return the bytes of each kind of block, then of each multi-token prediction block."""
         able = layout if recompute == layout.recompute else replace(layout, recompute=recompute)
         blocks = []
         for place, kind in enumerate(self.job.decoder.kinds_and_predictions):
@@ -406,7 +406,7 @@ class MemoryModel(Tables):
         return blocks
 
     def _logits(self, layout: FoldedLayout, rank: RankBlocks) -> float:
-        """Return a rank's logits at the loss, with gradients; each step of prediction has some."""
+        """Return the bytes of a rank's logits at the loss, with gradients, for all its heads."""
         target, decoder = self.target, self.job.decoder
         tokens = layout.micro_batch * self.job.length / layout.cp
         padded = target.vocabulary_multiple * layout.tp
@@ -416,7 +416,7 @@ class MemoryModel(Tables):
 
 
 def _shards(layout: FoldedLayout) -> tuple[bool, bool]:
-    """Return whether all but the experts is sharded, or on the host, and whether experts are."""
+    """Return whether dense parameters, and whether experts, are sharded or on the host."""
     if layout.offload_optimizer and layout.zero > SHARDS_GRADIENTS:
         return True, True
     return layout.dp * layout.cp > 1, layout.edp > 1

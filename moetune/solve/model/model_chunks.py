@@ -1,8 +1,8 @@
-"""Size of a model's chunks, and of their cache: Elixir's C_SIZE for chunks that are modules.
+"""Size of a model's chunks and of their cache: Elixir's C_SIZE, for chunks that are modules.
 
-`moetune.shard` gathers whole modules, as many in a row as a chunk has bytes for, and a layer's
-experts by themselves. A chunk holds the largest module; the cache holds what the plan's memory
-counts of gathered blocks.
+`moetune.shard` gathers whole modules: as many consecutive modules as fit into a chunk, and a
+layer's experts separately. A chunk holds the largest module. The cache holds the gathered blocks
+that the plan's memory counts.
 """
 
 import math
@@ -19,16 +19,16 @@ from moetune.solve.model.activations import WHOLE_BLOCKS
 from moetune.solve.model.passes import projections_of
 
 _LEAST_BYTES = 2**25
-"""Least size of a chunk, the default of `moetune.shard`, from which on copies run near their best
+"""Least size of a chunk and default of `moetune.shard`; from it on copies run near their best
 rate."""
 _WITH_BIASES = 65 / 64
-"""Size of a matrix with its biases over that of the matrix, which is at least 64 wide."""
+"""Size of a matrix with biases over its size without; matrices are at least 64 wide."""
 _ALL_STATES = 3
-"""ZeRO stage."""
+"""ZeRO stage that shards all states."""
 
 
 class Module(NamedTuple):
-    """One module that has parameters of its own, which it needs at once.
+    """A module with parameters, which it needs all at once.
 
     Args:
         block: index of its block; None before the first and after the last block.
@@ -70,7 +70,7 @@ def modules_of(decoder: Decoder, layout: FoldedLayout) -> Iterator[Module]:
 
 
 def _of_block(block: Block, width: int, ep: int) -> Iterator[int]:
-    """Yield the sizes of a block's modules: norms, a matrix, a router, a rank's experts."""
+    """Yield the sizes of a block's modules: norms, each matrix, router, a rank's experts."""
     yield block.norms
     for part in block.parts:
         if isinstance(part, RoutedExperts):

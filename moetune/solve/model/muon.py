@@ -1,15 +1,15 @@
-"""Time of Muon's Newton-Schulz iteration, and the parameters that its Adam updates.
+"""Time of Muon's Newton-Schulz iteration, and the parameters that Adam updates instead.
 
-Each matrix's momentum is made orthogonal in five steps of three products (Jordan et al., 2024;
-Moonlight, arXiv 2502.16982): with sides s ≤ l a step has X·Xᵀ, s·s·l MACs, the square of that, s³,
-and a product with X, s·s·l. Megatron-Core multiplies in float32 with bfloat16 inside
-(`muon_fp32_matmul_prec` "medium"): priced as bfloat16, which is modelled. Tensor ranks do so for
-their own block (`muon_tp_mode` "blockwise"). Queries, keys and values are matrices apart, gate and
-up are one; embedding, head and whatever is no matrix are Adam's (`emerging_optimizers.py`,
-`_is_nonlinear_or_embedding`).
+Each matrix's momentum is orthogonalized in five steps of three products (Jordan et al., 2024;
+Moonlight, arXiv 2502.16982). With sides s ≤ l a step computes X·Xᵀ (s·s·l MACs), its square (s³),
+and a product with X (s·s·l). Megatron-Core multiplies in float32 with bfloat16 inside
+(`muon_fp32_matmul_prec` "medium"); this is priced as bfloat16, which is modelled. Each tensor rank
+iterates on its block (`muon_tp_mode` "blockwise"). Queries, keys and values are separate matrices,
+gate and up are one. Adam updates embedding, head and all parameters that are no matrix
+(`emerging_optimizers.py`, `_is_nonlinear_or_embedding`).
 
-Replicas share the work matrix by matrix (`LayerWiseDistributedOptimizer`): a rank has its share of
-all, and no less than the longest.
+Replicas share the work matrix by matrix (`LayerWiseDistributedOptimizer`). A rank takes its share
+of the total, and at least the longest matrix.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,10 +26,10 @@ STEPS = 5
 
 
 class Orthogonal(NamedTuple):
-    """Matrices of a device: how many, and their sides.
+    """Equal matrices of a device: their number and their sides.
 
     Args:
-        is_expert: whether replicas of experts share them.
+        is_expert: whether they belong to experts, so that replicas of experts share them.
     """
 
     num: int
@@ -39,7 +39,7 @@ class Orthogonal(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """Parameters of one."""
+        """Number of parameters of a single matrix."""
         return self.rows * self.columns
 
 
@@ -72,7 +72,7 @@ def _of_experts(part: RoutedExperts, layout: FoldedLayout, tuning: Tuning) -> It
 
 
 def _cut(part: object, tp: int, *, fuses: bool) -> Iterator[Orthogonal]:
-    """Yield the matrices of a dense part; the last is cut along its inputs, others by outputs."""
+    """Yield the matrices of a dense part; the last is cut along inputs, others along outputs."""
     *columns, row = adapted_matrices(part, fuses=fuses)
     for matrix in columns:
         yield Orthogonal(1, max(1, matrix.d_out // (tp if matrix.is_cut else 1)), matrix.d_in)
@@ -80,7 +80,7 @@ def _cut(part: object, tp: int, *, fuses: bool) -> Iterator[Orthogonal]:
 
 
 def newton_schulz_seconds(device: DevicePrices, matrix: Orthogonal) -> float:
-    """Return the seconds of the iteration of one matrix."""
+    """Return the seconds of the iteration for one matrix."""
     short, long = sorted((matrix.rows, matrix.columns))
     products = (
         device.gemm("forward", rows=short, d_in=long, d_out=short),
@@ -95,7 +95,7 @@ def shared_seconds(
     blocks: Iterable[tuple[int, tuple[Orthogonal, ...]]],
     sharers: tuple[int, int],
 ) -> float:
-    """Return the seconds of a replica with its share of a rank's matrices, dense and experts."""
+    """Return the seconds of a replica for its share of a rank's dense and expert matrices."""
     totals, longest = [0.0, 0.0], [0.0, 0.0]
     for count, matrices in blocks:
         for matrix in matrices if count else ():

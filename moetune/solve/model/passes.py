@@ -1,4 +1,4 @@
-"""Passes of a block on a rank: its modules, recomputation, launches and hidden exchanges."""
+"""Passes of a block on a rank: modules, recomputation, launches and hidden exchanges."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,36 +18,36 @@ ModuleName = Literal[
 ]  # fmt: skip
 COMMUNICATION: frozenset[ModuleName] = frozenset({"exchange", "tensor_comm", "context_comm"})
 CHUNK_TOKENS = 128
-"""Tokens of a chunk of a recurrence."""
+"""Tokens in a chunk of a recurrence."""
 _WINDOW_TILE = 128
 """Keys that a kernel computes outside a sliding window: half a tile at either end, twice."""
 _HOST_SECONDS = {"mixer": 1.5e-3, "latent": 3.2e-3, "dense": 0.5e-3, "routed": 3.5e-3}
 """Seconds to launch both passes of a part of a block without CUDA graphs, in Megatron-Core.
 
-Modelled: public runs on H100 whose device time is far below their step's take 8 to 12 ms for an
-attention and an MoE part with tp above 1, and at most 6.8 ms with tp 1. Latent attention has about
-twice the modules (Moonlight with tp 2, Kimi-K2 and DeepSeek-V3)."""
+The values are modelled on public H100 runs whose device time is far below their step. There an
+attention and an MoE part take 8 to 12 ms with tp above 1, and at most 6.8 ms with tp 1. Latent
+attention has about twice the modules (Moonlight with tp 2, Kimi-K2 and DeepSeek-V3)."""
 _TENSOR_PARALLEL = {"mixer": 1.2e-3, "latent": 2.0e-3, "dense": 1.1e-3, "routed": 2.8e-3}
-"""More of it with tp above 1: dense blocks of Qwen3-8B take 4.3 ms in all at tp 4 and 8 on H100
-(BastiaanGroot/ML-Infrastructure-Engineer)."""
+"""Additional seconds with tp above 1: dense blocks of Qwen3-8B take 4.3 ms in all at tp 4 and 8 on
+H100 (BastiaanGroot/ML-Infrastructure-Engineer)."""
 _ROUTED_IN_A_GRAPH = 2.0e-3
-"""Seconds to launch routed experts where graphs replay the router and the order of rows; stated."""
+"""Seconds to launch routed experts if graphs replay the router and the permute; stated."""
 _EXPERT_KERNEL_SECONDS = 8e-6
 """Seconds to launch a kernel of one expert: 64 experts a rank in 8 bits (Nemotron-3 Super, 26.04 to
 26.08)."""
 LAUNCH_SECONDS = 12e-6
-"""Seconds to launch one more kernel of a list that the host goes through."""
+"""Seconds to launch another kernel of a list that the host goes through."""
 _IDLE_SECONDS = 0.25e-3
-"""Between the numbers of rows that the host waits for and the first kernel behind them, of both
-passes: Hy3-295B on GB300 with partial graphs of each block and with one of the whole iteration
+"""Seconds, over both passes, from the host's wait for the numbers of rows to the first kernel after
+it: Hy3-295B on GB300 with partial graphs of each block, and with a graph of the whole iteration
 (yangwhale/gpu-tpu-pedia, hy3-12 and hy3-07)."""
 _KERNELS_PER_ADAPTER = 11
-"""Of both passes: two products, a factor and a sum; four products, a factor and two sums."""
+"""Kernels of both passes: two products, a factor, a sum; four products, a factor, two sums."""
 _AGAIN_SECONDS = 0.6e-3
 """Seconds to launch a recomputed module again: 0.3 to 1.5 ms in a block of Moonlight on H100
 (Megatron-Bridge, skills/nemo-mbridge-perf-activation-recompute)."""
 FORWARD_OF_BOTH = 1 / 3
-"""The backward pass has twice the GEMMs."""
+"""Share of the forward pass in both; the backward pass has twice the GEMMs."""
 _OF_EXPERTS: tuple[ModuleName, ...] = ("experts", "moe_act", "router", "permute", "shared_experts")
 _RECOMPUTABLE: tuple[ModuleName, ...] = ("core_attn", "norm", "mla_up_proj", "mlp", *_OF_EXPERTS)
 _AGAIN: Mapping[ModuleName, float] = {
@@ -76,8 +76,8 @@ def computed_keys(part: Mixer) -> float:
 def projections_of(part: Mixer, d_model: int) -> Iterator[tuple[ModuleName, int, int, bool]]:
     """Yield (module, inputs, outputs, whether tensor parallelism cuts it) of a mixer's matrices.
 
-    A matrix that is cut along its inputs is given with inputs and outputs swapped, which takes as
-    long.
+    A matrix that is cut along its inputs is given with inputs and outputs swapped, which takes the
+    same time.
     """
     widths = part.widths
     output = widths.get("output", 0)
@@ -102,7 +102,7 @@ def projections_of(part: Mixer, d_model: int) -> Iterator[tuple[ModuleName, int,
 
 
 class Passes(NamedTuple):
-    """Seconds of a module's passes; sums are of each pass."""
+    """Seconds of a module's passes; addition adds each pass."""
 
     forward: float = 0.0
     grad_input: float = 0.0
@@ -113,7 +113,7 @@ class Passes(NamedTuple):
 
     @property
     def backward(self) -> float:
-        """Both gradients."""
+        """Seconds of both gradients."""
         return self.grad_input + self.grad_weight
 
     @property
@@ -130,7 +130,7 @@ class BlockTimes:
     """Seconds of a block's modules, or of some of them, for one micro-batch.
 
     Args:
-        compute, communication: all of each, summed up once: a search asks them for every layout.
+        compute, communication: totals over modules, kept because a search asks for every layout.
     """
 
     modules: Mapping[ModuleName, Passes]
@@ -139,7 +139,7 @@ class BlockTimes:
 
     @classmethod
     def of(cls, modules: Iterable[tuple[ModuleName, Passes]]) -> "BlockTimes":
-        """Return the times of modules, those of the same name as one."""
+        """Return the times of modules; modules of the same name are added up."""
         by_name: dict[ModuleName, Passes] = {}
         compute = communication = NO_TIME
         for name, passes in modules:
@@ -154,7 +154,7 @@ class BlockTimes:
         return BlockTimes.of((*self.modules.items(), *addend.modules.items()))
 
     def passes(self, name: ModuleName) -> Passes:
-        """Return a module's passes, zero where the block has none."""
+        """Return a module's passes; zero if the block lacks the module."""
         return self.modules.get(name, NO_TIME)
 
 
@@ -162,12 +162,12 @@ class BlockSeconds(NamedTuple):
     """Seconds of a block for one micro-batch.
 
     Args:
-        forward, backward: of both passes, with all of the below.
-        weight: of the backward pass, what its GEMMs for the weights' gradients take.
-        recomputed: of the backward pass, what is computed and exchanged again.
-        launches: that the device waits for.
-        hidden: of the exchanges.
-        bound_by_host: of both passes, what takes as long as the host's launches do.
+        forward, backward: seconds of the passes, including all parts below.
+        weight: part of the backward pass in GEMMs for the weights' gradients.
+        recomputed: part of the backward pass that is computed and exchanged again.
+        launches: launch time that the device waits for.
+        hidden: hidden part of the exchanges.
+        bound_by_host: part of both passes that takes as long as the host's launches.
     """
 
     forward: float
@@ -181,18 +181,18 @@ class BlockSeconds(NamedTuple):
 
     @property
     def both(self) -> float:
-        """Both passes."""
+        """Seconds of both passes."""
         return self.forward + self.backward
 
     @property
     def parts(self) -> dict[str, float]:
-        """Seconds of both passes by module, which add up to them."""
+        """Seconds of both passes by module; they add up to `both`."""
         parts: dict[str, float] = {
             name: passes.forward + passes.backward for name, passes in self.times.modules.items()
         }
         if self.recomputed:
             parts["recompute"] = self.recomputed
-        if self.hidden:  # more than all exchanges where smaller chunks compute faster
+        if self.hidden:  # exceeds all exchanges if smaller chunks compute faster
             more = max(0.0, self.hidden - parts["exchange"])
             parts["exchange"] -= self.hidden - more
             parts["experts"] -= more
@@ -205,7 +205,7 @@ def host_seconds(
     block: Block, layout: FoldedLayout, target: Target, job: TrainingJob,
     routed: float | None = None,
 ) -> float:  # fmt: skip
-    """Return the host's time to launch both passes of a block, where known with its experts'."""
+    """Return the host's time to launch both passes of a block; `routed` replaces its experts'."""
     if layout.cuda_graphs == "full":
         return 0.0
     total = sum(_launches(part, layout, target, job.dtype, routed) for part in block.parts)
@@ -222,7 +222,7 @@ def host_seconds(
 
 
 def idle_seconds(part: RoutedExperts | None, layout: FoldedLayout) -> float:
-    """Return what the device waits behind each count of rows, for kernels launched after it."""
+    """Return the time that the device idles for kernels launched after a count of rows."""
     if part is None or layout.ep == 1 or layout.cuda_graphs == "full":
         return 0.0
     return _IDLE_SECONDS
@@ -255,11 +255,11 @@ def _of_part(name: str, layout: FoldedLayout) -> float:
 
 
 class DevicePasses(NamedTuple):
-    """Seconds that a block's passes keep the device, without exchanges.
+    """Seconds that a block's passes occupy the device, without exchanges.
 
     Args:
-        recomputed: of the backward pass, what the forward pass has computed already.
-        slack: by how much both passes are longer than the host that launches them.
+        recomputed: part of the backward pass that repeats the forward pass.
+        slack: time by which both passes exceed the host's time to launch them.
     """
 
     times: BlockTimes
@@ -270,7 +270,7 @@ class DevicePasses(NamedTuple):
 
 
 def device_passes(times: BlockTimes, layout: FoldedLayout, *, host: float) -> DevicePasses:
-    """Return the seconds that a block's passes keep the device."""
+    """Return the seconds that a block's passes occupy the device."""
     recomputed = _recomputed(times, layout)
     compute, exchange = times.compute, times.passes("exchange")
     rest = times.communication.forward - exchange.forward
@@ -286,14 +286,14 @@ def block_seconds(
     saved: tuple[float, float],
     overlap_hidden: float,
 ) -> BlockSeconds:
-    """Return a block's passes, with what is recomputed, and exchanges hidden where they are.
+    """Return a block's passes, with recomputation and with hidden exchanges.
 
-    A block takes as long as the device or the host that launches it, whichever is longer, and then
-    its exchanges: the host waits for the numbers of rows in each of them.
+    A block takes the device's time or the host's launch time, whichever is longer. Exchanges
+    follow, because the host waits for the numbers of rows in each of them.
 
     Args:
-        device: its passes on the device.
-        saved: by chunks, of the forward and the backward pass.
+        device: the block's passes on the device.
+        saved: seconds that chunks save in the forward and the backward pass.
     """
     times, forward, backward, again, slack = device
     exchange, repeats = times.passes("exchange"), repeats_exchange(layout)
@@ -336,7 +336,7 @@ def _recomputed(times: BlockTimes, layout: FoldedLayout) -> float:
 
 
 class Room(NamedTuple):
-    """Seconds that gradients and parameters can overlap, of one micro-batch's passes."""
+    """Seconds in one micro-batch's passes that gradients and parameters can overlap."""
 
     forward: float
     backward: float

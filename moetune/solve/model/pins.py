@@ -1,4 +1,4 @@
-"""Pins that no layout obeys: the rules that they break, and the nearest pins that agree."""
+"""Pins that no layout obeys: the rules that they break, and the nearest pins that can be obeyed."""
 
 import itertools
 import math
@@ -16,11 +16,11 @@ from moetune.solve.model.space import LayoutSpace
 _SIZES = ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
 _SHARES = ("offload_activations", "offload_optimizer")
 _TRIED_SIZES = 64
-"""Sizes in which pins that contradict are tried for the rule that they break in any."""
+"""Number of sizes in which contradictory pins are tried, to name a rule that they break."""
 
 
 class NearPins(NamedTuple):
-    """Pins that some layout obeys, that layout, and how far they are from those asked for."""
+    """Pins that some layout obeys, that layout, and their distance from the requested pins."""
 
     distance: float
     pins: LayoutRequest
@@ -28,9 +28,9 @@ class NearPins(NamedTuple):
 
 
 def contradiction(space: LayoutSpace, pins: LayoutRequest) -> InputError | RefusedLayoutError:
-    """Return why no layout obeys the pins, with the nearest that some layout obeys.
+    """Return the error that says why no layout obeys the pins, with the nearest possible pins.
 
-    It is a `RefusedLayoutError` where the rules of the job allow them and the runtime does not.
+    It is a `RefusedLayoutError` if the rules of the job allow the pins and the runtime does not.
     Its field is the first pin to change.
     """
     near = nearest(space, pins)
@@ -51,7 +51,7 @@ def contradiction(space: LayoutSpace, pins: LayoutRequest) -> InputError | Refus
 def _fewest_broken(
     space: LayoutSpace, pins: LayoutRequest, near: NearPins | None
 ) -> Sequence[BrokenRule]:
-    """Return the rules that the pins break where they break fewest, of the sizes tried."""
+    """Return the rules that the pins break, for the tried sizes with the fewest broken rules."""
     if near is None:
         return [*_all_broken(space, _plainest(space))]
     changed = [name for name in pins.pinned if getattr(pins, name) != getattr(near.pins, name)]
@@ -62,7 +62,7 @@ def _fewest_broken(
 
 
 def _with_pins(space: LayoutSpace, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout:
-    """Return a layout with the pins, and as many replicas as the ranks leave room for."""
+    """Return the layout with the pins, and as many replicas as the ranks allow."""
     values = pins.pinned
     if pins.stages is not None and pins.pp is None:
         values["pp"] = max(1, len(pins.stages) // (pins.vpp or 1))
@@ -71,7 +71,7 @@ def _with_pins(space: LayoutSpace, layout: FoldedLayout, pins: LayoutRequest) ->
 
 
 def nearest(space: LayoutSpace, pins: LayoutRequest) -> NearPins | None:
-    """Return the obeyed pins of which fewest are others, and these near; None without any."""
+    """Return the pins with fewest and nearest changes that a layout obeys; None without any."""
     names = tuple(pins.pinned)
     for num in range(1, len(names) + 1):
         tried = (_nearest_of(space, pins, some) for some in itertools.combinations(names, num))
@@ -81,14 +81,14 @@ def nearest(space: LayoutSpace, pins: LayoutRequest) -> NearPins | None:
 
 
 def _nearest_of(space: LayoutSpace, pins: LayoutRequest, changed: Sequence[str]) -> NearPins | None:
-    """Return the nearest pins with other values of the changed ones."""
+    """Return the nearest pins if only the fields in `changed` may differ."""
     free, best = pins.without(changed), None
     sizes = [name for name in changed if name in _SIZES and name != "vpp"]
     words = [name for name in changed if name not in _SIZES]
     by_size = ((_distance(pins, layout, sizes), layout) for layout in space.sizes(free))
     for least, sized in sorted(by_size, key=lambda pair: pair[0]):
         if best is not None and least + len(words) >= best.distance:
-            break  # every changed word is another one
+            break  # every changed word adds 1 to the distance
         for layout in _whole(space, free, sized, changed, pins.recompute or ()):
             far = _distance(pins, layout, changed)
             if best is None or far < best.distance:
@@ -104,7 +104,7 @@ def _whole(
     changed: Sequence[str],
     modules: Sequence[str],
 ) -> Iterator[FoldedLayout]:
-    """Yield the allowed layouts of sizes: what is free plainest, recomputed most as `modules`."""
+    """Yield allowed layouts of the sizes, plain where free, recomputed most like `modules`."""
     overlaps = space.target.overlaps if "overlap" in changed else (pins.overlap or "none",)
     recomputes = space.recomputes(pins)[: None if "recompute" in changed else 1]
     recomputes = sorted(recomputes, key=lambda again: len({*again} ^ {*modules}))
@@ -116,7 +116,7 @@ def _whole(
 
 
 def _distance(pins: LayoutRequest, layout: FoldedLayout, changed: Sequence[str]) -> float:
-    """Return how far a layout is from pins: logarithms of sizes' ratios, and 1 for each word."""
+    """Return the layout's distance from the pins: |log2| of sizes' ratios, and 1 for each word."""
     values = ((name, getattr(pins, name), getattr(layout, name)) for name in changed)
     return sum(
         abs(math.log2(given / asked)) if name in _SIZES else float(asked != given)
@@ -125,7 +125,7 @@ def _distance(pins: LayoutRequest, layout: FoldedLayout, changed: Sequence[str])
 
 
 def _advice(pins: LayoutRequest, near: LayoutRequest) -> str:
-    """Return the nearest pins as flags, and which are to be left out."""
+    """Return the nearest pins as flags, and the flags to omit."""
     gone = [
         name
         for name in pins.pinned
@@ -138,7 +138,7 @@ def _advice(pins: LayoutRequest, near: LayoutRequest) -> str:
 
 
 def _plainest(space: LayoutSpace) -> FoldedLayout:
-    """Return the layout of replicas alone, whether it breaks rules or not."""
+    """Return the layout of replicas alone, regardless of rules."""
     free = LayoutRequest()
     return FoldedLayout(
         dp=space.job.world_size, zero=space.zeros(free, 1, 1)[0],

@@ -1,4 +1,4 @@
-"""Stages of a pipeline with their parameters, and the time of its micro-batches, played through."""
+"""Stages of a pipeline with their parameters, and the simulated time of its micro-batches."""
 
 import heapq
 from collections import Counter
@@ -35,7 +35,7 @@ class StageBlocks:
     Args:
         counts: number of blocks of each of `Decoder.kinds`.
         has_embedding, has_head: whether they are in it.
-        has_predictions: whether the blocks of multi-token prediction are.
+        has_predictions: whether the blocks of multi-token prediction are in it.
     """
 
     counts: tuple[int, ...]
@@ -44,13 +44,13 @@ class StageBlocks:
     has_predictions: bool
 
     def heads(self, decoder: Decoder) -> int:
-        """Return the heads that are computed: each step of multi-token prediction has one more."""
+        """Return the number of heads; each step of multi-token prediction adds a head."""
         return self.has_head + self.has_predictions * len(decoder.predictions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBlocks(StageBlocks):
-    """Blocks of pipeline ranks that have the same."""
+    """Blocks of the pipeline ranks that have equal blocks."""
 
     ranks: tuple[int, ...]
 
@@ -59,7 +59,7 @@ class Cut(NamedTuple):
     """Stages of a pipeline.
 
     Args:
-        distinct: the stages, of equal ones the first.
+        distinct: the distinct stages, in order of appearance.
         which: the index of each stage in `distinct`.
     """
 
@@ -68,25 +68,25 @@ class Cut(NamedTuple):
 
 
 class Parameters(NamedTuple):
-    """Parameters on one device: all but the experts, and the experts."""
+    """Parameters on one device: all except the experts, and the experts."""
 
     dense: float
     experts: float
 
     def over(self, num: int) -> "Parameters":
-        """Return the mean of so many ranks."""
+        """Return the mean over `num` ranks."""
         return Parameters(self.dense / num, self.experts / num)
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderStages(Tables):
-    """A decoder's stages."""
+    """A decoder's blocks by stage and by pipeline rank."""
 
     decoder: Decoder
 
     @property
     def whole(self) -> RankBlocks:
-        """The blocks of all, as one rank."""
+        """All blocks, as if on one rank."""
         [whole] = self.ranks(_ALONE)
         return whole
 
@@ -100,14 +100,14 @@ class DecoderStages(Tables):
 
     @once_for("pp", "vpp", "schedule", "stages")
     def ranks(self, layout: FoldedLayout) -> tuple[RankBlocks, ...]:
-        """Return the blocks of the pipeline ranks; ranks with the same are one."""
+        """Return the blocks of the pipeline ranks; ranks with equal blocks share an entry."""
         return _by_rank(self.cut(layout), layout)
 
     @once_for("tp", "ep", "etp")
     def parameters(
         self, layout: FoldedLayout, rank: StageBlocks, tuning: Tuning = TRAINS_ALL
     ) -> Parameters:
-        """Return a pipeline rank's parameters on one device that train themselves."""
+        """Return the parameters on one device of a pipeline rank that train without adapters."""
         decoder, heads = self.decoder, rank.has_head or rank.has_predictions
         tables = rank.has_embedding * tuning.trains("embedding") + heads * tuning.trains("head")
         dense = tables * decoder.vocab_size * decoder.d_model / layout.tp
@@ -119,7 +119,7 @@ class DecoderStages(Tables):
     def parameters_of_blocks(
         self, layout: FoldedLayout, tuning: Tuning = TRAINS_ALL
     ) -> tuple[Parameters, ...]:
-        """Return the parameters of each kind of block, then of each of multi-token prediction."""
+        """Return the parameters of each kind of block, then of each prediction block."""
         amounts = (_amounts(block, tuning) for block in self.decoder.kinds_and_predictions)
         return tuple(
             Parameters(whole + shared / layout.tp, experts / (layout.ep * layout.etp))
@@ -149,7 +149,7 @@ def counted(stage: StageBlocks, blocks: Sequence[_Of]) -> list[tuple[int, _Of]]:
 
 
 def summed(stage: StageBlocks, blocks: Sequence[Parameters], dense: float = 0.0) -> Parameters:
-    """Return the parameters of a stage's blocks, with dense ones of what is no block."""
+    """Return the parameters of a stage's blocks, plus `dense` for parameters outside blocks."""
     experts = 0.0
     for count, block in counted(stage, blocks):
         dense, experts = dense + count * block.dense, experts + count * block.experts
@@ -158,7 +158,7 @@ def summed(stage: StageBlocks, blocks: Sequence[Parameters], dense: float = 0.0)
 
 @cache
 def _amounts(block: Block, tuning: Tuning) -> tuple[float, float, float]:
-    """Return the parameters that train: on every rank, cut over tensor ranks, of the experts."""
+    """Return trained parameters: whole on every rank, cut over tensor ranks, and of experts."""
     amounts, routed = tuning.trained(block.parameters), block.routed
     experts = 0 if routed is None else routed.num_experts * routed.expert_parameters
     experts *= tuning.trains("experts")
@@ -199,14 +199,14 @@ def balanced_stages(
     embedding_seconds: float,
     head_seconds: float,
 ) -> StageLetters:
-    """Return stages whose ranks take as equally long as whole blocks allow.
+    """Return stages that balance the ranks' time as well as whole blocks allow.
 
-    Blocks go, one by one, to the rank that has least to do, and on a rank to the stage that has
-    fewest; the first and the last stage may have none, all others have one at least.
+    Blocks go, in turn, to the rank with the least work, and on a rank to the stage with the fewest
+    blocks. The first and the last stage may be empty, all others have at least one block.
 
     Args:
-        block_seconds: of a block, the mean of all.
-        head_seconds: of the head with the predictions.
+        block_seconds: mean seconds of a block.
+        head_seconds: seconds of the head with the predictions.
     """
     num, blocks = layout.num_stages, decoder.num_layers
     sizes = [0, *[1] * (num - 2), 0]
@@ -232,16 +232,16 @@ def balanced_stages(
 
 
 _ROUNDS = 4
-"""Rounds of p micro-batches that are played; more repeat the last one."""
+"""Rounds of p micro-batches that are simulated; further rounds repeat the last."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagePipeline:
-    """The stages, and the schedule on p ranks, that are played.
+    """The stages and the schedule on p ranks that are simulated.
 
     Args:
         stages: seconds of each stage's passes for a micro-batch, in the schedule's order.
-        send_seconds: of one micro-batch from a stage to the next one on another rank.
+        send_seconds: seconds to send one micro-batch to the next stage on another rank.
         hides_sends: whether a rank computes while it sends; 1F1B of torch and Megatron does not.
     """
 
@@ -254,7 +254,7 @@ class StagePipeline:
 
     @property
     def vpp(self) -> int:
-        """Stages of a rank."""
+        """Number of stages on a rank."""
         return len(self.stages) // self.pp
 
     @cached_property
@@ -266,13 +266,13 @@ class StagePipeline:
 
     @cached_property
     def lengths(self) -> tuple[float, ...]:
-        """Seconds of each kind of pass, as `PASS_WORDS` has them, of each stage."""
+        """Seconds of each kind of pass of `PASS_WORDS`, for each stage."""
         kinds = ("forward", "backward", "grad_input", "grad_weight")
         return tuple(getattr(stage, kind) for kind in kinds for stage in self.stages)
 
     @cached_property
     def busy(self) -> tuple[float, ...]:
-        """Seconds of each rank's passes, all micro-batches."""
+        """Seconds of each rank's passes, over all micro-batches."""
         busy = [0.0] * self.pp
         for rank, stage in zip(self.ranks, self.stages, strict=True):
             busy[rank] += stage.forward + stage.grad_input + stage.grad_weight
@@ -292,9 +292,8 @@ class StagePipeline:
 def play(pipeline: StagePipeline) -> float:
     """Return the seconds of all micro-batches.
 
-    Many micro-batches are not played one by one: after some rounds, each round takes as long as
-    the one before it. Where another rank that is slower by little binds later, that is up to 1 %
-    short.
+    If there are many, only some rounds are simulated, because later rounds each take the same time.
+    If another rank, slower by little, binds later, the result is up to 1 % short.
     """
     num, round_size = pipeline.num_micro_batches, pipeline.pp
     played = _ROUNDS * round_size + num % round_size
@@ -317,7 +316,7 @@ class PassSpan(NamedTuple):
 
 
 def pass_spans(pipeline: StagePipeline, num_micro_batches: int) -> tuple[PassSpan, ...]:
-    """Return all passes of micro-batches, in whole rounds of virtual stages, as early as can be."""
+    """Return all passes of the micro-batches (whole rounds if vpp > 1), as early as possible."""
     turns, lengths = _timetable(pipeline, num_micro_batches).turns, pipeline.lengths
     spans = []
     for turn, end in zip(turns, _ends(pipeline, num_micro_batches), strict=True):
@@ -328,14 +327,14 @@ def pass_spans(pipeline: StagePipeline, num_micro_batches: int) -> tuple[PassSpa
 
 
 def least_seconds(pipeline: StagePipeline) -> float:
-    """Return what no run of the pipeline beats.
+    """Return a lower bound on the time of the pipeline.
 
         T ≥ max_r (m·(w_r + n_r·c) + Σ_{s < r} (f_s + c) + what must follow)
 
-    Rank r begins when a micro-batch has come to stage r, and where backward passes are whole, the
-    gradients of its last one have to go back the same way. n_r·c is what it sends itself, nothing
-    where sends are hidden. For equal stages without sends 1F1B and interleaved 1F1B take exactly
-    this long.
+    Rank r begins when a micro-batch reaches stage r. If backward passes are whole, the gradients of
+    its last micro-batch have to travel back the same way. n_r·c is the time of the rank's sends, or
+    0 if sends are hidden. With equal stages and no sends, 1F1B and interleaved 1F1B reach the
+    bound.
     """
     send, num = pipeline.send_seconds, pipeline.num_micro_batches
     whole = pipeline.schedule not in SPLITTING
@@ -350,7 +349,7 @@ def least_seconds(pipeline: StagePipeline) -> float:
 
 @cache
 def _sends(ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Return how often each rank sends for one micro-batch, by the ranks of the stages."""
+    """Return the number of sends and receives of each rank for one micro-batch."""
     counts = [0] * (max(ranks) + 1)
     for here, there in pairwise(ranks):
         if here != there:
@@ -364,10 +363,10 @@ def _timetable(pipeline: StagePipeline, num_micro_batches: int) -> Timetable:
 
 
 def _ends(pipeline: StagePipeline, num_micro_batches: int) -> list[float]:
-    """Return the end of each pass of so many micro-batches, in the order of the timetable.
+    """Return the end of each pass, in the order of the timetable.
 
-    A rank does its passes in order, each once its input is there. A message leaves when the one
-    before it on the way between the same ranks has arrived.
+    A rank runs its passes in order, each once its input has arrived. A message leaves when the
+    previous message between the same ranks has arrived.
     """
     table = _timetable(pipeline, num_micro_batches)
     lengths, send, hides = pipeline.lengths, pipeline.send_seconds, pipeline.hides_sends

@@ -1,4 +1,4 @@
-"""A model's layouts with its experts placed by the loads of each layer, where that is worth it."""
+"""A model's layouts with experts placed by the loads of each layer, if that is worth it."""
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from moetune.solve.model.search import FoldedSearch, PricedLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedLayers(RecordedLayers):
-    """Layers whose experts are placed by their loads, where that is better than their order."""
+    """Layers whose experts are placed by their loads, if that beats the natural order."""
 
     @classmethod
     def of(cls, natural: RecordedLayers) -> "PlacedLayers":
@@ -25,11 +25,11 @@ class PlacedLayers(RecordedLayers):
         return cls(name=natural.name, layers=natural.layers)
 
     def fullest(self, layer: int, ep: int) -> float:
-        """Return the fullest rank's rows of a layer over the mean."""
+        """Return the rows of a layer's fullest rank over the mean."""
         return self.placement(layer, ep).placed_skew
 
     def fullest_at_least(self, layer: int, ep: int) -> float:
-        """Return what `fullest` is at least, without placing anything."""
+        """Return a lower bound on `fullest`, without placing any experts."""
         least = 1.0 if ep == 1 else least_fullest(self._shares(layer), ep) * ep
         return min(self.layers[layer].fullest(ep), least)
 
@@ -50,28 +50,28 @@ class PlacedLayers(RecordedLayers):
 
 
 _MOST_ZERO: ZeroStage = 1
-"""Shards of experts (FSDP2), from stage 2 on, are in the order of the ranks."""
+"""Highest ZeRO stage that can place experts; above it FSDP2 shards them in order of ranks."""
 
 
 def placing(target: Target) -> Target:
-    """Return the target with layouts that can place experts, of which FSDP2 shards none."""
+    """Return the target limited to layouts that can place experts: FSDP2 shards no experts."""
     zero = tuple(stage for stage in target.zero if stage <= _MOST_ZERO)
     largest = MappingProxyType({**target.largest, "edp": 1})
     return replace(target, zero=zero, zero_with_pp=_MOST_ZERO, largest=largest)
 
 
 def placed_job(job: TrainingJob) -> TrainingJob:
-    """Return a job whose layers were recorded with its experts placed."""
+    """Return the job with the experts of its recorded layers placed."""
     assert isinstance(job.routing, RecordedLayers)  # noqa: S101 - the caller has a record
     return replace(job, routing=PlacedLayers.of(job.routing))
 
 
 Untried = Literal["", "pinned", "target", "zero", "memory"]
-"""Why layouts that place experts were not tried: pins, the target, or none that fits."""
+"""Reason not to try placed experts: pins, the target, the ZeRO stage, or memory."""
 
 
 class PlacedLayouts(NamedTuple):
-    """The best layouts with their placement, whose words are not yet there."""
+    """The best layouts with their placement, whose reasons are still empty."""
 
     layouts: BestLayouts
     placement: ModelPlacement
@@ -79,11 +79,11 @@ class PlacedLayouts(NamedTuple):
 
 
 def solve_placed(search: FoldedSearch, pins: LayoutRequest) -> PlacedLayouts:
-    """Return the best layouts of recorded layers, their experts placed where that saves enough.
+    """Return the best layouts of recorded layers, with placed experts if that saves enough.
 
-    In the natural order and placed, each is the best of its own search: what balances ranks may
-    make more of them worth while. Placed experts are whole, and not sharded by FSDP2. Without a
-    record of each layer, or with the natural order pinned, nothing is placed.
+    The natural order and placed experts are searched separately, because balanced ranks may favour
+    other layouts. Placed experts are whole, and not sharded by FSDP2. Nothing is placed without a
+    record of each layer, or if the natural order is pinned.
 
     Raises:
         InputError: the pins break a rule.
@@ -119,16 +119,16 @@ def solve_placed(search: FoldedSearch, pins: LayoutRequest) -> PlacedLayouts:
 
 
 def _seconds(search: FoldedSearch, best: PricedLayout) -> float | None:
-    """Return the seconds of a step; None where it does not fit."""
+    """Return the seconds of a layout's step; None if it does not fit."""
     return best.step.seconds if search.fits(best.layout) else None
 
 
 def is_worth_placing(choice: ModelPlacement) -> bool:
-    """Return whether placed experts save more than predictions miss, or alone fit."""
+    """Return whether placed experts save more than the prediction error, or only they fit."""
     return choice.gain is None or choice.gain > WORTH_PLACING
 
 
 def _in_order(choice: ModelPlacement) -> ModelPlacement:
-    """Return the natural order of the experts."""
+    """Return the choice with the natural order of the experts."""
     layers = tuple(replace(layer, experts=()) for layer in choice.layers)
     return replace(choice, layers=layers)

@@ -19,9 +19,9 @@ from moetune.solve.model.step import StepPrices
 def device_prices(
     profile: Profile, costs: Costs, element: TrainingDtype = "bfloat16"
 ) -> DevicePrices:
-    """Return the prices of a rank's operations on a profile's machine, under its or drawn costs.
+    """Return the prices of a rank's operations on a profile's machine, by the given costs.
 
-    Published tables are of one kernel at a time, measured profiles of what a layer sustains.
+    Published tables time one kernel at a time, measured profiles the sustained rates of a layer.
     """
     network = profile.network
     return DevicePrices(
@@ -43,7 +43,7 @@ def step_prices(job: TrainingJob, target: Target, profile: Profile, costs: Costs
 
 
 def usable_bytes(machine: Machine) -> int:
-    """Return what a plan's layout may take of a device, whose libraries it counts itself."""
+    """Return the bytes of a device that a plan's layout may take, including CUDA libraries."""
     is_cuda = machine.kind == "cuda"
     return fillable_bytes(machine.memory_bytes) if is_cuda else machine.memory_bytes
 
@@ -52,7 +52,7 @@ def search_of(
     prices: StepPrices, profile: Profile, *, limit_bytes: float, error_share: float = 0.0,
     asks_runtime: bool = True,
 ) -> FoldedSearch:  # fmt: skip
-    """Return the search of layouts that fit and, with `asks_runtime`, that the runtime accepts."""
+    """Return the search for layouts that fit and that, with `asks_runtime`, the runtime accepts."""
     site = site_of(profile)
     return FoldedSearch(
         wholes=prices, limit_bytes=limit_bytes, error_share=error_share, site=site,

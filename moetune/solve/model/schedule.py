@@ -1,8 +1,8 @@
-"""Orders of a pipeline's passes on each rank, as the named schedules of torch have them.
+"""Orders of a pipeline's passes on each rank, as in torch's named schedules.
 
-p pipeline ranks, v stages of each, m micro-batches. Stage s is on rank s mod p; under the V
-schedules rank r has the stages r and 2p − 1 − r. What a pass waits for does not depend on how long
-the others take, so that one timetable serves all pipelines of a schedule.
+There are p pipeline ranks with v stages each, and m micro-batches. Stage s is on rank s mod p; in V
+schedules rank r has the stages r and 2p − 1 − r. A pass's dependencies do not depend on durations,
+so one timetable serves all pipelines of a schedule.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,20 +17,20 @@ Pass = Literal["F", "B", "I", "W"]
 PASS_WORDS: Mapping[Pass, str] = MappingProxyType(
     {"F": "forward", "B": "backward", "I": "gradients of inputs", "W": "gradients of weights"}
 )
-"""A backward pass is whole, or its gradients of inputs and those of weights are two passes."""
+"""A backward pass is whole, or split into gradients of inputs and gradients of weights."""
 
 
 Action: TypeAlias = tuple[Pass, int, int]
-"""A kind of pass, the stage, and the micro-batch; plain, because a search makes a million."""
+"""A kind of pass, the stage, and the micro-batch; a plain tuple, as a search makes a million."""
 Order: TypeAlias = tuple[Action, ...]
 
 
 @lru_cache(maxsize=32)
 def orders(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> tuple[Order, ...]:
-    """Return what each rank does, from first to last.
+    """Return the passes of each rank, from first to last.
 
-    With several stages a rank, m has to consist of whole rounds of about p micro-batches. Pairs of
-    passes that DualPipe-V can run at once follow each other, as torch runs them.
+    With several stages a rank, m must be whole rounds of about p micro-batches. Pairs of passes
+    that DualPipe-V can run at once follow each other, as in torch.
     """
     if schedule not in _V_ORDERS:
         loops = (_loop_of(schedule, rank, pp, vpp, num_micro_batches) for rank in range(pp))
@@ -41,10 +41,10 @@ def orders(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> tup
 
 @lru_cache(maxsize=4096)
 def most_live(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> tuple[float, ...]:
-    """Return how many micro-batches' activations each rank keeps at most, in its blocks' worth.
+    """Return the most micro-batches whose activations each rank keeps, in units of all its blocks.
 
-    One stage keeps 1/v of that; activations go when the weights have their gradients. DualPipe-V
-    takes m of at least 2p.
+    A stage counts 1/v; activations are freed once the weights have their gradients. DualPipe-V
+    needs m of at least 2p.
     """
     num = num_micro_batches
     if schedule == "zero_bubble_v":
@@ -67,17 +67,17 @@ def _loop_of(schedule: Schedule, rank: int, pp: int, vpp: int, num_micro_batches
 
 
 def _round(pp: int, num_micro_batches: int) -> int:
-    """Return the micro-batches that pass a stage before the rank turns to its next one."""
+    """Return the number of micro-batches in a stage before the rank turns to its next stage."""
     return num_micro_batches // max(1, num_micro_batches // pp)
 
 
 class _Loop(NamedTuple):
-    """Forward passes to warm up, then one and one backward pass, and backward passes.
+    """Warm-up forward passes, then forward and backward passes in turn, then backward passes.
 
     Args:
         num: m, the micro-batches.
-        warm_up: forward passes before the first backward one.
-        waiting: gradients of weights that stay behind those of the inputs; None for whole passes.
+        warm_up: forward passes before the first backward pass.
+        waiting: weight gradients that lag behind the input gradients; None for whole passes.
     """
 
     rank: int
@@ -89,11 +89,11 @@ class _Loop(NamedTuple):
 
     @property
     def most_live(self) -> int:
-        """The most forward passes whose activations are there at once."""
+        """The most forward passes whose activations are live at once."""
         return min(self.num * self.vpp, self.warm_up + 1 + (self.waiting or 0))
 
     def order(self) -> Order:
-        """Return the passes."""
+        """Return the passes in order."""
         forward = self._passes("F", range(self.vpp))
         first, rest = forward[: self.warm_up], forward[self.warm_up :]
         backward = partial(self._passes, chunks=range(self.vpp)[::-1])
@@ -103,7 +103,7 @@ class _Loop(NamedTuple):
         return *first, *filter(None, chain.from_iterable(zip_longest(*lanes)))
 
     def _passes(self, kind: Pass, chunks: Sequence[int]) -> list[Action]:
-        """Return all passes of a kind: each round of micro-batches passes chunk after chunk."""
+        """Return all passes of a kind; each round of micro-batches passes chunk after chunk."""
         round_size = _round(self.pp, self.num)
         stages = cycle(self.rank + chunk * self.pp for chunk in chunks for _ in range(round_size))
         rounds = (
@@ -115,7 +115,7 @@ class _Loop(NamedTuple):
 
 
 def _zero_bubble_v(rank: int, pp: int, num: int) -> Iterator[Action]:
-    """Qi et al. 2023, §6: no bubble where the three passes take equally long."""
+    """Yield ZB-V's passes: no bubble if the three kinds take equally long (Qi et al. 2023, §6)."""
     most = max(2 * pp - 1, num)
     steady = most - 2 * pp + rank + 1
     words = chain(
@@ -134,7 +134,7 @@ def _zero_bubble_v(rank: int, pp: int, num: int) -> Iterator[Action]:
 
 
 def _dualpipe_v(rank: int, pp: int, num: int) -> Iterator[Action]:
-    """DeepSeek's DualPipe cut in half: m of at least 2p."""
+    """Yield the passes of DeepSeek's DualPipe cut in half, for m of at least 2p."""
     after = pp - rank - 1
     words = chain(
         repeat("F0", 2 * after),
@@ -150,7 +150,7 @@ def _dualpipe_v(rank: int, pp: int, num: int) -> Iterator[Action]:
 
 
 def _counted(words: str, rank: int, pp: int) -> Iterator[Action]:
-    """Yield passes of words such as F0; a bare W is of the oldest pass whose weights wait."""
+    """Yield passes of words such as F0; a bare W belongs to the oldest pass whose weights wait."""
     stages = rank, 2 * pp - 1 - rank
     seen: dict[tuple[str, int], int] = {}
     waiting: list[tuple[int, int]] = []
@@ -171,19 +171,19 @@ def _counted(words: str, rank: int, pp: int) -> Iterator[Action]:
 _V_ORDERS: Mapping[Schedule, Callable[[int, int, int], Iterator[Action]]] = MappingProxyType(
     {"zero_bubble_v": _zero_bubble_v, "dualpipe_v": _dualpipe_v}
 )
-"""Schedules whose two stages of a rank are a V: the order of a rank, of p, with m."""
+"""Schedules whose two stages of a rank form a V: the order by rank, p and m."""
 
 
 KINDS = tuple(PASS_WORDS)
 
 Turn: TypeAlias = tuple[int, int, int, int, int, int | None]
-"""A pass: its rank, which of `StagePipeline.lengths` it takes, its micro-batch, the places of the
-message that it needs and of the one that comes of it, and the way to another rank that this goes;
-None where it stays."""
+"""A pass: its rank, its index in `StagePipeline.lengths`, its micro-batch, the place of the message
+that it needs, the place of the message that it gives, and the link to another rank (None if it
+stays)."""
 
 
 class Timetable(NamedTuple):
-    """The passes, and how many places of messages and ways between ranks there are."""
+    """The passes, and the numbers of message places and of links between ranks."""
 
     turns: tuple[Turn, ...]
     num_places: int
@@ -191,12 +191,12 @@ class Timetable(NamedTuple):
 
 
 class _Route(NamedTuple):
-    """What the passes of one kind and stage have in common.
+    """Values that all passes of one kind and stage share.
 
     Args:
-        length: its number among `StagePipeline.lengths`.
-        needs, gives: first places of the messages of each micro-batch.
-        link, there: the way to another rank, and that rank; None where the message stays.
+        length: index in `StagePipeline.lengths`.
+        needs, gives: places of the first micro-batch's messages.
+        link, there: the link to another rank, and that rank; None if the message stays.
     """
 
     length: int
@@ -208,7 +208,7 @@ class _Route(NamedTuple):
 
 @lru_cache(maxsize=16)
 def timetable(schedule: Schedule, pp: int, vpp: int, num: int) -> Timetable:
-    """Return the passes of so many micro-batches, each behind the one whose message it needs."""
+    """Return the passes of `num` micro-batches, each after the pass whose message it needs."""
     ranks = tuple(rank_of_stage(stage, pp, schedule) for stage in range(pp * vpp))
     links: dict[tuple[int, int], int] = {}
     routes = {
@@ -217,7 +217,7 @@ def timetable(schedule: Schedule, pp: int, vpp: int, num: int) -> Timetable:
         for stage in range(len(ranks))
     }
     num_places = 2 * (len(ranks) + 1) * num
-    is_there = [False] * num_places  # messages: the first stage's inputs, and what needs none
+    is_there = [False] * num_places  # inputs of the first stage, and of passes that need none
     is_there[:num] = is_there[-2 * num : -num] = [True] * num
     orders_of_ranks, turns = orders(schedule, pp, vpp, num), list[Turn]()
     done, waiting = [0] * pp, [*range(pp)]
@@ -242,11 +242,11 @@ def _route(
 ) -> _Route:
     """Return the route of a stage's passes of a kind.
 
-    Inputs of all stages have the first places, their gradients the next ones; then come what is
-    there at once, and what nothing needs.
+    Places hold the inputs of all stages, then their gradients, then messages available at once,
+    then messages that no pass needs.
 
     Args:
-        links: the ways between ranks, to which this one's is added.
+        links: the links between ranks; the route's link is added.
     """
     count, last = len(ranks), len(ranks) - 1
     length = KINDS.index(kind) * count + stage

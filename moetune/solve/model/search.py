@@ -1,13 +1,12 @@
 """The table of a question's layouts, with their prices and memory, and the order of its rows.
 
-A group of rows has the sizes of the ranks with each overlap; a row a pipeline and what it
-recomputes; and a row's layouts are its cuts, ZeRO stages, dispatchers and shares in host memory.
-Groups and rows have the least seconds and bytes of any layout among them, and so questions are
-loops over them in the order of seconds or of bytes, which end where no row is worth its price.
+A group of rows shares the sizes of the ranks, with each overlap. A row is a pipeline with its
+recomputed modules. A row's layouts are its cuts, ZeRO stages, dispatchers and shares in host
+memory. Groups and rows have lower bounds on seconds and bytes of their layouts. Questions visit
+them in order of seconds or of bytes, and end at the first row that cannot improve the answer.
 
-Where layers were recorded one by one, bounds are those of their mean, and what is priced has each
-layer's own fullest rank: the same sum of rows, so that bounds are off by what kernels' seconds
-do not follow rows.
+If layers were recorded separately, bounds are those of their mean, and prices use each layer's
+fullest rank. Both have the same sum of rows, so bounds err only by kernel times not linear in rows.
 """
 
 import heapq
@@ -32,14 +31,14 @@ from moetune.solve.model.space import Fitting, LayoutSpace
 from moetune.solve.model.step import StepPrices, StepSeconds
 
 NOISE = 0.01
-"""Steps within it of each other tie: one that leaves memory free is taken, then the simpler one."""
+"""Steps within it tie: a layout that leaves memory free is taken, then the simpler layout."""
 _ROUNDING = 1e-9
-"""Of a share of the optimizer, by which sums of bytes may move it."""
+"""Difference in a share of the optimizer that rounding in sums of bytes may cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedLayout:
-    """A layout with its step and fullest rank; savings and mean parts are of answers alone."""
+    """A layout with its step and fullest rank; only answers have savings and mean parts."""
 
     layout: FoldedLayout
     step: StepSeconds
@@ -51,15 +50,14 @@ class PricedLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedSearch(Tables):
-    """The layouts of a job.
+    """The search over the layouts of a job.
 
-    Where layers differ by their routing, bounds are those of their mean: `prices`, `memory`
-    and `job` are of it.
+    If layers differ by their routing, bounds, `prices`, `memory` and `job` are of their mean.
 
     Args:
-        wholes: prices of whole layouts, of which the runtime's rules bound the layouts.
-        error_share: of predicted bytes, which layouts that fit leave free.
-        numbers: of nodes.
+        wholes: prices of whole layouts, with each layer's routing.
+        error_share: share of predicted bytes that fitting layouts leave free.
+        numbers: consecutive numbers of nodes.
     """
 
     wholes: StepPrices
@@ -113,13 +111,13 @@ class FoldedSearch(Tables):
         return replace(self.fitting, memory=self.memory_of_wholes).fits(layout)
 
     def _cut(self, layout: FoldedLayout) -> FoldedLayout:
-        """Return a layout with the degree that is the fastest on the mean of its layers."""
+        """Return the layout with the degree that is fastest on the mean of its layers."""
         if layout.overlap != "chunks" or self.prices is self.wholes:
             return layout
         return replace(layout, degree=self.prices.blocks.degree(layout))
 
     def answer_of(self, priced: PricedLayout) -> PricedLayout:
-        """Return an answer with its degree, its parts on all ranks, and what it saves by what."""
+        """Return an answer with its degree, mean parts, and savings of graphs and overlap."""
         if priced.layout.cuda_graphs != "none":
             launched = self._cut(priced.layout.changed(cuda_graphs="none"))
             saved = self.wholes.step(launched).seconds - priced.step.seconds
@@ -137,18 +135,18 @@ class FoldedSearch(Tables):
 
 
 sizes_of = attrgetter("tp", "cp", "pp", "ep", "etp", "micro_batch")
-"""What layouts share that differ in stages, dispatcher, overlap and recomputation."""
+"""Fields that equal sizes share; stages, dispatcher, overlap and recomputation may differ."""
 _BYTES = attrgetter(
     "vpp", "recompute", "overlap", "zero", "schedule", "stages", "offload_activations",
     "offload_optimizer",
 )  # fmt: skip
-"""Pins that bytes of rows depend on."""
+"""Pins on which the bytes of rows depend."""
 Group = Sequence[FoldedLayout]
-"""Layouts of the same sizes, with each overlap."""
+"""Layouts of equal sizes, with each overlap."""
 
 
 class GroupBounds(NamedTuple):
-    """A group with its layouts' least seconds, with launches and without, and least bytes."""
+    """A group with the least seconds of its layouts, with and without launches, and least bytes."""
 
     group: Group
     seconds: float
@@ -157,11 +155,11 @@ class GroupBounds(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A pipeline that recomputes a list of modules.
+    """A pipeline with a list of modules that it recomputes.
 
     Args:
-        peak_bytes: that a device needs at least, with all in host memory that may be there.
-        alone_bytes: that it needs at least where only what is pinned is in host memory.
+        peak_bytes: least bytes of a device, with the most allowed in host memory.
+        alone_bytes: least bytes of a device, with only pinned shares in host memory.
     """
 
     layout: FoldedLayout
@@ -170,7 +168,7 @@ class Row(NamedTuple):
 
 
 class PricedDispatcher(NamedTuple):
-    """A dispatcher with the seconds of a micro-batch in the whole model, `launches` among them."""
+    """A dispatcher with a micro-batch's seconds in the whole model, including `launches`."""
 
     seconds: float
     launches: float
@@ -178,12 +176,12 @@ class PricedDispatcher(NamedTuple):
 
 
 class Node(NamedTuple):
-    """Layouts of the table that have some things in common.
+    """Layouts of the table that share some fields.
 
     Args:
-        bounds: least seconds and bytes of any of them, by which nodes are ordered.
-        layout: with what they have in common; it is whole where there are no `parts`.
-        parts: returns what takes its place.
+        bounds: least seconds and bytes of all its layouts; they order nodes.
+        layout: layout with the shared fields; it is complete if there are no `parts`.
+        parts: returns the nodes that replace it.
     """
 
     bounds: tuple[float, float]
@@ -201,7 +199,7 @@ class LayoutTable(Tables):
 
     @classmethod
     def of(cls, search: FoldedSearch, pins: LayoutRequest) -> "LayoutTable":
-        """Return the table of pins, with its bounds as far as they were worked out."""
+        """Return the table for these pins, with the bounds computed so far."""
         return search.remembered(("table", pins), lambda: cls(search=search, pins=pins))
 
     @cached_property
@@ -233,7 +231,7 @@ class LayoutTable(Tables):
             return
         search, pins = self.search, self.pins
         peaks, alone = search.remembered(
-            ("bytes", sizes_of(group[0]), _BYTES(pins)),  # whatever the dispatcher and graphs
+            ("bytes", sizes_of(group[0]), _BYTES(pins)),  # for any dispatcher and graphs
             lambda: search.fitting.least_bytes(pipelines, lists, pins),
         )
         for pipeline, *rows in zip(pipelines, peaks.tolist(), alone.tolist(), strict=True):
@@ -270,10 +268,10 @@ class LayoutTable(Tables):
 
     @property
     def _plain(self) -> "LayoutTable":
-        """The table whose bounds hold: without CUDA graphs where these spare launches alone.
+        """The table whose bounds hold: without CUDA graphs, if graphs only save launches.
 
-        No runtime runs sizes with graphs that it does not run without them. Full graphs add biases
-        of experts, too.
+        No runtime runs sizes with graphs that it does not run without them. Full graphs also add
+        biases.
         """
         graphs, kinds = self.pins.cuda_graphs, self.search.job.decoder.routed_kinds
         adds_biases = graphs == "full" and any(part and part.biases for part in kinds)
@@ -287,12 +285,12 @@ class LayoutTable(Tables):
         layout: FoldedLayout,
         parts: Callable[[], Iterable[Node]] | None = None,
     ) -> Node:
-        """Return a node with a number of its own."""
+        """Return a node with the next number."""
         return Node(bounds, next(self.search.numbers), layout, parts)
 
     @once_for("tp", "cp", "ep", "etp", "micro_batch", "overlap", "recompute")
     def dispatchers(self, layout: FoldedLayout) -> Sequence[PricedDispatcher]:
-        """Return the dispatchers that go with a layout and its overlap, the fastest first."""
+        """Return the dispatchers that suit a layout and its overlap, the fastest first."""
         price = self.search.prices.micro_batch
         able = self._able(layout) if self.search.space.obeys(RECOMPUTED, layout) else ()
         priced = [(*price(layout.changed(dispatcher=name)), name) for name in able]
@@ -310,7 +308,7 @@ class LayoutTable(Tables):
         return (able,) if balanced is None else (able, able.changed(stages=balanced))
 
     def zero_stages(self, cut: FoldedLayout) -> Iterator[FoldedLayout]:
-        """Yield a cut with each ZeRO stage that is allowed, the lowest first."""
+        """Yield a cut with each allowed ZeRO stage, the lowest first."""
         space = self.search.space
         for zero in space.zeros(self.pins, cut.pp, cut.tp):
             layout = cut if zero == cut.zero else cut.changed(zero=zero)
@@ -318,7 +316,7 @@ class LayoutTable(Tables):
                 yield layout
 
     def smallest(self) -> FoldedLayout:
-        """Return the layout of least memory, the host's as pinned; raise if none obeys the pins."""
+        """Return the layout of least memory, offloaded as pinned; raise if none obeys the pins."""
         search, prices = self.search, self.search.prices
         least, smallest = (inf, inf), None
         rows = (row for group in self.groups for row in self.rows(group))
@@ -359,7 +357,7 @@ class LayoutTable(Tables):
 def wholes_in_order(
     heap: list[Node], is_open: Callable[[Node], bool], is_worth: Callable[[Node], bool]
 ) -> Iterator[Node]:
-    """Yield whole layouts by their bounds while the first is open, without what is not worth it."""
+    """Yield whole layouts by their bounds while the first node is open; skip nodes not worth it."""
     while heap and is_open(heap[0]):
         node = heapq.heappop(heap)
         if not is_worth(node):

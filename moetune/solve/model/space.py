@@ -1,11 +1,11 @@
 """Layouts of a job that the rules, the target and the pins allow, and those that fit into memory.
 
-What is in host memory takes no less time: it is tried only where less of it does not fit.
+Offloading to host memory never saves time, so it is tried only if a layout does not fit with less.
 
-Before pipelines are cut there are bounds. Of L blocks on p pipeline ranks some rank has ⌈L/p⌉ or
-more. Equal and balanced cuts tell more: a rank between the ends has ⌈L/p⌉ − 1 or more, because a
-block goes to the rank that has least to do (`balanced_stages`). Which blocks these are is not
-known: those of the model that take least.
+Before pipelines are cut there are bounds. Of L blocks on p pipeline ranks, some rank has at least
+⌈L/p⌉. With equal and balanced cuts, a rank between the ends has at least ⌈L/p⌉ − 1, because a block
+goes to the rank with the least work (`balanced_stages`). Which blocks these are is not known, so
+the model's smallest blocks are assumed.
 """
 
 import itertools
@@ -46,17 +46,17 @@ from moetune.solve.model.memory import FRAGMENTATION, LIBRARY_BYTES, OPTIMIZER_S
 _MICRO_BATCHES = (1, 2, 4, 8)
 _LARGEST_TP = 8
 _LARGEST_CP, _SHARED = 16, 8192
-"""Largest context parallelism that is not pinned, and the least tokens of a sequence on a rank."""
+"""Largest context parallelism unless pinned, and the least tokens of a sequence on a rank."""
 _RECOMPUTES: tuple[tuple[Recompute, ...], ...] = (
     (), ("moe_act", "norm"), ("moe_act", "norm", "mlp", "shared_experts", "mla_up_proj"),
     ("moe", "norm"), ("selective",), ("full",),
 )  # fmt: skip
-"""From the least to the most that is computed again."""
+"""Lists of modules, from the least to the most recomputation."""
 _RULED = attrgetter(
     "cp", "tp", "pp", "vpp", "ep", "etp", "recompute", "dispatcher", "overlap", "zero",
     "cuda_graphs", "schedule", "stages", "offload_activations", "offload_optimizer",
 )  # fmt: skip
-"""What of a layout a runtime's rules read, and whether its micro-batches are fewer than `pp`."""
+"""Fields that a runtime's rules read; they also read whether micro-batches are fewer than `pp`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +64,8 @@ class LayoutSpace(Tables):
     """The layouts of a job for a target.
 
     Args:
-        site: the machine; None where it is not known, and rules that need it are not asked.
-        asks_runtime: whether layouts that the runtime would refuse are left out.
+        site: the machine; None skips the rules that need it.
+        asks_runtime: whether to leave out layouts that the runtime would refuse.
     """
 
     job: TrainingJob
@@ -74,19 +74,19 @@ class LayoutSpace(Tables):
     asks_runtime: bool = True
 
     def shapes(self, pins: LayoutRequest) -> Iterator[FoldedLayout]:
-        """Yield the allowed layouts, nothing recomputed, experts cut as attention, least ZeRO."""
+        """Yield the allowed layouts without recomputation, at the lowest ZeRO stage."""
         for sizes in self.sizes(pins):
             yield from filter(self.is_allowed, self.pipelines(sizes, pins))
 
     def sizes(self, pins: LayoutRequest) -> Iterator[FoldedLayout]:
-        """Yield every size of the ranks and micro-batches that some pipeline goes with."""
+        """Yield every size of ranks and micro-batches for which some pipeline is allowed."""
         job, target, ranks = self.job, self.target, divisors(self.job.world_size)
         has_experts = job.decoder.num_moe_layers > 0
         most_tp = _LARGEST_TP if {*target.tp_dispatchers} & {*target.dispatchers} else 1
         most_cp = min(target.largest.get("cp", _LARGEST_CP), job.length // _SHARED)
         most_pp = min(job.decoder.num_layers, target.largest.get("pp", job.world_size))
         tps, pps = _pinned(pins.tp, ranks, most_tp), _pinned(pins.pp, ranks, most_pp)
-        cps = _pinned(pins.cp, ranks, max(1, most_cp))  # 1 up to a length that one rank can do with
+        cps = _pinned(pins.cp, ranks, max(1, most_cp))  # 1 for short sequences
         eps = _pinned(pins.ep, divisors(job.decoder.layer.num_experts) if has_experts else (1,))
         batches = _pinned(pins.micro_batch, _MICRO_BATCHES)
         for tp, cp, pp in itertools.product(tps, cps, pps):
@@ -111,7 +111,7 @@ class LayoutSpace(Tables):
                     yield layout
 
     def with_overlaps(self, sizes: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
-        """Yield a layout with each overlap, nothing recomputed."""
+        """Yield a layout with each overlap, without recomputation."""
         first = self.recomputes(pins)[0]
         for overlap in [pins.overlap] if pins.overlap else self.target.overlaps:
             if (sizes.overlap, sizes.recompute) == (overlap, first):
@@ -120,7 +120,7 @@ class LayoutSpace(Tables):
                 yield sizes.changed(recompute=first, overlap=overlap)
 
     def pipelines(self, sizes: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
-        """Yield sizes with each number of stages and each schedule that their overlap goes with."""
+        """Yield the sizes with each number of stages and schedule that suits their overlap."""
         for vpp, schedule in self.schedules(pins, sizes.pp):
             is_plain = vpp == sizes.vpp and schedule is None
             layout = sizes if is_plain else sizes.changed(vpp=vpp, schedule=schedule)
@@ -128,7 +128,7 @@ class LayoutSpace(Tables):
                 yield layout
 
     def first_dispatcher(self, pins: LayoutRequest, tp: int) -> TokenDispatcher:
-        """Return the plainest dispatcher that goes with tp, and with graphs of whole steps."""
+        """Return the plainest dispatcher that suits tp, and graphs of whole steps if pinned."""
         able: Sequence[TokenDispatcher] = self.target.dispatchers
         if tp > 1:
             able = [name for name in able if name in self.target.tp_dispatchers] or able
@@ -136,7 +136,7 @@ class LayoutSpace(Tables):
         return "hybrid_ep" if needs_static and "hybrid_ep" in able else able[0]
 
     def is_allowed(self, layout: FoldedLayout) -> bool:
-        """Return whether a layout breaks no rule of the job or the target."""
+        """Return whether a layout obeys all rules of the job and the target."""
         if next(broken_rules(layout, self.job), None) is not None:
             return False
         is_short = self.job.micro_batches(layout) < layout.pp
@@ -148,13 +148,13 @@ class LayoutSpace(Tables):
 
     @once(lambda rules, layout: (rules, _RULED(layout)))
     def obeys(self, rules: tuple[Rule, ...], layout: FoldedLayout) -> bool:
-        """Return whether a layout breaks none of some rules of the runtime."""
+        """Return whether a layout obeys the given rules of the runtime."""
         asked = Asked(target=self.target, layout=layout, job=self.job, site=self.site)
         return not self.asks_runtime or next(refused(rules, asked), None) is None
 
     @once_for("zero")
     def zeros(self, pins: LayoutRequest, pp: int, tp: int) -> Sequence[ZeroStage]:
-        """Return the pinned stage, or those of the sizes without 0, which saves nothing."""
+        """Return the pinned stage, or the possible stages without 0, which saves nothing."""
         if pins.zero is not None:
             return (pins.zero,)
         most = 3 if pp == 1 else max(self.target.zero_with_pp, self.target.zero[0])
@@ -166,7 +166,7 @@ class LayoutSpace(Tables):
 
     @once_for("vpp", "stages", "schedule")
     def schedules(self, pins: LayoutRequest, pp: int) -> Sequence[tuple[int, Schedule | None]]:
-        """Return stages of a rank and schedules; those that a layout has anyway are None."""
+        """Return pairs of stages per rank and schedule; None stands for the usual schedule."""
         if pins.schedule is not None or pp == 1:
             return [(vpp, pins.schedule) for vpp in self._stages_per_rank(pins, pp)]
         able: list[tuple[int, Schedule | None]] = []
@@ -197,12 +197,12 @@ class LayoutSpace(Tables):
             return (pins.recompute,)
         has, able = self.job.decoder.modules, {*self.target.recompute}
         if not self.target.kept_by_experts.activations:
-            has -= {"moe_act"}  # which are computed again in any case
+            has -= {"moe_act"}  # always computed again
         lists = (tuple(module for module in modules if module in has) for modules in _RECOMPUTES)
         return [modules for modules in dict.fromkeys(lists) if {*modules} <= able]
 
     def dispatchers(self, layout: FoldedLayout, pins: LayoutRequest) -> list[TokenDispatcher]:
-        """Return the dispatchers that go with a layout; without other ranks they are one."""
+        """Return the dispatchers that suit a layout; without other ranks only the first counts."""
         names: Sequence[TokenDispatcher] = self.target.dispatchers
         if layout.ep == 1:
             names = names[:1]
@@ -213,12 +213,12 @@ class LayoutSpace(Tables):
 
 
 def _pinned(pin: int | None, able: Sequence[int], most: float = math.inf) -> Sequence[int]:
-    """Return the pinned size, else those that are able up to the largest."""
+    """Return the pinned size, else the possible sizes up to the largest."""
     return (pin,) if pin else [size for size in able if size <= most]
 
 
 _BEYOND = np.array([[[0.0]], [[-1.0]]])
-"""Least blocks beyond ⌈L/p⌉ of the rank that has most, and of a rank between the ends."""
+"""Least blocks, relative to ⌈L/p⌉, of the fullest rank and of a rank between the ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,17 +241,17 @@ class Fitting:
         return peak_bytes <= self.limit_bytes and host_bytes <= self.host_bytes
 
     def is_roomy(self, layout: FoldedLayout) -> bool:
-        """Return whether a layout leaves memory free, and the host alone."""
+        """Return whether a layout leaves memory free and does without host memory."""
         most = self.limit_bytes * (1 - HEADROOM)
         return not layout.on_host and self.memory.needs(layout)[0] <= most
 
     def least_of_states(self, sizes: FoldedLayout, pins: LayoutRequest) -> float:
-        """Return bytes that the states alone need at least on the fullest device."""
+        """Return a lower bound on the bytes of the states on the fullest device."""
         ways = self.ways(sizes, pins)
         return min(self.memory.least(layout, on_host=share) for layout, share in ways)
 
     def ways(self, sizes: FoldedLayout, pins: LayoutRequest) -> list[tuple[FoldedLayout, float]]:
-        """Return how the states take least: sharded most, or on the host at the lowest stage."""
+        """Return the ways with the smallest states: most sharded, or on the host, least sharded."""
         pinned = pins.offload_optimizer
         zero = self.space.zeros(pins, sizes.pp, sizes.tp)[-1]
         highest = sizes if zero == sizes.zero else sizes.changed(zero=zero)
@@ -261,7 +261,7 @@ class Fitting:
         return ways
 
     def with_most_offload(self, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout:
-        """Return a layout with as many blocks' activations in host memory as may be."""
+        """Return a layout with the most blocks whose activations may be in host memory."""
         able = self.space.target.offloads_activations and layout.pp == 1 and not layout.recompute
         if not able or pins.offload_activations is not None:
             return layout
@@ -269,7 +269,7 @@ class Fitting:
         return layout.changed(offload_activations=(num - 1) / num)
 
     def fitting_layouts(self, layout: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
-        """Yield a layout if it fits, else as it fits with some of it in host memory."""
+        """Yield a layout if it fits, else its versions that fit with the help of host memory."""
         if self.fits(layout):
             yield layout
             return
@@ -289,10 +289,10 @@ class Fitting:
     def with_least_offload(
         self, layout: FoldedLayout, pins: LayoutRequest
     ) -> Iterator[FoldedLayout]:
-        """Yield a layout with as few blocks in host memory as make it fit.
+        """Yield a layout with the fewest blocks in host memory that make it fit.
 
-        There is one for each share of the optimizer on the host: the more of it is there, the fewer
-        blocks have to be. The first share that fits without any block is the last.
+        There is a layout for each share of the optimizer on the host: a larger share needs fewer
+        blocks. The first share that fits without any block is the last.
         """
         for share in self.shares(layout, pins):
             plain = layout.changed(offload_optimizer=share)
@@ -309,14 +309,14 @@ class Fitting:
                 return
 
     def least_offloaded(self, layout: FoldedLayout, pins: LayoutRequest) -> float:
-        """Return bytes that a device needs at least, with as much in host memory as may be."""
+        """Return the least bytes of a device, with the most allowed in host memory."""
         most = self.with_most_offload(layout, pins)
         return self.memory.needs(most, on_host=self.shares(layout, pins)[-1])[0]
 
     def with_each_offload(
         self, layout: FoldedLayout, share: float, pins: LayoutRequest
     ) -> Iterator[FoldedLayout]:
-        """Yield a layout with a share of the optimizer, and each number of blocks' activations."""
+        """Yield a layout with a share of the optimizer and each number of offloaded blocks."""
         shared = layout.changed(offload_optimizer=share) if share else layout
         for count in self._blocks_on_host(shared, pins):
             yield self._with_blocks(shared, count)
@@ -337,13 +337,13 @@ class Fitting:
         recomputes: Sequence[tuple[Recompute, ...]],
         pins: LayoutRequest,
     ) -> tuple[Floats, Floats]:
-        """Return bytes that the fullest device needs at least, [pipeline, recomputation].
+        """Return two lower bounds on the fullest device's bytes, both [pipeline, recomputation].
 
-        Pipelines are cut equally or balanced, the states are kept in the way that takes least. The
-        second bytes are those where only what is pinned is in host memory.
+        Pipelines are cut equally or balanced, and states are kept in the smallest way. The second
+        bound allows only pinned shares in host memory.
 
         Args:
-            pipelines: layouts of the same sizes, which differ in overlap, vpp and schedule.
+            pipelines: layouts of equal sizes that differ in overlap, vpp and schedule.
         """
         if pins.stages is not None:
             nothing: Floats = np.zeros((len(pipelines), len(recomputes)))
@@ -362,7 +362,7 @@ class Fitting:
         num = -(-self.space.job.decoder.num_layers // first.pp)
         sizes = states[:, None, None, None] + live * activations[:, None, None]
         fullest: Floats = cheapest(_BEYOND + num, counts, sizes).max(axis=2)
-        if first.pp == 1:  # all is on one rank, the ends with it
+        if first.pp == 1:  # one rank has all blocks and both ends
             whole = [memory.least(to, on_host=share) - LIBRARY_BYTES for to, share in ways]
             fullest += (np.array(whole) - states @ counts)[:, None, None]
         fullest += loss * workspace + LIBRARY_BYTES
@@ -376,14 +376,14 @@ class Fitting:
 
 
 def cheapest(num: Floats, counts: Floats, sizes: Floats) -> Floats:
-    """Return the bytes of those blocks that take least, [way, pipeline, rank, recomputation].
+    """Return the bytes of the smallest n blocks, [way, pipeline, rank, recomputation].
 
         min Σ x_k·s_k  for  Σ x_k = n, 0 ≤ x_k ≤ c_k  is  max_j (n·s_j − Σ c_k·max(0, s_j − s_k))
 
     Args:
-        num: n, of the blocks, [rank, 1, 1].
-        counts: c, that the model has of each kind.
-        sizes: s, of one block, [way, pipeline, rank, recomputation, kind].
+        num: n, number of blocks, [rank, 1, 1].
+        counts: c, number of the model's blocks of each kind.
+        sizes: s, bytes of one block, [way, pipeline, rank, recomputation, kind].
     """
     if len(counts) == 1:
         return (num * sizes)[..., 0]

@@ -23,9 +23,9 @@ from moetune.solve.model.update import UpdatePrices
 
 _ROUNDING = 1e-12
 _SLOWER = 1 + 1e-6
-"""Factor on collectives' times that shows how much of a step follows them."""
+"""Factor on collectives' times that reveals the share of a step that depends on them."""
 _SEEN = 1e-6
-"""Least share of a step that follows collectives: less is rounding."""
+"""Least share of a step that counts as dependent on collectives; less is rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class StepSeconds:
     """A step's time, in seconds as of `TrainingStep`.
 
     Args:
-        parts: seconds on the slowest pipeline rank by name, all micro-batches; they add up to
+        parts: seconds on the slowest pipeline rank by name, over all micro-batches; they add up to
             `seconds`.
     """
 
@@ -47,7 +47,7 @@ _OF_MICRO_BATCH = (
     "tp", "cp", "ep", "etp", "micro_batch", "dispatcher", "overlap", "degree", "recompute",
     "cuda_graphs",
 )  # fmt: skip
-"""What of a layout the seconds of a micro-batch depend on."""
+"""Fields of a layout that the seconds of a micro-batch depend on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class StepPrices(UpdatePrices):
         busiest, slowest, rest = self._rest(layout, pipeline)
         parts = self._parts(slowest, layout, num)
         waits = seconds - num * busiest
-        # Without a pipeline both are one sum, but of floats in another order.
+        # Without a pipeline both are the same sum, except for the order of floats.
         parts["bubble and sends"] = waits if waits > _ROUNDING * seconds else 0.0
         blocks = counted(slowest, self.blocks.seconds(layout))
         return StepSeconds(
@@ -80,7 +80,7 @@ class StepPrices(UpdatePrices):
         )  # fmt: skip
 
     def mean_parts(self, layout: FoldedLayout) -> dict[str, float]:
-        """Return a step's seconds by part on the mean of its ranks, by which steps compare."""
+        """Return a step's seconds by part on the mean of its ranks, to compare steps."""
         pipeline = self.pipeline(layout)
         _, _, rest = self._rest(layout, pipeline)
         parts: dict[str, float] = {}
@@ -93,28 +93,28 @@ class StepPrices(UpdatePrices):
         return parts | rest
 
     def least(self, layout: FoldedLayout) -> float:
-        """Return seconds that the step takes at least, without playing its pipeline."""
+        """Return a lower bound on the step's seconds, without simulating its pipeline."""
         optimizer = self.optimizer_seconds(layout, layout.offload_optimizer)
         return self.least_of_passes(layout) + optimizer
 
     def least_of_passes(self, layout: FoldedLayout) -> float:
-        """Return seconds of the pipeline and the gradients at least, without the optimizer."""
+        """Return a lower bound on the seconds of pipeline and gradients, without the optimizer."""
         pipeline = self.pipeline(layout)
         return least_seconds(pipeline) + self.gradients(layout, pipeline)
 
     def gradients(self, layout: FoldedLayout, pipeline: StagePipeline) -> float:
-        """Return the exposed time of gradients and parameters."""
+        """Return the exposed time of reducing gradients and gathering parameters."""
         return self.exposed_seconds(layout, self._room(layout, pipeline))
 
     def _bound_by_replicas(
         self, layout: FoldedLayout, pipeline: StagePipeline, exposed: float
     ) -> float:
-        """Return by how much more than its exposed part a step follows collectives of replicas.
+        """Return the dependence of a step on replicas' collectives, beyond its exposed part.
 
             dT/dc - T at c = 1, T(c·t, R) = c·T(t, R / c)
 
-        T is exposed of collectives of t seconds in the room R. Where t is above R the step follows
-        all of t, so that the difference is R; below it follows none.
+        T is the exposed time of collectives of t seconds in the room R. If t exceeds R, the step
+        depends on all of t, so the difference is R. Otherwise it does not depend on t.
         """
         room = Room(*(seconds / _SLOWER for seconds in self._room(layout, pipeline)))
         slower = _SLOWER * self.exposed_seconds(layout, room)
@@ -130,12 +130,12 @@ class StepPrices(UpdatePrices):
         return Room(*pipeline.busiest_passes)
 
     def rounds_at_least(self, layout: FoldedLayout) -> float:
-        """Return the least time T of a pipeline over that of one micro-batch in the whole model, S.
+        """Return a lower bound on a pipeline's time T over S, one micro-batch in the whole model.
 
             T ≥ S·m/p, and under 1F1B with one stage a rank T ≥ S / (1 − (1 − 1/m)^p)
 
-        There are m micro-batches and p ranks. The second is what stages take that all bind at once:
-        rank r has m·t_r + Σ_{s < r} t_s.
+        There are m micro-batches and p ranks. The second bound is the time of stages that all bind
+        at once: rank r takes m·t_r + Σ_{s < r} t_s.
         """
         if layout.order != "1f1b":
             return self.job.micro_batches(layout) / layout.pp
@@ -143,7 +143,7 @@ class StepPrices(UpdatePrices):
 
     @once_for(*_OF_MICRO_BATCH)
     def micro_batch(self, layout: FoldedLayout) -> tuple[float, float]:
-        """Return a micro-batch's seconds in the whole model, and how many wait for launches."""
+        """Return a micro-batch's seconds in the whole model, and those that wait for launches."""
         embedding, head = self.blocks.ends(layout)
         blocks = counted(self.stages.whole, self.blocks.seconds(layout))
         ends = embedding + head * (1 + len(self.job.decoder.predictions))
@@ -151,12 +151,12 @@ class StepPrices(UpdatePrices):
         return seconds, sum(count * block.launches for count, block in blocks)
 
     def pipeline(self, layout: FoldedLayout) -> StagePipeline:
-        """Return the layout's pipeline."""
+        """Return the pipeline of stages and schedule for a layout."""
         blocks, ends = self.blocks.seconds(layout), self.blocks.ends(layout)
         cut = self.stages.cut(layout)
         distinct = [self._stage(stage, blocks, ends) for stage in cut.distinct]
         stages = [distinct[which] for which in cut.which]
-        if layout.order in SPLITTING:  # torch splits no backward pass that has no input
+        if layout.order in SPLITTING:  # torch does not split a backward pass without an input
             stages[0] = Passes(forward=stages[0].forward, grad_input=stages[0].backward)
         if layout.offload_activations:
             stages[0] += self._waits_for_copies(layout, stages[0])
@@ -167,7 +167,7 @@ class StepPrices(UpdatePrices):
         )  # fmt: skip
 
     def _waits_for_copies(self, layout: FoldedLayout, stage: Passes) -> Passes:
-        """Return what copies of activations take longer than the pass that they overlap."""
+        """Return the time by which copies of activations exceed the pass that they overlap."""
         size = layout.offloaded_share(self.job.decoder) * self._activation_bytes(layout)
         out, back = self.device.copy_seconds("d2h", size), self.device.copy_seconds("h2d", size)
         return Passes(max(0.0, out - stage.forward), max(0.0, back - stage.backward))
@@ -182,7 +182,7 @@ class StepPrices(UpdatePrices):
 
     @once_for(*_OF_MICRO_BATCH, "pp", "vpp", "schedule")
     def balanced_stages(self, layout: FoldedLayout) -> StageLetters | None:
-        """Return stages whose ranks take as equally long as blocks allow; None for equal ones."""
+        """Return stages that balance the ranks' time; None if they equal the even stages."""
         blocks, (embedding, head) = self.blocks.seconds(layout), self.blocks.ends(layout)
         decoder, counts = self.job.decoder, self.stages.whole.counts
         total = sum(count * block.both for count, block in zip(counts, blocks, strict=False))
@@ -222,7 +222,7 @@ class StepPrices(UpdatePrices):
 
     @once(lambda pipeline: pipeline)
     def _played(self, pipeline: StagePipeline) -> float:
-        """Return the seconds of a pipeline, which layouts share that differ in their states."""
+        """Return the seconds of a pipeline; layouts that differ in their states share it."""
         return play(pipeline)
 
     def _parts(self, rank: RankBlocks, layout: FoldedLayout, batches: int) -> dict[str, float]:

@@ -1,8 +1,8 @@
-"""Parameters that train: counts of a pipeline rank, of a device, and of the whole model.
+"""Trained parameters: counts for a pipeline rank, a device, and the whole model.
 
-Adapters of dense matrices are cut over tensor ranks as Megatron-Bridge cuts them, both A and B
-(`peft/utils.py`, `ParallelLinearAdapter`). Those of each expert are where the expert is; shared
-ones are a single expert's on every rank of the experts.
+Adapters of dense matrices are cut over tensor ranks as in Megatron-Bridge, both A and B
+(`peft/utils.py`, `ParallelLinearAdapter`). Adapters of each expert are on the expert's rank. Shared
+adapters, as large as a single expert's, are on every rank of the experts.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,7 +24,7 @@ from moetune.solve.model.pipeline import DecoderStages, Parameters, StageBlocks,
 
 @dataclass(frozen=True, slots=True)
 class TrainedParameters(Tables):
-    """Parameters that have gradients and states of the optimizer."""
+    """Parameters that have gradients and optimizer states."""
 
     stages: DecoderStages
     tuning: Tuning
@@ -32,14 +32,14 @@ class TrainedParameters(Tables):
 
     @once_for("tp", "ep", "etp")
     def of_rank(self, layout: FoldedLayout, rank: StageBlocks) -> Parameters:
-        """Return those of a pipeline rank on one device."""
+        """Return the trained parameters of a pipeline rank on one device."""
         if self.tuning.adapters is None:
             return self.stages.parameters(layout, rank, self.tuning)
         return summed(rank, self.of_blocks(layout))
 
     @once_for("tp", "ep", "etp")
     def of_blocks(self, layout: FoldedLayout) -> tuple[Parameters, ...]:
-        """Return those of each kind of block, then of each of multi-token prediction."""
+        """Return the trained parameters of each kind of block, then of each prediction block."""
         adapters, blocks = self.tuning.adapters, self.stages.decoder.kinds_and_predictions
         if adapters is None:
             return self.stages.parameters_of_blocks(layout, self.tuning)
@@ -56,7 +56,7 @@ class TrainedParameters(Tables):
 
     @once_for("dp", "cp", "tp", "ep", "etp", "zero")
     def muon_bytes(self, layout: FoldedLayout, rank: StageBlocks, optimizer: Optimizer) -> float:
-        """Return the bytes under Muon beyond a share: Adam's second moment, and whole matrices."""
+        """Return Muon's bytes beyond its shard: Adam's second moment, and whole matrices."""
         blocks, trained = counted(rank, self.orthogonal(layout)), self.of_rank(layout, rank)
         matrices = [(count, matrix) for count, some in blocks if count for matrix in some]
         of_adam = sum(trained) - sum(n * matrix.num * matrix.parameters for n, matrix in matrices)
@@ -81,7 +81,7 @@ class TrainedParameters(Tables):
 
 
 def trained_of(job: TrainingJob, target: Target) -> Trained | None:
-    """Return how many parameters train, without multi-token prediction; None where all do."""
+    """Return the number of trained parameters, without predictions; None if all train."""
     tuning, amounts, stages = job.tuning, job.decoder.parameters, DecoderStages(job.decoder)
     if tuning.trains_all:
         return None
@@ -94,10 +94,10 @@ def trained_of(job: TrainingJob, target: Target) -> Trained | None:
 
 
 def flops_per_token(job: TrainingJob, target: Target) -> float:
-    """Return the FLOPs of a token that a training needs: none of gradients of frozen weights.
+    """Return the FLOPs that training needs for a token, without gradients of frozen weights.
 
-    Each weight that a token meets is multiplied in the forward pass, for the gradient of its input
-    and for its own: six operations, four of a frozen one. An adapter has six.
+    Each weight that a token meets is multiplied in the forward pass, and for the gradients of its
+    input and of itself. These are six operations, four for a frozen weight. An adapter has six.
     """
     decoder, adapters = job.decoder, job.tuning.adapters
     total = decoder.flops_per_token(job.attended).total
@@ -113,7 +113,7 @@ def flops_per_token(job: TrainingJob, target: Target) -> float:
 
 
 def _weight_macs(decoder: Decoder) -> Amounts:
-    """Return the MACs of a token with weights, by part: all but attention's with keys."""
+    """Return a token's MACs with weights, by part; attention's MACs with keys do not count."""
     predicted = (block for prediction in decoder.predictions for block in prediction.blocks)
     blocks: Iterable[Block] = chain(decoder.blocks, predicted)
     head = decoder.vocab_size * decoder.d_model * (1 + len(decoder.predictions))
@@ -123,7 +123,7 @@ def _weight_macs(decoder: Decoder) -> Amounts:
 
 @cache
 def _block_macs(block: Block) -> Amounts:
-    """Return those of a block; a mixer's grow with the sequence by what it multiplies with keys."""
+    """Return a block's MACs with weights; a mixer's MACs with keys grow with the sequence."""
     amounts = block.forward_macs(1)
     mixers = [part for part in block.parts if not isinstance(part, DenseFfn | RoutedExperts)]
     weights = (
@@ -133,7 +133,7 @@ def _block_macs(block: Block) -> Amounts:
 
 
 def _adapted(block: Block, adapters: Adapters) -> Iterator[Part]:
-    """Yield the parts of a block that have adapters, shared experts among them."""
+    """Yield the parts of a block that have adapters, including shared experts."""
     for part in block.parts:
         for matrices in (part, part.shared if isinstance(part, RoutedExperts) else None):
             if matrices is not None and adapters.adapts(matrices):

@@ -1,9 +1,9 @@
 """Errors of a training plan's step, and confidence in its choice.
 
-The errors are those of the record of public runs (docs/results/public-runs.md, which prints them):
-the logarithm of measured over predicted seconds. Runs of one set share a model, a machine and a
-release, and most of their error; what is left between two layouts of a set is each one's own.
-Where operations stand in for others, the step is also priced under drawn costs.
+The errors are those of public runs (docs/results/public-runs.md, which prints them): the logarithm
+of measured over predicted seconds. Runs of one set share a model, a machine and a release, and most
+of their error. The rest of the error is independent between layouts of a set. If operations stand
+in for others, the step is also priced under drawn costs.
 """
 
 import math
@@ -17,24 +17,23 @@ from moetune.domain.plan import Confidence
 from moetune.domain.records import Calibration
 from moetune.domain.targets import TargetName
 
-if TYPE_CHECKING:  # they ask for its spread
+if TYPE_CHECKING:  # only for types: imports go in one direction
     from moetune.solve.model.search import PricedLayout
     from moetune.solve.model.step import StepPrices
 
 P05_RATIO, P95_RATIO = 0.86, 1.36
-"""Quantiles of measured over predicted seconds, each set of runs counted once: Megatron's and
-Bridge's, by which moetune's own runtime goes, too."""
+"""Quantiles of measured over predicted seconds of Megatron and Bridge, each set of runs counted
+once; moetune's runtime takes them as well."""
 _RATIOS: Mapping[TargetName, tuple[float, float]] = {
     "torchtitan": (0.75, 1.46),
-    # Nobody published their steps with the batch: torchtitan's logarithms, twice as wide.
+    # No published steps state the batch: torchtitan's logarithms, twice as wide.
     "transformers": (0.56, 2.2),
     "deepspeed": (0.56, 2.2),
 }
 RECORDED: Mapping[TargetName, str] = {"torchtitan": "torchtitan"}
-"""Runtimes whose runs are in the record, by the target that goes by them; others go by
-Megatron's."""
+"""Runtimes with recorded runs, by the target that takes their quantiles; others take Megatron's."""
 UNRECORDED: frozenset[TargetName] = frozenset({"transformers", "deepspeed"})
-"""Targets whose steps nobody published with the batch."""
+"""Targets without any published steps that state the batch."""
 LAYOUT_SPREAD = 0.04
 """Spread of the logarithm between layouts of a set: 1.4826 times the median deviation."""
 _WIDTH, _POINTS = 5.0, 400
@@ -53,18 +52,18 @@ def confidence_of(
     target: TargetName = "megatron",
     calibration: Calibration | None = None,
 ) -> Confidence:
-    """Return how sure it is that the first of these steps is the fastest, and its range.
+    """Return the confidence that the first of these steps is the fastest, and its range.
 
         P = ∫ f(x) S(x) dx,  E = ∫ f(x) ∫ (1 − S(m)) exp(x − m) dm dx, m < x
 
-    f is the density of the first one's logarithm, S the chance that all others are slower, each
-    with an error of its own; the error that they share changes neither.
+    f is the density of the first step's logarithm, and S the chance that all others are slower.
+    Each step has an independent error; the error that all share changes neither.
 
     Args:
-        seconds: predicted, of the choice and of the layouts that it was compared with.
-        ratios: ends of the step's range over its prediction for what the record has no error of;
-            independent of that, so that logarithms add up in squares.
-        calibration: whose range is in place of the record's.
+        seconds: predicted steps of the choice and of the layouts that it was compared with.
+        ratios: range of the step over its prediction from errors that the record lacks. They are
+            independent of the record's, so logarithms add up in squares.
+        calibration: its range replaces the record's.
     """
     factor, (low, high) = 1.0, public_ratios(target)
     if calibration is not None:
@@ -91,12 +90,12 @@ def confidence_of(
 
 
 def drawn_ratios(drawn: Iterable["StepPrices"], chosen: "PricedLayout") -> tuple[float, float]:
-    """Return the 5 % and 95 % quantiles of a layout's step under drawn prices, over its own."""
+    """Return the 5 % and 95 % quantiles of a layout's step under drawn prices, over nominal."""
     seconds = [prices.step(chosen.layout).seconds for prices in drawn]
     low, high = np.quantile(np.array(seconds) / chosen.step.seconds, (0.05, 0.95))
     return float(low), float(high)
 
 
 def _both(first: float, second: float) -> float:
-    """Return the factor of two independent ones, each at least 1."""
+    """Return the combined factor of two independent factors, each at least 1."""
     return math.exp(math.hypot(math.log(first), math.log(second)))

@@ -1,4 +1,4 @@
-"""Time of what replicas do together in a training step: gradients, parameters and the optimizer."""
+"""Time of the replicas' common work in a training step: gradients, parameters and optimizer."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from moetune.solve.model.trained import TrainedParameters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdatePrices(Tables):
-    """Prices of what the replicas do together, of the rank with most parameters."""
+    """Prices of the replicas' common work, on the rank with most parameters."""
 
     job: TrainingJob
     device: DevicePrices
@@ -34,12 +34,12 @@ class UpdatePrices(Tables):
         return self.target.optimizer(self.job.optimizer)
 
     def exposed_seconds(self, layout: FoldedLayout, room: Room) -> float:
-        """Return the exposed time of the reduction of gradients and the gathering of parameters.
+        """Return the exposed time of reducing gradients and gathering parameters.
 
-        They overlap the last micro-batch's backward pass and the first one's forward pass, as
-        far as there is room, or are exposed where the target hides none. Sharded gradients are
-        reduced after each micro-batch. Sharded parameters are gathered before each pass, and
-        before a backward pass on the links of its reduction.
+        They overlap the last micro-batch's backward pass and the first micro-batch's forward pass
+        as far as there is room, unless the target hides none. Sharded gradients are reduced after
+        each micro-batch. Sharded parameters are gathered before each pass; before a backward pass
+        they use the links of its reduction.
         """
         held, trained, blocks = self._most_parameters(layout)
         num, shards_all = self.job.micro_batches(layout), layout.zero > SHARDS_GRADIENTS
@@ -51,15 +51,15 @@ class UpdatePrices(Tables):
         if shards_all:
             shown = _block_by_block(reduced, gathered, blocks, room)
             return num * (shown + self._copies_of_blocks(held, trained))
-        if self._optimizer.is_muon:  # which gathers behind its step
+        if self._optimizer.is_muon:  # Muon gathers behind its step
             room = room._replace(forward=0.0)
         ahead, behind = max(0.0, gathered - room.forward), max(0.0, reduced - room.backward)
         return ahead + behind * (num if layout.zero == SHARDS_GRADIENTS else 1)
 
     def _copies_of_blocks(self, held: Parameters, trained: Parameters) -> float:
-        """Return the seconds that gathered blocks are copied out of a buffer, gradients into it.
+        """Return the seconds to copy gathered blocks out of a buffer, and gradients into it.
 
-        On the stream that computes (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+        The compute stream does it (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
         """
         if not self.target.kernels.copies:
             return 0.0
@@ -76,8 +76,8 @@ class UpdatePrices(Tables):
         return exchange.size > 1 and (exchange.nodes > 1) == (data.nodes > 1)
 
     def least_of_gradients(self, layout: FoldedLayout) -> float:
-        """Return what `exposed` is at least, whatever the passes."""
-        # Computation may lose more to gradients than these gain.
+        """Return a lower bound on `exposed_seconds` for any passes."""
+        # Overlap may cost computation more than gradients gain.
         return min(self.exposed_seconds(layout, room) for room in (WITHOUT_END, NO_ROOM))
 
     def _alone(
@@ -90,7 +90,7 @@ class UpdatePrices(Tables):
         changed = held if layout.zero > SHARDS_GRADIENTS else trained
         for count, fetched, span in zip(trained, changed, (data, replicas), strict=True):
             reduced += self.device.collective("reduce_scatter", span, summed * count)
-            if self._optimizer.is_muon:  # whose gradients are reduced to all
+            if self._optimizer.is_muon:  # Muon all-reduces gradients
                 reduced += self.device.collective("all_gather", span, summed * count / span.size)
             gathered += self.device.collective("all_gather", span, ELEMENT * fetched / span.size)
         return reduced, gathered
@@ -102,9 +102,8 @@ class UpdatePrices(Tables):
 
             max(0, max(fetch, store, link) - computed) + (fetch + store + link) / blocks
 
-        Copies in both directions and the link overlap the computation; the first block is
-        fetched before it, and the last one's gradients are stored behind it. Parameters are fetched
-        for each pass.
+        Copies in both directions and the link overlap the computation. The first block is fetched
+        before it, and the last block's gradients are stored after it. Each pass fetches parameters.
         """
         count = shard_of(layout, *held)
         ways = (
@@ -117,7 +116,7 @@ class UpdatePrices(Tables):
     def optimizer_seconds(
         self, layout: FoldedLayout, on_host: float, trained: Parameters | None = None
     ) -> float:
-        """Return a rank's seconds of the optimizer; by default of the rank with most parameters."""
+        """Return a rank's optimizer time; by default that of the rank with most parameters."""
         seconds = 0.0
         if trained is None:
             trained = self._most_parameters(layout)[1]
@@ -129,7 +128,7 @@ class UpdatePrices(Tables):
 
     @once_for("dp", "cp", "tp", "ep", "etp", "pp", "vpp", "schedule", "stages", "zero")
     def _newton_schulz(self, layout: FoldedLayout) -> float:
-        """Return a replica's seconds of Muon's iterations, on the rank that has most."""
+        """Return a replica's seconds of Muon's iterations, on the rank with the most."""
         sharers = (layout.dp * layout.cp, layout.edp) if layout.zero else (1, 1)
         matrices = self.trained.orthogonal(layout)
         return max(
@@ -139,7 +138,7 @@ class UpdatePrices(Tables):
 
     @once_for("tp", "ep", "etp", "pp", "vpp", "schedule", "stages")
     def _most_parameters(self, layout: FoldedLayout) -> tuple[Parameters, Parameters, int]:
-        """Return what the fullest rank's device holds, what of it trains, and the rank's blocks."""
+        """Return the fullest rank's parameters on a device, those that train, and its blocks."""
         rank = max(
             self.stages.ranks(layout), key=lambda rank: sum(self.stages.parameters(layout, rank))
         )
@@ -152,7 +151,7 @@ def _block_by_block(reduced: float, gathered: float, num: int, room: Room) -> fl
 
         2·g + r + (n - 1)·(max(0, g - F/n) + max(0, g + r - B/n))
 
-    g and r are a block's gather and reduction, F and B the room of the passes of n blocks: the
+    g and r are a block's gather and reduction, F and B the room of the passes of n blocks. The
     first gather of each pass and the last reduction overlap nothing.
     """
     reduce, gather = reduced / num, gathered / num
