@@ -75,7 +75,7 @@ class ProfileCosts:
         return predictor
 
     def knows(self, key: CostKey) -> bool:
-        """Return whether rows or attention, or a stand-in for them, were measured."""
+        """Return whether a memory-bound operation or attention has times or a stand-in."""
         return self._operations.predictor(key) is not None
 
     def is_measured(self, dtype: str) -> bool:
