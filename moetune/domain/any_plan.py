@@ -10,7 +10,7 @@ from moetune.domain.training_document import SCHEMA, TrainingDocument
 from moetune.domain.withdrawn import whole_model_refusal, withdrawn_of_moetune
 
 AnyPlan: TypeAlias = Plan | TrainingDocument
-"""Both have what lists, comparisons and stores need; `as_layer` and `as_model` refuse the other."""
+"""Lists, comparisons and stores accept both kinds; `as_layer` and `as_model` refuse the other."""
 
 
 def is_plan_text(text: str) -> bool:
@@ -20,11 +20,11 @@ def is_plan_text(text: str) -> bool:
 
 
 def plan_from_document(document: object, where: str = "") -> AnyPlan:
-    """Return the plan in the plain values of a plan file, which errors call `where`.
+    """Return the plan in the plain values of a plan file; errors name the file as `where`.
 
     Raises:
-        InputError: an unknown schema, an id that is not the hash of the inputs, something withdrawn
-            since, or whatever `decode` finds wrong.
+        InputError: an unknown schema, an id that is not the hash of the inputs, a choice that was
+            withdrawn since, or a key or value that `decode` refuses.
     """
     if isinstance(document, dict) and document.get("schema") == SCHEMA:
         plan = decode(TrainingDocument, document, where or "plan")
@@ -43,7 +43,7 @@ def plan_from_document(document: object, where: str = "") -> AnyPlan:
 
 
 def plan_from_json(text: str | bytes, where: str) -> AnyPlan:
-    """Return the plan in a JSON text, or in that of an error; InputError where it is none."""
+    """Return the plan in a JSON text or in an error's JSON; raises InputError if there is none."""
     refuse_pointer(text, where)
     try:
         document = json.loads(text)

@@ -2,7 +2,7 @@
 
 Training FLOPs of a token are as in Megatron-LM's TFLOP/s: three times the forward GEMMs (forward,
 gradients of inputs and of weights). A multiply-accumulate is two operations. They count half of a
-causal mask, and multi-token prediction with its own logits. They count no router, norm, activation
+causal mask, and multi-token prediction with separate logits. They count no router, norm, activation
 function or recomputation.
 """
 
@@ -35,7 +35,7 @@ class Block:
     """One block of a decoder: its parts in order.
 
     Args:
-        norms: parameters of its norms and of what mixes its residual streams.
+        norms: parameters of its norms and of the mixing of residual streams.
         streams: residual streams (hyper-connections have several).
     """
 
@@ -45,11 +45,11 @@ class Block:
 
     @property
     def routed(self) -> RoutedExperts | None:
-        """Its routed experts; None without."""
+        """Routed experts of the block; None if it has none."""
         return next((part for part in self.parts if isinstance(part, RoutedExperts)), None)
 
     def with_record(self, record: int | None) -> "Block":
-        """Return the block with its experts' routing in that layer of a record; None for none."""
+        """Return the block with the number of its layer in a routing record; None for no record."""
         parts = (
             replace(part, record=record) if isinstance(part, RoutedExperts) else part
             for part in self.parts
@@ -58,9 +58,9 @@ class Block:
 
     @property
     def modules(self) -> frozenset[str]:
-        """Its modules that may be computed again in the backward pass, as Megatron-Core names them.
+        """Modules that the backward pass may recompute, as Megatron-Core names them.
 
-        "full" is the block as a whole, and "selective" what torchtitan's policy chooses of it.
+        "full" is the whole block; "selective" is the part that torchtitan's policy recomputes.
         """
         modules = {"full", "selective", "norm"}
         for part in self.parts:
@@ -83,7 +83,7 @@ class Block:
 
     @property
     def active_parameters(self) -> Amounts:
-        """Parameters that one token meets, by part."""
+        """Parameters that are active for a token, by part."""
         return self._parameters(active=True)
 
     def _parameters(self, *, active: bool) -> Amounts:
@@ -112,10 +112,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """One step of multi-token prediction: blocks after the decoder, with logits of their own.
+    """One step of multi-token prediction: blocks after the decoder, with separate logits.
 
     Args:
-        projection: parameters of the projection of hidden state and next token's embedding.
+        projection: parameters of the projection that joins hidden state and next embedding.
     """
 
     blocks: tuple[Block, ...]
@@ -124,20 +124,20 @@ class Prediction:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters; embedding and head are the decoder's."""
+        """Number of parameters, without the embedding and head, which the decoder shares."""
         blocks = sum(int(block.parameters.total) for block in self.blocks)
         return self.projection + self.norms + blocks
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder-only language model; InputError of a size below 1.
+    """A decoder-only language model; raises InputError for a size below 1.
 
     Args:
-        norms: parameters of the last norm and of what joins residual streams.
+        norms: parameters of the last norm and of the joining of residual streams.
         is_tied: whether the head's matrix is the embedding's.
         embedding_extra: parameters next to the token embedding, such as positions.
-        tables: parameters of further tables, of which a token meets a few rows alone.
+        tables: parameters of further embedding tables; a token reads only a few rows of them.
         uncounted: towers next to the language model, such as "vision", which are not counted.
         path: absolute path of the configuration, "" for a model that is known by its name.
     """
@@ -160,7 +160,7 @@ class Decoder:
         check_positive(self, "d_model", "vocab_size", "num_layers")
 
     def with_records(self, records: Iterable[int | None]) -> "Decoder":
-        """Return the model with numbers of records, one for each block with routed experts."""
+        """Return the model with a record's number for each block with routed experts."""
         numbers = iter(records)
         blocks = (
             block if block.routed is None else block.with_record(next(numbers))
@@ -170,14 +170,14 @@ class Decoder:
 
     @property
     def num_layers(self) -> int:
-        """Blocks, without those of multi-token prediction."""
+        """Number of blocks, without those of multi-token prediction."""
         return len(self.blocks)
 
     @cached_property
     def identity(self) -> str:
-        """Its sizes in words, for digests: plans that were stored earlier keep theirs.
+        """Text of the sizes, for digests; stored plans keep the digest that they have.
 
-        What decoders had from the first is in `repr`; the rest is added where there is some.
+        `repr` has the fields of the first version; later fields are added only where set.
         """
         scorers = (
             mixer.indexer for mixer in self.mixers if isinstance(mixer, GroupedQueryAttention)
@@ -187,12 +187,12 @@ class Decoder:
 
     @cached_property
     def num_moe_layers(self) -> int:
-        """Blocks with routed experts."""
+        """Number of blocks with routed experts."""
         return sum(block.routed is not None for block in self.blocks)
 
     @cached_property
     def has_other_ffns(self) -> bool:
-        """Whether it has FFNs that are no routed experts: dense or shared ones."""
+        """Whether any block has a dense FFN or shared experts."""
         parts = [part for kind in self.kinds for part in kind.parts]
         return any(isinstance(part, DenseFfn) or getattr(part, "shared", None) for part in parts)
 
@@ -209,12 +209,12 @@ class Decoder:
 
     @cached_property
     def routed_kinds(self) -> tuple[RoutedExperts | None, ...]:
-        """Routed experts of each of `kinds`; None without."""
+        """Routed experts of each of `kinds`; None for a block without any."""
         return tuple(kind.routed for kind in self.kinds)
 
     @cached_property
     def kinds_and_predictions(self) -> tuple[Block, ...]:
-        """Its kinds of blocks, and then each block of multi-token prediction."""
+        """Kinds of the decoder's blocks, and then each block of multi-token prediction."""
         return *self.kinds, *(
             block for prediction in self.predictions for block in prediction.blocks
         )
@@ -293,7 +293,7 @@ class Decoder:
 
     @cached_property
     def active_parameters(self) -> Amounts:
-        """Parameters that one token meets, by part: all but the experts it is not sent to."""
+        """Parameters that are active for a token, by part: all except experts not chosen for it."""
         return self._parameters(sum((block.active_parameters for block in self.blocks), Amounts()))
 
     def _parameters(self, blocks: Amounts) -> Amounts:
@@ -312,7 +312,7 @@ class Decoder:
     def flops_per_token(self, length: int) -> Amounts:
         """Return the training FLOPs of one token in a sequence of `length` tokens, by part.
 
-        Blocks of multi-token prediction count with their parts, its projections as embedding.
+        Blocks of multi-token prediction count in their parts, their projections as embedding.
         """
         counts = {kind: self.blocks.count(kind) for kind in self.kinds}
         amounts = [kind.forward_macs(length).times(count) for kind, count in counts.items()]
@@ -325,7 +325,7 @@ class Decoder:
 
 
 def _distinct(values: Iterable[_T | None]) -> tuple[_T, ...]:
-    """Return the values but None and 0, in the order of their first appearance."""
+    """Return the distinct values except None and 0, in the order of their first appearance."""
     return tuple(dict.fromkeys(value for value in values if value))
 
 

@@ -1,4 +1,4 @@
-"""How one field of a question is asked for: its words, its choices, and the range of its value."""
+"""How a question asks for each of its fields: words, choices, and the range of the value."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -43,12 +43,12 @@ class Ask:
     """One field of the question.
 
     Args:
-        kind: of its value: int, float, bool or str.
-        parse: reads a text; of a text with a unit that stays one, checks it.
-        form: of a flag's value, in help; "" for its choices.
-        choices: that there are; names that are suggested where others are read, too.
-        smallest, largest: of a number; None for no bound above.
-        is_switch: whether a truth value has a flag for yes alone.
+        kind: type of the value: int, float, bool or str.
+        parse: reads the value from a text; where `kind` is str, only checks the text.
+        form: how help shows the flag's value; "" to show the choices.
+        choices: allowed values, or only suggestions where `is_choice` is False.
+        smallest, largest: bounds of a number; `largest` is None for no upper bound.
+        is_switch: whether the flag takes no value and means yes.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Ask:
         return flag_of(self.name)
 
     def read(self, text: str) -> object:
-        """Return the value in a text; InputError about the field where it is none."""
+        """Return the value of a text; raises InputError about the field for a wrong text."""
         with about(self.name):
             if self.is_choice:
                 by_text = {str(choice): choice for choice in self.choices}
@@ -85,7 +85,7 @@ class Ask:
             return text if self.kind is str else value
 
     def check(self, value: Any) -> None:  # noqa: ANN401 - of any kind
-        """Raise InputError where a number is out of its range, or a choice is none."""
+        """Raise InputError if a number is out of range or a value is not among the choices."""
         if self.is_choice:
             if value not in self.choices:
                 self._refuse(value)
@@ -105,13 +105,13 @@ class Ask:
 def described(
     group: Group, label: str, words: str, *, default: object = None, **more: object
 ) -> Any:  # noqa: ANN401 - as of dataclasses.field
-    """Return a field of a dataclass with the attributes of an `Ask` but its name and kind."""
+    """Return a dataclass field with all attributes of an `Ask` except its name and kind."""
     metadata = {"group": group, "label": label, "words": words, **more}
     return field(default=default, metadata=metadata)
 
 
 def asks_of(kind: type) -> Mapping[str, Ask]:
-    """Return how each described field of a dataclass is asked for, in their order."""
+    """Return an `Ask` for each described field of a dataclass, in the fields' order."""
     hints = get_type_hints(kind)
     return MappingProxyType(
         {

@@ -2,8 +2,8 @@
 
 Multiply-accumulates (MACs) are those that Megatron-LM counts (`num_floating_point_operations`).
 These are the GEMMs of the projections, and QKᵀ and PV over the mean number of keys that a token
-sees. Every part has `parameters`, `forward_macs(length)` of one token in a sequence of `length`
-tokens, and `widths`. These are the elements of one token's tensors inside it, which a backward pass
+reads. Every part has `parameters`, `forward_macs(length)` of one token in a sequence of `length`
+tokens, and `widths`. The widths are the elements of each tensor of a token that the backward pass
 may need.
 """
 
@@ -21,7 +21,7 @@ def mean_context(length: int, limit: int | None = None) -> float:
     Source: Megatron-LM counts half of the mask; Megatron-Bridge, `calculate_swa_context`.
 
     Args:
-        limit: keys that a token reads at most: a sliding window's width, or a selection's.
+        limit: most keys that a token reads: the width of a sliding window or of a selection.
     """
     if limit is None or limit >= length:
         return length / 2
@@ -35,10 +35,10 @@ class GroupedQueryAttention:
     Args:
         head_dim: width of a query and a key; `v_head_dim` of a value.
         window: tokens of a sliding window, None for all.
-        chunk: tokens of a chunk that attends to itself alone, None for all.
+        chunk: tokens of a chunk, which no token reads beyond; None for all.
         gate_width: outputs of a projection that gates the attention's output, 0 for none.
-        qkv_biases, out_biases: biases of the projections, counted.
-        has_value_projection: False where the keys are the values, too.
+        qkv_biases, out_biases: number of biases of the projections.
+        has_value_projection: False where the keys also serve as values.
         indexer: selects each token's keys; None where it reads all of them.
 
     Raises:
@@ -82,7 +82,7 @@ class GroupedQueryAttention:
 
     @property
     def is_full(self) -> bool:
-        """Whether a token reads all keys before it, as wide as its values."""
+        """Whether a token reads all keys before it, and keys are as wide as values."""
         limits = self.window, self.chunk, self.indexer
         return limits == (None, None, None) and self.head_dim == self.v_head_dim
 
@@ -124,7 +124,7 @@ class Indexer:
     Args:
         rank: width that its queries are projected from.
         top_k: keys that it selects for a token.
-        has_weights: whether heads' scores are added with weights of each token.
+        has_weights: whether each token weights the scores of heads in their sum.
     """
 
     d_model: int
@@ -153,15 +153,15 @@ class Indexer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """Multi-head latent attention by low-rank projections; InputError of a size below 1.
+    """Multi-head latent attention (low-rank projections); raises InputError for a size below 1.
 
     Args:
-        q_rank: None where queries are projected at once.
+        q_rank: None where queries have a single projection of full rank.
         nope_dim, rope_dim: widths of a head's query without and with rotary positions; all heads
             share one rotary key.
         indexer: selects each token's keys; None for all, or an earlier block's selection.
-        top_keys: how many an earlier block's indexer selected.
-        norm_parameters: more than the norms of the two latent vectors.
+        top_keys: number of keys that an earlier block's indexer selected.
+        norm_parameters: parameters of norms other than those of the two latent vectors.
     """
 
     d_model: int
@@ -221,7 +221,7 @@ class LatentAttention:
 
     @property
     def latent_parameters(self) -> int:
-        """Parameters of the projections to the latent vectors, which every tensor rank has whole.
+        """Parameters of the projections to the latent vectors, replicated on every tensor rank.
 
         Source: Megatron-Core, `multi_latent_attention.py`, parallel_mode "duplicated".
         """
@@ -290,7 +290,7 @@ class CompressedAttention:
 
     @property
     def _overlap(self) -> int:
-        """Two where entries overlap: those that an indexer selects among."""
+        """2 where entries overlap, which are those that an indexer selects from; else 1."""
         return 1 if self.indexer is None else 2
 
     @property
@@ -317,14 +317,14 @@ class CompressedAttention:
         return total + scores + weights + self._compressed_parameters(self.indexer.head_dim)
 
     def _compressed_parameters(self, width: int) -> int:
-        """Return those of a compressor: values and gates, a bias of each position, a norm."""
+        """Return a compressor's parameters: values, gates, a bias for each position, a norm."""
         return self._compressor(width) + self.rate * self._overlap * width + width
 
     def forward_macs(self, length: int) -> float:
         """Return the MACs of one token.
 
         Source: Megatron-Bridge, `flop_utils.py`, dsv4_hybrid: the whole window for every token, and
-        of the entries what a causal mask leaves.
+        the entries that a causal mask leaves.
         """
         total = self._projections + self._read(self.window)
         if not self.rate:

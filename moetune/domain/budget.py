@@ -15,27 +15,27 @@ LARGEST_PRICE = 10**6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """A prediction between the 5th and the 95th percentile of what it is of."""
+    """A prediction, with the 5th and the 95th percentile of the predicted number."""
 
     p05: float
     predicted: float
     p95: float
 
     def times(self, factor: float) -> "Spread":
-        """Return the spread of a multiple."""
+        """Return the spread multiplied by the factor."""
         low, middle, high = (factor * value for value in (self.p05, self.predicted, self.p95))
         return Spread(p05=low, predicted=middle, p95=high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """What a whole training takes.
+    """Time and cost of a whole training.
 
     Args:
-        steps: of the plan's batch; the last may be partly filled.
-        days: of wall-clock time.
-        gpu_hours: of all ranks, in the same time.
-        cost: in the currency of the price; None without a price.
+        steps: number of steps with the plan's batch; the last may be partly filled.
+        days: wall-clock days.
+        gpu_hours: hours of all ranks together in these days.
+        cost: cost in the currency of the price; None without a price.
     """
 
     steps: int
@@ -46,11 +46,11 @@ class TrainingRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Tokens of a whole training, and the price of its GPUs; InputError out of range.
+    """Tokens of a whole training and price of its GPUs; raises InputError out of range.
 
     Args:
-        train_tokens: on which the model is trained, repeated ones among them.
-        price_per_gpu_hour: in any currency; None where no price is given.
+        train_tokens: tokens that the model is trained on, with every repetition.
+        price_per_gpu_hour: price in any currency; None where none is given.
         utilization: share of the wall-clock time in which steps run. The rest are restarts,
             checkpoints and evaluations. Llama 3 405B had more than 0.9 (arXiv 2407.21783, 3.3.4).
     """
@@ -72,7 +72,7 @@ class Budget:
     def of(
         cls, tokens: int | None, price: float | None, utilization: float | None
     ) -> "Budget | None":
-        """Return the budget of a question's fields; None without any, InputError without tokens."""
+        """Return the budget of a question's fields; None without any. InputError without tokens."""
         if tokens is not None:
             share = 1.0 if utilization is None else utilization
             return cls(train_tokens=tokens, price_per_gpu_hour=price, utilization=share)
@@ -85,7 +85,7 @@ class Budget:
         return None
 
     def run(self, seconds: Spread, *, tokens_per_step: int, world_size: int) -> TrainingRun:
-        """Return what the training takes, of the seconds of a step."""
+        """Return time and cost of the training, from the seconds of a step."""
         steps = math.ceil(self.train_tokens / tokens_per_step)
         wall = seconds.times(steps / self.utilization)
         hours, price = wall.times(world_size / _HOUR_SECONDS), self.price_per_gpu_hour

@@ -1,12 +1,12 @@
 """Facts of accelerators by their names: vendor, generation, links, and rates of data sheets.
 
 Names are those that torch gives, or that people write: "NVIDIA H100 80GB HBM3", "L40S", "MI300X".
-Compute capabilities are NVIDIA's table (developer.nvidia.com/cuda-gpus); AMD's generations those
-of the ROCm documentation's list of accelerators (gfx942 is CDNA 3, gfx950 CDNA 4).
+Compute capabilities are from NVIDIA's table (developer.nvidia.com/cuda-gpus). AMD's generations
+are from the ROCm documentation's list of accelerators (gfx942 is CDNA 3, gfx950 CDNA 4).
 
-Peak rates are of one device, without sparsity, and sum in float32; float32 is without TF32, as
-torch multiplies by default. A GPU that is not here, or a number that its maker
-gives for other boards only, has no peak. No other is put in its place.
+Peak rates are for one device, without sparsity and with sums in float32. The rate of float32 is
+without TF32, as torch multiplies by default. A GPU that is not listed has no peak, nor has a format
+whose rate the maker gives for other boards only. No other peak replaces it.
 """
 
 import re
@@ -30,10 +30,10 @@ class Chip:
 
     Args:
         capability: compute capability; None where the vendor has none.
-        links: that join the devices of a node where no bridge was bought.
-        most_per_host: devices that one operating system has, where a domain of links spans
-            several of them; 0 where a host has all of a node's.
-        is_slower_board: whether others of the chip have more power and links of their own.
+        links: links between the devices of a node without extra bridges.
+        most_per_host: devices of one operating system, where a domain of links spans several
+            systems; 0 where a host has all devices of its node.
+        is_slower_board: whether another board of the chip has more power and NVLink.
     """
 
     name: str
@@ -87,14 +87,14 @@ _OF_CAPABILITY: tuple[tuple[Capability, Generation], ...] = (
     ((7, 5), "turing"), ((7, 0), "volta"),
 )  # fmt: skip
 _MAJOR_AFTER_ALL = 13
-"""Compute capabilities from here on have no generation that is known here."""
+"""Compute capabilities from this major number on belong to no generation listed here."""
 
 
 @cache
 def chip_of(device: str) -> Chip | None:
-    """Return the chip that a device's name names; None where none is recognized.
+    """Return the chip of a device by its name; None if none is recognized.
 
-    A board with PCI Express, or "NVL", whose bridges join two or four, has its links from there.
+    A board named "PCIe" or "NVL" has PCI Express links: NVL bridges join only two or four boards.
     """
     text = re.sub(r"\b(rtx|titan|pro)[ -]", r"\1", device.strip().lower())
     text = re.sub(r"\b(rtx\w*)[ -](ti|ada|d)\b", r"\1\2", text)
@@ -108,7 +108,7 @@ def chip_of(device: str) -> Chip | None:
 
 
 def generation_of(capability: Capability) -> Generation | None:
-    """Return the NVIDIA generation of a compute capability; None where none is known."""
+    """Return the NVIDIA generation of a compute capability; None if none is known."""
     if capability[0] >= _MAJOR_AFTER_ALL:
         return None
     return next((name for least, name in _OF_CAPABILITY if capability >= least), None)
@@ -117,7 +117,7 @@ def generation_of(capability: Capability) -> Generation | None:
 def _peaks(
     *, half: float, eight: float = 0.0, four: float = 0.0, full: float = 0.0, **further: float
 ) -> Mapping[str, float]:
-    """Return FLOP/s by number format, from TFLOP/s; 0 for none."""
+    """Return FLOP/s by number format from rates in TFLOP/s; formats with rate 0 are left out."""
     rates = {
         "float16": half, "bfloat16": half, "fp8": eight, "fp8_rowwise": eight, "mxfp8": eight,
         "nvfp4": four, "float32": full, **further,
@@ -162,12 +162,12 @@ PEAK_FLOPS: Mapping[str, Mapping[str, float]] = MappingProxyType(
         "mi355x": _peaks(half=2500.0, eight=5000.0),
     }
 )
-"""Peak FLOP/s of number formats, by `Chip.name`; with " pcie" behind it for boards whose chip has
-faster ones elsewhere."""
+"""Peak FLOP/s of number formats, by `Chip.name`. Slower boards of a chip have " pcie" after the
+name."""
 
 
 def peak_flops(device: str, dtype: str) -> float | None:
-    """Return a device's peak in FLOP/s in a dtype or narrow format; None where not known."""
+    """Return a device's peak in FLOP/s in a dtype or narrow format; None if it is not known."""
     chip = None if FASTER in device else chip_of(device)
     if chip is None:
         return None
@@ -178,12 +178,12 @@ def peak_flops(device: str, dtype: str) -> float | None:
 _MEMORY_BYTES_PER_SECOND: Mapping[str, float] = MappingProxyType(
     {"v100": 900e9, "rtx2080ti": 616e9}
 )
-"""Rate of a device's memory, by `Chip.name`, for those whose reference profiles have no time of
+"""Rate of a device's memory, by `Chip.name`, for chips whose reference profiles do not time
 it."""
 
 
 def memory_bytes_per_second(device: str) -> float | None:
-    """Return the rate of a device's memory; None where no data sheet is known."""
+    """Return the rate of a device's memory; None if no data sheet is known."""
     chip = None if FASTER in device else chip_of(device)
     return None if chip is None else _MEMORY_BYTES_PER_SECOND.get(chip.name)
 
@@ -197,4 +197,4 @@ LINK_BYTES_PER_SECOND: Mapping[str, float] = MappingProxyType(
 )  # fmt: skip
 """Rate from one GPU to all others of its node together, one way, by `Chip.name`: NVLink, xGMI or 16
 lanes of PCI Express. NVIDIA's data sheets give both ways together. GeForce cards send through the
-host: it is what NCCL gives such a path (NVIDIA/nccl-tests#307)."""
+host: their rate is what NCCL assumes for such a path (NVIDIA/nccl-tests#307)."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 FEWEST_PLACES = 2
-"""Chunks that a cache has room for at least."""
+"""Smallest number of chunks that a cache holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +19,12 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """One module's need for chunks, at its forward or its backward.
+    """The chunks that a module needs in its forward or its backward pass.
 
     An order is the uses of one training step, forward then backward.
 
     Args:
-        chunks: their numbers in the model.
+        chunks: numbers of the chunks in the model.
         leaves: chunks that are reduced after this use and leave the cache.
     """
 

@@ -16,26 +16,26 @@ large enough."""
 CONTEXT_BYTES = 2 * 2**30
 """Bytes of a GPU that are assumed for the CUDA context, loaded kernels and NCCL's buffers."""
 _SEEN = 79.11 / 80
-"""Torch sees this share of the GiB, which makers call GB: "a total capacity of 79.11 GiB"
+"""Share of the sold GB, counted as GiB, that torch reports: "a total capacity of 79.11 GiB"
 (vllm-project/vllm#27508)."""
 FASTER = " with computation × "
-"""Words in the name of a device that is another one's, with other speeds: a question of
-`whatif`."""
+"""Words in the name of an imagined device, a real device with other speeds, which `whatif`
+asks about."""
 _SPEED_OF_SOFTWARE = ("torch", "backend", "nccl", "cuda", "cudnn", "driver", "threads_per_rank")
 """Software facts that change how fast operations are."""
 HEADROOM = 0.05
-"""Of plans that tie, one that leaves this share of a memory limit free is taken."""
+"""Among plans that tie, the planner prefers a plan that leaves this share of memory free."""
 HOST_MEMORY = "host_memory_bytes"
-"""Name of a hardware fact of CUDA machines, of one host; a CPU's own memory is its host's."""
+"""Name of a hardware fact of CUDA machines: memory of one host. A CPU uses its host's memory."""
 DEVICE_MEMORY = "memory_bytes"
-"""Name of a hardware fact: what torch reports of one device, the context's part included."""
+"""Name of a hardware fact: memory that torch reports for one device, with the CUDA context."""
 NVLINK_PEERS = "nvlink_peers"
 NUM_NICS = "nics"
 """Names of hardware facts of profile files: devices that NVLink joins, and cards of a node."""
 
 
 def process_bytes(text: str) -> int:
-    """Return what a process has of a GPU with so much memory, as reference machines have it.
+    """Return the bytes that a process can use on a GPU of this size, as in reference machines.
 
     Args:
         text: "80GB" as it is sold, of which torch sees 79.11 GiB, or "79.11GiB" as torch sees it.
@@ -59,7 +59,7 @@ class Machine:
     """One kind of device, how many there are and how they are grouped.
 
     Args:
-        memory_bytes: of one device, on CUDA without the context, kernels and NCCL's buffers.
+        memory_bytes: memory of one device; on CUDA without context, kernels and NCCL's buffers.
     """
 
     kind: DeviceKind
@@ -99,7 +99,7 @@ class Fingerprint:
         return digest(self.software)[:16]
 
     def software_changes(self, here: Mapping[str, str]) -> tuple[str, ...]:
-        """Return changed facts, "torch 2.12 there, 2.13 here", of the software known here."""
+        """Return facts of the software here that changed, such as "torch 2.12 there, 2.13 here"."""
         there = self.software
         return tuple(
             f"{name} {there.get(name, '—')} there, {here[name]} here"
@@ -128,7 +128,7 @@ def nodes_of(group: Group, machine: Machine) -> int:
 
 
 def canonical(group: Group, machine: Machine) -> Group:
-    """Return the canonical form: 0 nodes where consecutive ranks span as many."""
+    """Return the canonical form: 0 nodes if consecutive ranks span the same number of nodes."""
     size, num_nodes = group
     return (size, 0 if num_nodes == nodes_of((size, 0), machine) else num_nodes)
 
@@ -140,7 +140,7 @@ def placement_name(group: Group, machine: Machine) -> str:
 
 
 def torchrun(nodes: int | str, per_node: int | str, *, host: str = "NODE0") -> str:
-    """Return the launcher of so many ranks on each node, which meet on one of the hosts."""
+    """Return the torchrun command for `per_node` ranks on each node, which meet on `host`."""
     return (
         f"torchrun --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d "
         f"--rdzv-endpoint {host}:29500"

@@ -13,9 +13,9 @@ Order = Literal["dispatch_first", "interleaved"]
 Strategy = Literal["none", "S1", "S2", "S3", "S4"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 OFFLOADS_INPUT: frozenset[Strategy] = frozenset({"S1", "S3"})
-"""The experts' inputs go to host memory; S2 and S4 send them again (MPipeMoE Table II)."""
+"""The experts' inputs go to host memory; S2 and S4 dispatch them again (MPipeMoE Table II)."""
 OFFLOADS_MIDDLE: frozenset[Strategy] = frozenset({"S1", "S2"})
-"""Pre-activations go to host memory; S3 and S4 compute them again."""
+"""Pre-activations go to host memory; S3 and S4 recompute them."""
 MAX_DEGREE = 64
 
 
@@ -42,12 +42,12 @@ class Bounds:
 
     @property
     def chosen_order(self) -> Order:
-        """The order pinned, or dispatch first: no order of the chunks is faster."""
+        """The pinned order, or dispatch first, since no order of the chunks is faster."""
         return self.order or "dispatch_first"
 
     @property
     def degree(self) -> int | None:
-        """The pinned number of chunks; InputError for two that differ, as in plans of before."""
+        """The pinned number of chunks; raises InputError if phases differ, as in older plans."""
         forward, backward = self.forward_degree, self.backward_degree
         if forward and backward and forward != backward:
             raise InputError(
@@ -63,11 +63,11 @@ class Bounds:
         return replace(self, forward_degree=None, backward_degree=None)
 
     def largest(self, tokens: int) -> int:
-        """Return the largest degree allowed; one chunk always is, however small."""
+        """Return the largest allowed degree, at least 1, however few the tokens."""
         return max(1, min(self.max_degree, tokens // self.min_chunk_tokens))
 
     def check_degree(self, tokens: int) -> None:
-        """Raise where a pinned degree is not allowed: InfeasiblePlanError, or InputError of two."""
+        """Raise InfeasiblePlanError if the pinned degree is too large, InputError if two differ."""
         pinned, largest = self.degree, self.largest(tokens)
         if pinned is None or pinned <= largest:
             return

@@ -1,4 +1,4 @@
-"""Operations whose time is a curve over one size: what costs are asked about.
+"""Operations whose time is a curve over one size: the keys of `domain.costs`.
 
 Points of samples (`domain.samples`) are such an operation at one size (`place_of`).
 """
@@ -25,7 +25,7 @@ Shape = tuple[int, int, int]
 
 
 class GemmKey(NamedTuple):
-    """GEMMs of `num_experts` experts, over rows of an expert; with the default sizes over MACs."""
+    """GEMMs of `num_experts` experts; the size is rows of an expert, or MACs with default sizes."""
 
     dtype: str
     product: GemmForm = "forward"
@@ -47,7 +47,7 @@ class GemmKey(NamedTuple):
 
 
 class RowsKey(NamedTuple):
-    """A memory-bound operation (`RowsPoint.op`), over the elements of its tensor."""
+    """A memory-bound operation (`RowsPoint.op`); the size is the elements of its tensor."""
 
     op: str
     dtype: str
@@ -59,7 +59,7 @@ class RowsKey(NamedTuple):
 
 
 class CollectiveKey(NamedTuple):
-    """A collective, over the input bytes of one rank."""
+    """A collective; the size is the input bytes of one rank."""
 
     op: CollectiveOp
     group_size: int
@@ -80,7 +80,7 @@ class CollectiveKey(NamedTuple):
 
 
 class CopyKey(NamedTuple):
-    """A copy between host and device, over bytes; both_ways: while one runs the other way."""
+    """A copy between host and device; the size is bytes. `both_ways`: another copy runs back."""
 
     direction: Direction
     pinned: bool
@@ -98,7 +98,7 @@ class CopyKey(NamedTuple):
 
 
 class AttentionKey(NamedTuple):
-    """Causal self-attention without its projections, over sequences."""
+    """Causal self-attention without its projections; the size is the number of sequences."""
 
     dtype: str
     length: int
@@ -121,11 +121,11 @@ _KINDS: Mapping[type, tuple[str, str]] = {
     CopyKey: ("copy", "bytes"),
     AttentionKey: ("attention", "sequences"),
 }
-"""Name and unit of the sizes."""
+"""Name of each kind of operation, and unit of its sizes."""
 
 
 def label_of(key: CostKey) -> str:
-    """Return the name that seeds random draws of an operation; of GEMMs that of a dtype's line."""
+    """Return the name that seeds an operation's random draws; GEMMs of a dtype share a name."""
     name, _ = _KINDS[type(key)]
     return f"{name} {key.dtype}" if isinstance(key, GemmKey) else f"{name} {tuple(key)}"
 
@@ -136,7 +136,7 @@ def unit_of(key: CostKey) -> str:
 
 
 def place_of(point: Point) -> tuple[CostKey, int] | None:
-    """Return the operation of a point and its size; None where it is of several operations."""
+    """Return the operation and the size of a point; None if it times several operations."""
     match point:
         case GemmPoint():
             shape = point.num_experts, point.d_in, point.d_out

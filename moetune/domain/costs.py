@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # they load NumPy, which a command's help does without
 Trust = Literal["measured", "interpolated", "extrapolated", "modelled"]
 TRUSTS: tuple[Trust, ...] = get_args(Trust)
 Number = TypeVar("Number", float, "Floats")
-"""A number, or an array in its place, where one sentence holds for both."""
+"""A number or an array, for functions that return the type that they receive."""
 _RANKS = {trust: rank for rank, trust in enumerate(TRUSTS)}
 CopyMode = Literal["pinned", "pageable", "inline"]
 """Ways to offload activations. A copy engine does it while everything else runs ("pinned"). Copies
@@ -23,7 +23,7 @@ from "pageable" memory take the place of computation, and so do those of a CPU (
 
 
 def least_trust(trusts: Iterable[Trust]) -> Trust:
-    """Return the least trustworthy label; "measured" for none."""
+    """Return the least trustworthy label; "measured" if there are none."""
     return max(trusts, key=_RANKS.__getitem__, default="measured")
 
 
@@ -47,9 +47,9 @@ class Doubt(NamedTuple):
 
     Args:
         operation: "all_to_all of 2 ranks, 4 in flight".
-        unit: of the sizes: "bytes", "rows", "elements" or "sequences".
+        unit: unit of the sizes: "bytes", "rows", "elements" or "sequences".
         low, high: smallest and largest measured size; None where another operation stands in.
-        stand_in: that operation, "" where there is none.
+        stand_in: the operation that stands in; "" if there is none.
     """
 
     operation: str
@@ -64,9 +64,9 @@ class Estimate(NamedTuple, Generic[Number]):
     """A predicted time, or times; not a dataclass, because a plan makes thousands.
 
     Args:
-        seconds: a number; or an array, of some sizes or of some refits.
-        trust: of several times "measured", which says nothing.
-        doubts: what of it a measured profile has not measured; none of several times.
+        seconds: a number, or an array over sizes or over refits.
+        trust: label of a single time; for an array always "measured", which says nothing.
+        doubts: operations that the measured profile lacks; empty for an array.
     """
 
     seconds: Number
@@ -75,15 +75,15 @@ class Estimate(NamedTuple, Generic[Number]):
 
 
 def scaled(estimate: Estimate[Number], factor: "float | Number") -> Estimate[Number]:
-    """Return the estimate with so many times the seconds."""
+    """Return the estimate with its seconds multiplied by the factor."""
     return Estimate(estimate.seconds * factor, estimate.trust, estimate.doubts)
 
 
 class Costs(Protocol):
-    """Times of a machine's operations: numbers for numbers, and arrays for arrays.
+    """Times of a machine's operations: a number for a number, an array for an array.
 
-    A size may be a fraction, as those of chunks are. The times of a layer are arrays, without
-    dimensions for a single size; those of many refits together have a time of each there.
+    A size may be a fraction, as a chunk's size is. The times of a layer are arrays: without
+    dimensions for a single size, or with a time for each of several refits.
     """
 
     @property
@@ -97,25 +97,25 @@ class Costs(Protocol):
         ...
 
     def seconds(self, key: CostKey, size: Number) -> Estimate[Number]:
-        """Return the time at a size; ProfileError names the command that measures what lacks."""
+        """Return the time at a size; raises ProfileError, which names the command to measure it."""
         ...
 
     def knows(self, key: CostKey) -> bool:
-        """Return whether `seconds` has a memory-bound operation, or attention."""
+        """Return whether `seconds` has a time of this memory-bound operation or attention."""
         ...
 
     def is_measured(self, dtype: str) -> bool:
-        """Return whether points predict the dtype's GEMMs; else it is an α–β line."""
+        """Return whether measured points predict the dtype's GEMMs, instead of an α–β line."""
         ...
 
     def overlap_speeds(
         self, *, exchange_bytes: "Sizes", exchange_seconds: "Sizes"
     ) -> OverlapSpeeds:
-        """Return the speeds of computation and all-to-alls of a size and a time, in overlap."""
+        """Return the speeds in overlap of computation and of all-to-alls of this size and time."""
         ...
 
     def step_errors(self, key: LayerKey, *, tokens: int) -> "StepErrors":
-        """Return by how much steps of a layer differ from the sum of their operations."""
+        """Return how much measured steps of a layer differ from the sum of their operations."""
         ...
 
 
@@ -125,8 +125,8 @@ def seconds_if_known(costs: Costs, key: CostKey, size: Number) -> Estimate[Numbe
 
 
 class Refit(Costs, Protocol):
-    """Costs of a refit of a profile: of measurements drawn again within their errors."""
+    """Costs of a profile that was refitted to measurements redrawn within their errors."""
 
     def together(self, refits: Sequence["Refit"]) -> Costs:
-        """Return costs with arrays of the refits' times; TypeError of several profiles."""
+        """Return costs whose times are arrays over refits; raises TypeError if profiles differ."""
         ...

@@ -1,7 +1,7 @@
 """Conversion of frozen dataclasses to plain values and back, checked by their annotations.
 
 Plans, profiles and samples travel as JSON or TOML. A document has exactly the keys of its
-dataclass; whatever is wrong is named with its path, as in `profile.gemm[2].alpha_seconds`.
+dataclass; errors name the path of a wrong value, as in `profile.gemm[2].alpha_seconds`.
 """
 
 import dataclasses
@@ -32,25 +32,25 @@ from moetune.domain.withdrawn import UNREAD_KEYS, withdrawal_of
 T = TypeVar("T")
 _LONGEST_KEY = 60
 UNLESS_DEFAULT = MappingProxyType({"encoded": "unless default"})
-"""Metadata of a field that documents had not from the start: absent while it has its default."""
+"""Metadata of a field that was added later: documents omit it while it has its default."""
 ALWAYS = MappingProxyType({"encoded": "always"})
-"""Metadata of a field that documents must have, though it has a default for callers."""
+"""Metadata of a field that documents must have, although callers have a default."""
 DERIVED = "DOCUMENT_PROPERTIES"
-"""Class attribute that names properties which documents have besides: written, and never read."""
+"""Class attribute that names further properties in documents: written, and never read."""
 _LFS_POINTER = b"version https://git-lfs.github.com/"
 _ZIP = b"PK\x03\x04"
 _SCALARS = frozenset({bool, float, int, str})
 LARGEST = 2**63 - 1
-"""The largest whole number of a document: what a database's column holds."""
+"""The largest whole number of a document: the largest that a database's column holds."""
 
 
 class Written(NamedTuple):
-    """Form of a field in documents, as the metadata `written` of the field.
+    """How documents write a field; the field's metadata has it as `written`.
 
     Args:
-        kind: annotation of the form.
-        write: returns the form of a value.
-        read: returns the value of a form; InputError where it is none.
+        kind: annotation of the written form.
+        write: returns the written form of a value.
+        read: returns the value of a written form; raises InputError for a wrong form.
     """
 
     kind: Any
@@ -75,7 +75,7 @@ class ErrorDocument:
 
 
 def encode(value: object) -> Any:  # noqa: ANN401 - plain values of any shape
-    """Return the value as dicts, lists and scalars: every field, but see `UNLESS_DEFAULT`."""
+    """Return the value as dicts, lists and scalars; fields of `UNLESS_DEFAULT` may be left out."""
     if value is None or type(value) in _SCALARS:
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -110,14 +110,14 @@ def is_required(item: "dataclasses.Field[Any]") -> bool:
 
 
 def decode(cls: type[T], plain: object, where: str) -> T:
-    """Return the dataclass that `encode` wrote; InputError names a wrong key or value."""
+    """Return the dataclass that `encode` wrote; raises InputError that names a wrong value."""
     return cast("T", _decode(cls, plain, where))
 
 
 def decode_schema(
     cls: type[T], plain: object, where: str, *, schemas: tuple[int, ...], hint: str
 ) -> T:
-    """Return the dataclass in a file's values; InputError of a foreign schema has the hint."""
+    """Return the dataclass in a file's values; raises InputError with `hint` for another schema."""
     if not isinstance(plain, dict) or "schema" not in plain:
         raise InputError(f"{where} lacks the key 'schema'", f"is this a moetune {where} file?")
     if plain["schema"] not in schemas:
@@ -128,7 +128,7 @@ def decode_schema(
 
 
 def canonical_json(value: object) -> str:
-    """Return the one JSON text of a value: sorted keys, no spaces, finite numbers."""
+    """Return the canonical JSON text of a value: sorted keys, no spaces, finite numbers."""
     return json.dumps(encode(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -144,19 +144,19 @@ def is_pointer(text: str | bytes) -> bool:
 
 
 def refuse_pointer(text: str | bytes, where: str) -> None:
-    """Raise InputError where a file's text is the pointer that Git LFS left in its place."""
+    """Raise InputError if a file's text is the pointer that Git LFS left in its place."""
     if is_pointer(text):
         raise InputError(f"{where} is a Git LFS pointer, not the file itself", "run:  git lfs pull")
 
 
 def refuse_zip(content: bytes, where: str, hint: str) -> None:
-    """Raise InputError where a file is a zip archive, which people send without unpacking it."""
+    """Raise InputError if a file is a zip archive, which people send without unpacking it."""
     if content.startswith(_ZIP):
         raise InputError(f"{where} is a zip archive", hint)
 
 
 def shown(plain: object) -> str:
-    """Return a value shortened for an error: requests hold long and deep ones."""
+    """Return a value shortened for an error, since requests hold long and deep values."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = short.maxlong = 100
     short.maxlevel = 3
@@ -204,7 +204,7 @@ def _decode_tuple(kinds: tuple[Any, ...], plain: object, where: str) -> tuple[ob
     if not isinstance(plain, (list, tuple)):
         raise InputError(f"{where} must be a list, got {shown(plain)}")
     if kinds == (float, ...) and all(map(_is_finite, plain)):
-        return tuple(map(float, plain))  # sooner: a profile has ten thousands of them
+        return tuple(map(float, plain))  # faster: a profile has tens of thousands
     if kinds[-1] is Ellipsis:
         kinds = (kinds[0],) * len(plain)
     if len(kinds) != len(plain):
@@ -274,9 +274,9 @@ def _decode_dataclass(kind: type, plain: object, where: str) -> object:
 
 
 def _refuse_key(kind: type, key: object, value: object, where: str) -> None:
-    """Raise InputError for a key that a class has no field for, or no longer."""
+    """Raise InputError for a key that the class does not have, or has no longer."""
     if (row := withdrawal_of(kind.__name__, key)) is not None:
-        if not value:  # null or empty: files of before say that it was not used
+        if not value:  # null or empty: older files say that it was not used
             return
         raise row.refusal(where)
     names = [item.name for item in dataclasses.fields(kind)]

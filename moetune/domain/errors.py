@@ -3,16 +3,16 @@
 MoetuneError                    1  something failed
 ├── AllocationError             1  there is no memory for a step's buffers
 ├── AbandonedError              1  nobody waits for an answer any more
-├── BusyError                   1  too many questions wait already; later it may be answered
+├── BusyError                   1  too many questions wait already; a later try may succeed
 ├── SolveLimitError             1  an answer takes more time or memory than it may
 ├── CollectiveError             1  a collective failed or a rank died
 ├── RankMismatchError           1  ranks disagree on a plan, a shape or a dtype
 ├── StoreUnavailableError       1  the database is locked, full or away
-│   └── BadStoreError           2  there is no database, or a damaged one; an InputError, too
+│   └── BadStoreError           2  there is no database, or it is damaged; an InputError, too
 ├── InputError                  2  a file, flag, unit, model or key is wrong
 │   └── NotFoundError           2  there is no plan with that id
 ├── InfeasiblePlanError         3  no plan satisfies the constraints
-│   └── PricedPlanError         3  a layout that is priced all the same:
+│   └── PricedPlanError         3  a layout that cannot run, with its predicted plan:
 │       ├── LayoutTooLargeError 3    it does not fit into the memory
 │       └── RefusedLayoutError  3    the runtime would refuse it at start
 ├── NotAuthorisedError          4  a token is missing or wrong
@@ -35,7 +35,7 @@ class MoetuneError(Exception):
     Args:
         what: the problem, with the object's name and its value.
         hint: the next step, often a command; empty when there is none.
-        field: of the question that is wrong, such as "memory_limit"; empty where none is. Texts
+        field: the question's field that is wrong, such as "memory_limit"; empty if none is. Texts
             name fields as flags: see `domain.spelling`.
     """
 
@@ -54,7 +54,7 @@ class MoetuneError(Exception):
 class AllocationError(MoetuneError):
     """No memory for a step's buffers: the text names the buffers and their size.
 
-    The layer's state of before the step is unharmed, and a smaller step can follow.
+    The layer keeps its state from before the step, and a smaller step can follow.
     """
 
 
@@ -63,11 +63,11 @@ class AbandonedError(MoetuneError):
 
 
 class BusyError(MoetuneError):
-    """Too many questions wait already; the same one may be answered later."""
+    """Too many questions wait already; the same question may be answered later."""
 
 
 class SolveLimitError(MoetuneError):
-    """An answer takes more time or memory than a service gives a question."""
+    """An answer takes more time or memory than the service allows for a question."""
 
 
 class CollectiveError(MoetuneError):
@@ -85,7 +85,7 @@ class InputError(MoetuneError):
 
 
 def check_positive(owner: object, *names: str) -> None:
-    """Raise InputError where one of the owner's attributes is below 1; None passes."""
+    """Raise InputError if an attribute of the owner is below 1; None passes."""
     for name in names:
         value = getattr(owner, name)
         if value is not None and value < 1:
@@ -108,22 +108,22 @@ class StoreUnavailableError(MoetuneError):
 
 
 class BadStoreError(StoreUnavailableError, InputError):
-    """The address holds no database of moetune's, or a damaged one."""
+    """The address holds no database of moetune, or the database is damaged."""
 
     exit_code = 2
 
 
 class InfeasiblePlanError(MoetuneError):
-    """No plan satisfies the constraints; the text names the one that binds."""
+    """No plan satisfies the constraints; the text names the constraint that binds."""
 
     exit_code = 3
 
 
 class PricedPlanError(InfeasiblePlanError):
-    """A layout that cannot be run, priced all the same.
+    """A layout that cannot run, with its predicted plan.
 
     Args:
-        plan: the document that `moetune plan --json` would have printed; None where its times are
+        plan: the document that `moetune plan --json` would have printed; None if its times are
             not known.
     """
 
@@ -188,7 +188,7 @@ EXTRAS: Mapping[str, str] = {
 
 @contextmanager
 def needed_by(what: str) -> Iterator[None]:
-    """Raise MissingPackageError with the line that installs what "the service" or such needs."""
+    """Raise MissingPackageError, with the install command, if an import that `what` needs fails."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Feed-forward parts of a decoder's block: dense FFNs, routed experts with shared ones, amounts."""
+"""Feed-forward parts of a decoder's block: dense FFNs, routed and shared experts, amounts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -17,7 +17,7 @@ class Amounts:
         dense: FFNs that every token passes.
         router: gates of the routed experts.
         routed: experts that a router chooses, and their latent projections.
-        shared: experts that every token passes as well as the routed ones.
+        shared: experts that every token passes in addition to routed experts.
         norms: around the parts, and residual mixing.
         embedding: token embeddings, and projections of them.
         head: the projection onto the vocabulary.
@@ -52,12 +52,12 @@ class Amounts:
 
 
 RouterScore = Literal["softmax", "softmax_of_top_k", "sigmoid", "sqrtsoftplus", "sparsemixer"]
-"""Weights by scores: softmax over all experts or over the chosen ones, or of each score alone."""
+"""Weights by scores: softmax over all or over the chosen experts, or a function of each score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseFfn:
-    """Feed-forward network that every token passes; gated ones have three matrices.
+    """Feed-forward network that every token passes; a gated network has three matrices.
 
     Args:
         function: activation as the configuration names it.
@@ -100,8 +100,8 @@ class DenseFfn:
             d_model=self.d_model, d_hidden=self.d_hidden, num_experts=1, activation=activation
         )
 
-    def forward_macs(self, length: int) -> int:  # noqa: ARG002 - they are as many in any sequence
-        """Return the MACs of one token, as of a mixer."""
+    def forward_macs(self, length: int) -> int:  # noqa: ARG002 - the same in any sequence
+        """Return the MACs of one token; mixers have the same signature."""
         return self.macs
 
 
@@ -110,7 +110,7 @@ class Router:
     """Choice of experts for a token.
 
     Args:
-        num_groups, top_groups: groups of experts, of which only the best are chosen from.
+        num_groups, top_groups: groups of experts, and the best groups that experts come from.
         has_bias: whether a bias of each expert balances the choice, as a buffer or a parameter.
         is_normalized: whether the chosen weights are divided by their sum.
     """
@@ -125,16 +125,16 @@ class Router:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedExperts:
-    """Experts of which a router chooses some for each token, and shared ones for all tokens.
+    """Experts of which a router chooses some for each token, and shared experts for all tokens.
 
     Args:
         latent: width of the tokens that experts receive, where a projection shrinks them before
             the dispatch and another widens them after the combine; None for `d_model`.
-        num_zero_experts: experts that return their input, which cost nothing.
-        shared: the shared experts as one FFN; None without.
+        num_zero_experts: experts that return their input and cost nothing.
+        shared: the shared experts as one FFN; None if there are none.
         shared_gate: parameters of a gate on the shared experts' output.
-        latent_biases: of the projections to the latent width and back, with their norms.
-        record: number of the layer's record, where layers differ by their routing.
+        latent_biases: biases and norms of the projections to the latent width and back.
+        record: number of the layer's routing record; None where layers have no record.
 
     Raises:
         InputError: a size below 1, more choices than experts, or groups that do not divide them.
@@ -181,7 +181,7 @@ class RoutedExperts:
 
     @property
     def mean_top_k(self) -> float:
-        """Experts that a token reaches with balanced routing: zero experts are none."""
+        """Experts that a token reaches with balanced routing; zero experts do not count."""
         return self.top_k * self.num_experts / (self.num_experts + self.num_zero_experts)
 
     @property
@@ -203,7 +203,7 @@ class RoutedExperts:
 
     @property
     def widths(self) -> Mapping[str, int]:
-        """Elements of a token's dispatched copies and their hidden vectors, and of the shared."""
+        """Elements of a token's dispatched copies, their hidden vectors, and the shared FFN's."""
         shared = {} if self.shared is None else {"shared": self.shared.widths["hidden"]}
         return {
             "dispatched": self.top_k * self.d_expert,
@@ -212,7 +212,7 @@ class RoutedExperts:
         }
 
     def parameters(self, *, active: bool = False) -> Amounts:
-        """Return the parameters by part; active ones are those that one token meets."""
+        """Return the parameters by part, either all or those that are active for a token."""
         count = self.mean_top_k if active else self.num_experts
         outside = 0 if self.latent is None else 2 * self.d_model * self.latent + self.latent_biases
         shared = 0 if self.shared is None else self.shared.parameters
@@ -231,6 +231,6 @@ class RoutedExperts:
 
 
 def _plain(function: str) -> Activation:
-    """Return the activation of the runtime that stands for an ungated one."""
+    """Return the runtime's activation for an ungated activation function."""
     by_name: Mapping[str, Activation] = {"relu": "relu", "relu2": "relu", "silu": "silu"}
     return by_name.get(function, "gelu")

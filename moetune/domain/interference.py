@@ -59,13 +59,13 @@ class Interference:
 
     @property
     def is_none(self) -> bool:
-        """Whether no class slows another one down."""
+        """Whether no class slows another class down."""
         return self == Interference()
 
 
 SpeedTable = Mapping[tuple[str, str], "Floats"]
-"""The same by a class and what runs meanwhile: another class, or "all" others. Arrays without
-dimensions, or of some refits."""
+"""Speed by a class and what runs meanwhile: another class, or "all" others. The arrays have no
+dimensions, or an entry for each of several refits."""
 
 
 class OverlapSpeeds(NamedTuple):

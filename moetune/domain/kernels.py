@@ -1,19 +1,19 @@
-"""Kernels of experts, of a runtime's blocks beyond Megatron-Core's, and what experts keep."""
+"""Kernels of experts, extra kernels of other runtimes, and tensors that experts keep."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 ExpertKernel = Literal["grouped_mm", "liger", "loop"]
-"""Kernels for the products of experts' rows: torch's for all experts at once, Liger's fused ones,
-and one product after another."""
+"""Kernels for the GEMMs of experts: torch's for all experts at once, Liger's fused kernels, and a
+loop over the experts."""
 EXPERT_KERNELS: tuple[ExpertKernel, ...] = get_args(ExpertKernel)
 KernelName = Literal["", "grouped_mm", "liger", "loop"]
-"""The same, and "" for what a layer takes by itself: torch's where the GPU has it, else a loop."""
+"""A kernel, or "" for the layer's default: `grouped_mm` where the GPU has it, else a loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTime:
-    """A step with a kernel of the experts."""
+    """Predicted step with a kernel of the experts."""
 
     name: ExpertKernel
     step_seconds: float
@@ -21,7 +21,7 @@ class KernelTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelChoice:
-    """The kernel of a plan's experts, usual or not, why, and those that lost, fastest first."""
+    """The kernel of a plan's experts, the reason for it, and the other kernels, fastest first."""
 
     name: ExpertKernel
     is_usual: bool
@@ -33,28 +33,28 @@ _Pair = tuple[float, float]
 
 BIASED_ACTIVATION: _Pair = (27.0, 46.0)
 BIASED_RESULTS: _Pair = (14.0, 15.0)
-"""Tensors of experts that add biases, beyond a fused activation. The first are of an activation's
-results, whose clamps, sigmoid, offset and weights are kernels of their own. The second are of an
-expert's results, whose biases are weighted in float32, split by expert and joined again
-(Megatron-Core, `glu` and `_apply_bias` in core/transformer/moe/experts.py). Graphs of the whole
-iteration need its fused experts, which have neither."""
+"""Extra tensors of experts that add biases, compared with a fused activation. The first pair is of
+activation results, whose clamps, sigmoid, offset and weights are separate kernels. The second is
+of expert results, whose biases are weighted in float32, split by expert and joined again
+(Megatron-Core, `glu` and `_apply_bias` in core/transformer/moe/experts.py). CUDA graphs of the
+whole iteration need Megatron-Core's fused experts, which have neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeKernels:
-    """What a runtime's kernels take beyond fused ones.
+    """Memory traffic of a runtime's kernels in addition to that of fused kernels.
 
-    The pairs are of the forward and the backward pass. They count tensors of a module's own size in
-    bfloat16 that are read or written more often. Those in float32 count twice.
+    The pairs are for the forward and the backward pass. They count additional reads and writes of
+    bfloat16 tensors of the module's size. A float32 tensor counts twice.
 
     Args:
-        norm: of a norm's tokens, its residual sum among them.
-        activation: of a gated activation's results.
-        rows: of the rows of experts, in order and back, weighted and summed.
+        norm: tensors of a norm's tokens, with the residual sum.
+        activation: tensors of a gated activation's results.
+        rows: tensors of experts' rows: permute, unpermute, weighting and sum.
         has_flash2: whether attention on Hopper is FlashAttention-2: 1.75 and 1.6 times the seconds
             of FlashAttention-3, forward and backward (arXiv 2407.08608, Figures 5 and 6).
         copies: whether gathered parameters are copied out of a buffer, and gradients into it.
-        slowdown: of kernels beyond all of this, from public runs.
+        slowdown: remaining factor on the time of kernels, from public runs.
     """
 
     source: str = "Megatron-Core and Transformer Engine"
@@ -75,10 +75,10 @@ class KeptByExperts:
     """What routed experts keep for their backward pass, without their rows and up-projections.
 
     Args:
-        activations: whether their results are kept unless "moe_act" is, else never.
-        results: whether a token's results are kept, one for each of its experts, for the gradients
-            of the combine weights. Otherwise these are factors of the activation.
-        router_copies: of its scores in float32; three are logits, probabilities and the map.
+        activations: whether activation results are kept, unless "moe_act" recomputes; else never.
+        results: whether the result of each of a token's experts is kept, for the gradients of the
+            combine weights. Otherwise these weights multiply the activation.
+        router_copies: float32 copies of scores; three are logits, probabilities and the map.
     """
 
     activations: bool = True

@@ -1,7 +1,7 @@
 """The MoE layer to plan for, its workload (ranks and tokens per rank), and rates of model FLOPs.
 
-Model FLOPs are those of `Decoder.flops_per_token`: three times the forward GEMMs, whatever the
-plan recomputes. MFU: PaLM, Appendix B, with the peak of the data sheet.
+Model FLOPs are those of `Decoder.flops_per_token`: three times the forward GEMMs, with or without
+recomputation. MFU: PaLM, Appendix B, with the peak of the data sheet.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class LayerShape:
-    """One MoE layer; InputError for a size below 1, too many choices, or no activation."""
+    """One MoE layer; raises InputError for a wrong size, a large top_k or a wrong activation."""
 
     d_model: int
     d_hidden: int
@@ -72,14 +72,14 @@ class Workload:
     """A layer, the ranks that share its experts, and one step's tokens on each of them.
 
     Args:
-        tokens_per_rank: each rank's own, or with "tensor" those that every rank computes.
+        tokens_per_rank: tokens of each rank; with "tensor" every rank computes the same tokens.
         routing: text of a `LayerRouting`; "" for balanced.
         placement: expert of each place in the order of the ranks; empty for the natural order.
-        kernel: of the experts; "" for what a layer takes by itself.
+        kernel: kernel of the experts; "" for the layer's default.
 
     Raises:
         InputError: a size below 1, an unknown dtype, experts that do not divide by the ranks,
-            or a placement of other experts.
+            or a placement that does not list each expert once.
     """
 
     layer: LayerShape
@@ -100,7 +100,7 @@ class Workload:
 
     @property
     def skew(self) -> RankSkew:
-        """Load of the fullest rank, as a multiple of the even one."""
+        """Load of the fullest rank, as a multiple of the mean load."""
         if not self.routing:
             return EVEN
         return LayerRouting.of(self.routing).skew(
@@ -110,7 +110,7 @@ class Workload:
 
     @property
     def key(self) -> LayerKey:
-        """The layers that a plan for this workload serves."""
+        """Key of the layers that a plan for this workload serves."""
         return LayerKey(
             layer=self.layer,
             num_ranks=self.world_size,
@@ -125,9 +125,9 @@ class Workload:
 
     @property
     def sent_share(self) -> float:
-        """Rows that travel, over the pairs: a token goes once to each rank that has experts of its.
+        """Share of token-expert pairs that travel: a token goes once to each rank with its experts.
 
-        As if experts were drawn alike. All pairs travel where a rank has a single expert.
+        All experts count as equally likely. All pairs travel where a rank has a single expert.
         """
         if self.expert_parallel == "tensor" or not 1 < self.world_size < self.layer.num_experts:
             return 1.0
@@ -170,14 +170,14 @@ class Throughput:
     """Model FLOPs a second of one device.
 
     Args:
-        mfu: their share of the device's peak; None where no peak is known.
+        mfu: share of the device's peak; None if no peak is known.
     """
 
     flops_per_second: float
     mfu: float | None
 
     def over(self, seconds: float, predicted: float) -> "Throughput | None":
-        """Return that of the same work in `seconds` instead of `predicted`; None of no time."""
+        """Return the throughput for `seconds` instead of `predicted`; None for 0 seconds."""
         if seconds <= 0:
             return None
         factor = predicted / seconds
@@ -186,7 +186,7 @@ class Throughput:
 
 
 def rate(flops: float, seconds: float, peak: float | None) -> Throughput | None:
-    """Return the throughput of that many FLOPs of one device; None for a step of no time."""
+    """Return the throughput of one device with these FLOPs; None for 0 seconds."""
     if seconds <= 0:
         return None
     achieved = flops / seconds

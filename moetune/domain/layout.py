@@ -39,7 +39,7 @@ class BrokenRule(NamedTuple):
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """Return all divisors, ascending, by prime factors; none of 0."""
+    """Return all divisors, ascending, by prime factors; () for 0."""
     if number == 0:
         return ()
     sizes, left = [1], number
@@ -59,7 +59,7 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def nearest_divisors(number: int, near: int) -> tuple[int, ...]:
-    """Return the largest divisor of `number` up to `near`, and the smallest from there on."""
+    """Return the largest divisor of `number` up to `near`, and the smallest from `near` on."""
     sizes = divisors(number)
     below = max((size for size in sizes if size <= near), default=None)
     above = min((size for size in sizes if size >= near), default=None)
@@ -72,6 +72,6 @@ def divisor_words(number: int, near: int) -> str:
 
 
 def nearest_multiples(number: int, unit: int) -> tuple[int, ...]:
-    """Return the positive multiples of `unit` on both sides of a number that is none."""
+    """Return the nearest positive multiples of `unit` below and above a number between them."""
     below = number // unit * unit
     return (below, below + unit) if below else (unit,)

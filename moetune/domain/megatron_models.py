@@ -1,13 +1,13 @@
 """Models that Megatron-LM's arguments describe, and those that Megatron-Bridge trains.
 
 Read in `megatron/training/arguments.py`, `gpt_builders.py` and `core/transformer/
-transformer_config.py` of core_v0.16.1 to core_v0.19.0. A family that is not named has parts that no
-argument says, such as multipliers of residuals. A named one may still have sizes that differ from
-layer to layer.
+transformer_config.py` of core_v0.16.1 to core_v0.19.0. A family that is not listed has parts that
+no argument describes, such as multipliers of residuals. A listed family may still have sizes that
+differ from layer to layer.
 
 Megatron-Bridge has recipes by name, and bridges by family (`src/megatron/bridge/recipes` and
 `models/*/*_bridge.py` of v0.3.1, v0.4.2, v0.5.1 and v0.6.0). A model with a bridge and without a
-recipe is made from its own configuration.
+recipe is made from its configuration.
 """
 
 from types import MappingProxyType
@@ -47,12 +47,12 @@ _SYMBOLS = MappingProxyType({StateSpace: "M", GroupedQueryAttention: "*", Routed
 
 
 def hybrid_symbols(block: Block) -> str:
-    """Return a hybrid's block in the letters of `--hybrid-layer-pattern`, one for each part."""
+    """Return a hybrid's block in letters of `--hybrid-layer-pattern`, a letter for each part."""
     return "".join(_SYMBOLS[type(part)] for part in block.parts)
 
 
 def _problem(decoder: Decoder) -> str:
-    """Return what of a model's blocks no argument says; "" where all is said."""
+    """Return the property of a model's blocks that no argument describes; "" if there is none."""
     for block in decoder.kinds:
         if block.streams > 1:
             return f"blocks of {block.streams} residual streams"
@@ -84,7 +84,7 @@ def _odd(mixer: Mixer) -> str:
 
 
 def _sizes_of_mixers(decoder: Decoder) -> set[tuple[object, ...]]:
-    """Return the sizes of each kind of mixer, whatever window or indexer it has."""
+    """Return the sizes of each kind of mixer, without regard to windows and indexers."""
     return {
         (type(mixer), mixer.parameters - getattr(getattr(mixer, "indexer", None), "parameters", 0))
         for mixer in decoder.mixers
@@ -98,9 +98,9 @@ class BridgeRecipe(NamedTuple):
     """A recipe of Megatron-Bridge.
 
     Args:
-        package: of `megatron.bridge.recipes`.
-        function: that returns its configuration; `_config` ends its name.
-        since: the core of the first version that has it.
+        package: package in `megatron.bridge.recipes`.
+        function: function that returns the configuration; its name ends in `_config`.
+        since: core of the first version of Megatron-Bridge with the recipe.
     """
 
     package: str
@@ -153,7 +153,7 @@ RECIPES: MappingProxyType[str, BridgeRecipe] = MappingProxyType(
                    qwen35_text_35b_a3b_pretrain_8gpu_gb200_bf16="qwen3.5-35b-a3b"),
     }
 )  # fmt: skip
-"""Recipes of models of the registry, by their names there."""
+"""Recipes by the model's name in the registry."""
 _BRIDGED: MappingProxyType[str, MegatronCore] = MappingProxyType(
     {
         **dict.fromkeys(
@@ -171,29 +171,29 @@ _BRIDGED: MappingProxyType[str, MegatronCore] = MappingProxyType(
         **dict.fromkeys(("exaone_moe", "hy_v3"), (0, 19)),
     }
 )  # fmt: skip
-"""Families with a bridge from their configuration, and the core of the first version with it."""
+"""Families with a bridge from their configuration, and the core of the bridge's first version."""
 TEXT_CLASSES: MappingProxyType[str, str] = MappingProxyType({
     "gemma4_text": "Gemma4ForCausalLM", "kimi_k2": "DeepseekV3ForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 })  # fmt: skip
-"""Families whose language model has a bridge apart from that with towers, and the class that it is
-registered for. Bridge's own recipe of Qwen3.5's text (`recipes/qwen/gb200/qwen35.py` of 0.6)
-names it to `AutoBridge.from_hf_config`."""
+"""Families whose language model has a separate bridge without towers, and the class that the bridge
+is registered for. The recipe of Qwen3.5's text (`recipes/qwen/gb200/qwen35.py` of 0.6) gives this
+class to `AutoBridge.from_hf_config`."""
 _WITH_TOWERS: MappingProxyType[str, str] = MappingProxyType({
     **dict.fromkeys(("qwen3_vl_moe_text", "qwen3_vl_text", "qwen2_5_vl_text"), "qwen_vl"),
     "qwen3_omni_moe_text": "qwen_omni", "glm4v_moe_text": "glm_vl", "step3p7": "stepfun",
     "minimax_m3_vl_text": "minimax_m3", "nemotron_h": "nemotron_omni",
 })  # fmt: skip
-"""Families that Bridge has with their towers alone where they have some: its package for them."""
+"""Families whose towers, where a model has some, Bridge always makes, too; and its package."""
 _BRIDGES_OF_CORES: MappingProxyType[MegatronCore, str] = MappingProxyType(
     {(0, 16): "0.3", (0, 17): "0.4", (0, 18): "0.5", (0, 19): "0.6"}
 )
 
 
 def _family(decoder: Decoder) -> str:
-    """Return the family, but for Ling 2.0, whose configuration has the type of Ling 1.5.
+    """Return the family, or "bailing_moe_v2" for Ling 2.0, whose configuration has Ling 1.5's type.
 
-    Their class is another, with norms of queries and keys (`bailing/bailing_moe2_bridge.py`).
+    Ling 2.0 has another class, with norms of queries and keys (`bailing/bailing_moe2_bridge.py`).
     """
     has_norms = any(getattr(mixer, "norm_parameters", 0) for mixer in decoder.mixers)
     return "bailing_moe_v2" if decoder.family == "bailing_moe" and has_norms else decoder.family
@@ -207,13 +207,13 @@ def recipe_of(decoder: Decoder, target: Target) -> BridgeRecipe | None:
 
 
 def _described_later(asked: Asked) -> str:
-    """Return the first release whose arguments describe the model, where it is a later one."""
+    """Return the first release whose arguments describe the model; "" unless it is later."""
     since = _DESCRIBED.get(asked.decoder.family, FIRST_CORE)
     return ".".join(map(str, since)) if asked.core < since else ""
 
 
 def _bridged_later(asked: Asked) -> str:
-    """Return the first release with a bridge of the model's family, where it is a later one."""
+    """Return the first release with a bridge of the model's family; "" unless it is later."""
     since = _BRIDGED.get(_family(asked.decoder), FIRST_CORE)
     return _BRIDGES_OF_CORES[since] if asked.core < since and not _bound_towers(asked) else ""
 
@@ -223,7 +223,7 @@ def _has_hybrid_predictions(asked: Asked) -> bool:
 
 
 def _bound_towers(asked: Asked) -> tuple[str, str] | None:
-    """Return the towers that a model's bridge makes, too, and the bridge's package."""
+    """Return the towers that the bridge makes with the model, and its package; None without."""
     decoder, package = asked.decoder, _WITH_TOWERS.get(asked.decoder.family)
     has_text = decoder.family in TEXT_CLASSES or recipe_of(decoder, asked.target) is not None
     if not decoder.uncounted or has_text or not (package or _family(decoder) in _BRIDGED):
@@ -247,7 +247,7 @@ MEGATRON_MODELS = (
          and not (_has_hybrid_predictions(asked) and asked.core < (0, 17))
          and _problem(asked.decoder)),
 )  # fmt: skip
-"""What of a model the arguments of Megatron-LM cannot describe."""
+"""Models that the arguments of Megatron-LM cannot describe."""
 BRIDGE_MODELS = (
     Rule("{decoder.name} without its {cause[0]}, which its bridge makes, too, and no plan counts",
          "a model of text alone", f"{_BRIDGES}/{{cause[1]}}", _bound_towers),
@@ -263,4 +263,4 @@ BRIDGE_MODELS = (
          lambda asked: not _bound_towers(asked) and _family(asked.decoder) in _BRIDGED
          and _has_hybrid_predictions(asked), before=(0, 17)),
 )  # fmt: skip
-"""What of a model a version of Megatron-Bridge does not have."""
+"""Models that a version of Megatron-Bridge does not support."""

@@ -1,6 +1,6 @@
-"""Rules of Megatron-Core and Megatron-Bridge: what of a layout they refuse at start.
+"""Rules of Megatron-Core and Megatron-Bridge: layouts that they refuse at start.
 
-Read in Megatron-LM at the tags that `targets.py` names. Files that a message names are those of
+The rules were read in Megatron-LM at the tags that `targets.py` names. Messages name files in
 `megatron/core`.
 """
 
@@ -28,16 +28,16 @@ def _first_recomputed(asked: Asked, modules: tuple[str, ...]) -> str | None:
 
 
 def _key_heads(asked: Asked) -> tuple[int, str] | None:
-    """Return key-value heads of which neither they nor tp divide the other."""
+    """Return a number of key-value heads that neither divides tp nor is a multiple of tp."""
     counts = asked.decoder.kv_head_counts
     return indivisible((count for count in counts if asked.layout.tp % count), asked.layout.tp)
 
 
 def _exchanged_heads(asked: Asked) -> tuple[int, str] | None:
-    """Return what windows and sinks ask of cp: heads exchanged among its ranks, "a2a".
+    """Return heads that cp·tp does not divide, though windows or sinks need cp to exchange heads.
 
-    Transformer Engine's `attn_forward_func_with_cp` (`context_parallel.py`) has no windows and no
-    sinks in the ring of keys.
+    Transformer Engine's `attn_forward_func_with_cp` (`context_parallel.py`) has windows and sinks
+    only with that exchange, "a2a", and not in the ring of keys.
     """
     mixers = (mixer for mixer in asked.decoder.mixers if isinstance(mixer, GroupedQueryAttention))
     bound = (mixer for mixer in mixers if mixer.window is not None or mixer.num_sinks)
@@ -46,14 +46,14 @@ def _exchanged_heads(asked: Asked) -> tuple[int, str] | None:
 
 
 def _shared_heads(asked: Asked, counts: Iterator[int]) -> tuple[int, int, str] | None:
-    """Return tp·cp, and heads that it does not divide with the nearest sizes that do."""
+    """Return tp·cp, a number of heads that it does not divide, and the nearest sizes that do."""
     sharers = asked.layout.tp * asked.layout.cp
     heads = indivisible(counts, sharers)
     return None if heads is None else (sharers, *heads)
 
 
 def _uneven_groups(asked: Asked) -> int | None:
-    """Return Mamba's groups on a rank of tp of which neither they nor cp divide the other."""
+    """Return Mamba groups of a tp rank whose number neither divides cp nor is a multiple of cp."""
     tp, cp = asked.layout.tp, asked.layout.cp
     counts = (groups // tp for groups in asked.decoder.mamba_groups if not groups % tp)
     return next((count for count in counts if count % cp and cp % count), None)
@@ -65,7 +65,7 @@ def _mamba_heads(asked: Asked) -> tuple[int, int, str] | None:
 
 
 def _uneven_stages(asked: Asked) -> str:
-    """Return the layers of a hybrid's stages where not all but the first and last are equal."""
+    """Return the layers of a hybrid's stages if inner stages differ or any is empty; else ""."""
     if asked.layout.pp == 1 or asked.layout.vpp > 1 or not asked.decoder.has_mamba:
         return ""
     sizes = hybrid_stages(asked.layout, asked.decoder)
@@ -74,7 +74,7 @@ def _uneven_stages(asked: Asked) -> str:
 
 
 def hybrid_stages(layout: FoldedLayout, decoder: Decoder) -> list[int]:
-    """Return the layers of each stage of a hybrid, as Megatron counts them: one for each part."""
+    """Return the layers of each stage of a hybrid; Megatron counts each part as a layer."""
     layers = [len(hybrid_symbols(block)) for block in decoder.blocks]
     sizes, first = [], 0
     for word in layout.stages_of(decoder):
@@ -85,7 +85,7 @@ def hybrid_stages(layout: FoldedLayout, decoder: Decoder) -> list[int]:
 
 
 def _bound_stage(asked: Asked) -> str:
-    """Return the first block of a stage that reads the keys which an earlier stage selected."""
+    """Return the first block of a stage that reads keys which an earlier stage selected."""
     layout, decoder, first = asked.layout, asked.decoder, 0
     is_bound = layout.pp > 1 and len(decoder.stage_starts) < decoder.num_layers
     for word in layout.stages_of(decoder) if is_bound else ():
@@ -131,7 +131,7 @@ RECOMPUTED = (
     Rule("overlap batch with recomputation of {cause}", "--recompute moe_act,norm", _CONFIG,
          lambda asked: asked.layout.overlap == "batch" and _first_recomputed(asked, _WHOLE)),
 )  # fmt: skip
-"""What of a layout's recomputation does not go with its overlap."""
+"""Recomputation that excludes the layout's overlap."""
 # The overlap calls a block's parts and not the block, so that hooks of Megatron-FSDP never fire
 # before core 0.18 (`distributed/fsdp/mcore_fsdp_adapter.py`, NVIDIA/Megatron-LM #3797).
 BATCH_OVERLAP = (
@@ -154,7 +154,7 @@ HOST_OPTIMIZER = (
          "--optimizer adam --dtype bfloat16", "",
          lambda asked: asked.layout.offload_optimizer and _is_narrow_host(asked)),
 )  # fmt: skip
-"""A host's share is computed in float32, by Adam."""
+"""The host updates its share in float32, with Adam."""
 MEGATRON = (
     Rule("tp {layout.tp} with {cause[0]} key-value heads, of which neither divides the other",
          "--tp {cause[1]}", _CONFIG, _key_heads),
@@ -177,7 +177,7 @@ MEGATRON = (
          lambda asked: indivisible(asked.decoder.mamba_groups, asked.layout.tp)),
     Rule("cp {layout.cp} with {cause} Mamba groups a rank", "--cp 1", _MAMBA, _uneven_groups),
     Rule("tp·cp {cause[0]} with {cause[1]} Mamba heads", "--cp 1", _MAMBA, _mamba_heads),
-    # Stages of hybrids have as many layers each, but for the first and the last.
+    # Stages of hybrids have equal numbers of layers, except the first and the last.
     Rule("virtual stages of a Mamba hybrid", "--vpp 1", "ssm/mamba_block.py",
          lambda asked: asked.layout.vpp > 1 and asked.decoder.has_mamba),
     Rule("overlap batch of a Mamba hybrid, which has no schedule plan", "--overlap none",
@@ -194,7 +194,7 @@ MEGATRON = (
     Rule("overlap batch with multi-token prediction and pp 1", "--pp above 1", _CONFIG,
          lambda asked: asked.layout.overlap == "batch" and asked.layout.pp == 1
          and len(asked.decoder.predictions) == 1, before=(0, 18)),
-    # Weight gradients of parts of a block that graphs replay wait.
+    # Overlap delays weight gradients of the parts of a block that graphs replay.
     Rule("partial CUDA graphs with overlap batch and Megatron-FSDP", "--cuda-graphs none",
          "distributed/fsdp/mcore_fsdp_adapter.py",
          lambda asked: asked.layout.cuda_graphs == "partial"
@@ -204,7 +204,7 @@ MEGATRON = (
          lambda asked: asked.layout.cuda_graphs == "partial" and asked.layout.overlap == "batch"
          and any(getattr(mixer, "qkv_biases", 0) for mixer in asked.decoder.mixers),
          since=(0, 17)),
-    # Graphs of a whole step ask for as many rows of experts whatever the routing:
+    # Graphs of a whole step need a fixed number of experts' rows, for any routing:
     # `moe_expert_rank_capacity_factor` bounds a rank's rows, and `moe_paged_stash` keeps them; both
     # need HybridEP and the fused experts of `transformer/moe/experts.py`.
     Rule("full CUDA graphs of a model with experts, whose rows no paged stash keeps",

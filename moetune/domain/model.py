@@ -76,7 +76,7 @@ class Transformer:
 
     @property
     def text(self) -> str:
-        """Its sizes as flags name them, such as "num-layers=12,num-heads=16,…", which name it."""
+        """The model's name by its sizes and their flags: "num-layers=12,num-heads=16,…"."""
         moe = self.moe
         sizes = (
             self.num_layers, self.num_heads, moe.d_model, moe.d_hidden, moe.num_experts, moe.top_k,
@@ -86,7 +86,7 @@ class Transformer:
 
 
 def read_shape(text: str) -> Transformer | None:
-    """Return the sizes in a `Transformer.text`; None of other texts, InputError of wrong sizes."""
+    """Return the model of a `Transformer.text`; None for other text. InputError for wrong sizes."""
     match = _SHAPE.fullmatch(text)
     if match is None:
         return None
@@ -126,7 +126,7 @@ class WholeModel:
     """A named whole model of a paper.
 
     Args:
-        sequences_per_rank: of a step in the source, the default of a request.
+        sequences_per_rank: sequences of a step in the source; the default of a request.
     """
 
     name: str
@@ -141,8 +141,8 @@ class Model:
     """A named MoE layer.
 
     Args:
-        num_experts: of the layer; None where they grow with the ranks.
-        tokens_per_rank: of one step in the source, the default of a request.
+        num_experts: experts of the layer; None where they grow with the ranks.
+        tokens_per_rank: tokens of a step in the source; the default of a request.
     """
 
     name: str
@@ -246,7 +246,7 @@ WHOLE_MODELS = MappingProxyType(
 
 
 def find_model(name: str) -> Model:
-    """Return the layer of that name; InputError names the nearest, or the whole model."""
+    """Return the layer of that name; raises InputError with the nearest name otherwise."""
     if name in MODELS:
         return MODELS[name]
     if name in WHOLE_MODELS:

@@ -1,4 +1,4 @@
-"""Methods whose results are kept: the tables of what one question asks for many times."""
+"""Methods that cache their results, because a question asks for them many times."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -16,14 +16,14 @@ _MISSING: Any = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """The base of what keeps results of its methods. Not safe for several threads."""
+    """Base of classes that cache results of their methods. Not safe for several threads."""
 
     _tables: dict[Hashable, Any] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def remembered(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
-        """Return what was made for the key before, or make it now; None is made again."""
+        """Return the cached value of the key, or make it now; None is made again."""
         made: _Made | None = self._tables.get(key)
         if made is None:
             made = self._tables[key] = make()
@@ -35,7 +35,7 @@ def once(
 ) -> Callable[
     [Callable[Concatenate[_Owner, _Asked], _Answer]], Callable[Concatenate[_Owner, _Asked], _Answer]
 ]:
-    """Return a decorator of methods that are computed once for each `key` of their arguments."""
+    """Return a decorator that computes a method once for each `key` of its arguments."""
 
     def decorate(
         method: Callable[Concatenate[_Owner, _Asked], _Answer],
@@ -54,7 +54,7 @@ def once(
 
 
 def once_for(*names: str) -> Callable[[_Method], _Method]:
-    """Return `once` for methods by attributes of their first argument, and the others."""
+    """Return `once` with a key of the first argument's attributes and all further arguments."""
     attributes = attrgetter(*names)
 
     def decorate(method: _Method) -> _Method:

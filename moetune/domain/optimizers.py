@@ -1,12 +1,12 @@
 """Optimizers of a decoder's training, by the bytes that they keep for each parameter.
 
-Adam as Megatron-Core has it, with bfloat16 parameters; `FLOAT32_ADAM` and `DEEPSPEED_ADAM` are what
-other runtimes make of the same name. Gradients are added up in float32, or in bfloat16: then a step
-copies its shard to float32. The precision-aware optimizer may keep the moments in bfloat16, and of
-a float32 master copy only the 16 bits that the bfloat16 parameter lacks. It then reads bfloat16
-gradients as they are. The copy stays whole, and gradients are copied, where the optimizer's
-`fp8_recipe` is another one than "delayed". Megatron-Bridge sets "tensorwise" for bfloat16 training,
-too: "adam-bf16-moments" is what its recipes get.
+Adam is Megatron-Core's, with bfloat16 parameters; `FLOAT32_ADAM` and `DEEPSPEED_ADAM` are the Adam
+of other runtimes. Gradients accumulate in float32, or in bfloat16: then a step copies its shard to
+float32. The precision-aware optimizer may keep the moments in bfloat16. Its float32 master copy may
+keep only the 16 bits that the bfloat16 parameter lacks. It then reads bfloat16 gradients without a
+copy. The master copy stays whole, and gradients are copied, if the optimizer's `fp8_recipe` is not
+"delayed". Megatron-Bridge sets "tensorwise" for bfloat16 training, too, so that its recipes get
+"adam-bf16-moments".
 
 Muon keeps one moment, in float32, of the matrices of blocks, and Adam's two of the rest.
 
@@ -32,11 +32,11 @@ class Optimizer:
     """Bytes that an optimizer keeps for one parameter.
 
     Args:
-        gradient_bytes: of the buffer that gradients of micro-batches are added up in.
-        master_bytes: of the copy that updates are added to, besides the parameter.
-        moment_bytes: of both moments.
-        step_bytes: of the copy of a gradient that a step makes.
-        adam_bytes: more, of parameters that are no matrices of blocks: those are Adam's.
+        gradient_bytes: bytes of the buffer that accumulates gradients of micro-batches.
+        master_bytes: bytes of the master copy that updates are added to; 0 without a copy.
+        moment_bytes: bytes of both moments.
+        step_bytes: bytes of the gradient's copy that a step makes.
+        adam_bytes: further bytes of parameters that Adam updates, not Muon.
     """
 
     name: OptimizerName
@@ -50,28 +50,28 @@ class Optimizer:
 
     @property
     def is_muon(self) -> bool:
-        """Whether matrices of blocks are updated by Muon: replicas share them whole."""
+        """Whether Muon updates the matrices of blocks, which replicas share whole."""
         return self.adam_bytes > 0
 
     @property
     def keeps_remainders(self) -> bool:
-        """Whether of a master copy only the bits are kept that the parameter lacks."""
+        """Whether the master copy keeps only the bits that the parameter lacks."""
         return 0 < self.master_bytes < FULL_BYTES
 
     @property
     def updates_parameters(self) -> bool:
-        """Whether there is no master copy: the parameters are in float32 themselves."""
+        """Whether there is no master copy, because the parameters are in float32."""
         return not self.master_bytes
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that a step reads and writes: all but the gradient twice, and the parameter."""
+        """Bytes that a step moves: it reads gradients, updates states and writes parameters."""
         parameter = (1 + self.updates_parameters) * self.parameter_bytes
         return self.gradient_bytes + 2 * (self.state_bytes + self.step_bytes) + parameter
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the optimizer's own states."""
+        """Bytes of the master copy and the moments."""
         return self.master_bytes + self.moment_bytes
 
     @property
@@ -112,7 +112,7 @@ gathers in bfloat16 (`torchtitan/distributed/fsdp.py`, `MixedPrecisionPolicy`)."
 DEEPSPEED_ADAM = Optimizer(
     name="adam", gradient_bytes=2, master_bytes=4, moment_bytes=8, step_bytes=4
 )
-"""The optimizer of DeepSpeed: gradients in bfloat16, a float32 copy of a shard's at the step
+"""The optimizer of DeepSpeed: gradients in bfloat16, a float32 copy of a shard of them at the step
 (`runtime/zero/stage_1_and_2.py`, `single_partition_of_fp32_groups`)."""
 
 

@@ -1,7 +1,7 @@
 """Documents packed into sequences: attention reads within each, and no further.
 
 A causal kernel of documents of l_1 … l_n tokens has Σ l²/2 pairs of tokens (FlashAttention's varlen
-kernels). A sequence of L of them has L²/2. So a token reads as in a sequence of Σl²/Σl.
+kernels). A sequence of L tokens has L²/2. So a token reads as in a sequence of Σl²/Σl tokens.
 """
 
 from bisect import bisect_left, insort
@@ -12,18 +12,18 @@ from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError
 
 _MOST_PACKED = 20_000
-"""Documents that are packed to see what is left empty; of more every n-th by size is."""
+"""Most documents that are packed to count padding; of a longer list every n-th by size is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """Lengths of the documents of a training; InputError of a length below 1, or no share.
+    """Lengths of a training's documents; raises InputError for a wrong length or share.
 
     Args:
         mean: tokens of a document.
-        attended: tokens of the sequence in which a token would read as much, Σl²/Σl.
-        useful: share of a sequence's tokens that documents have.
-        file: of the lengths; "" where all documents have the mean.
+        attended: length of an unpacked sequence with the same attention per token, Σl²/Σl.
+        useful: share of a sequence's tokens that are not padding.
+        file: file of the lengths; "" where all documents have the mean length.
     """
 
     mean: float
@@ -42,7 +42,7 @@ class Packing:
 
 
 def packing_of_mean(mean: int, length: int) -> Packing:
-    """Return documents of so many tokens in full sequences; InputError if these are shorter."""
+    """Return documents of `mean` tokens in full sequences; InputError if they exceed `length`."""
     if mean > length:
         raise InputError(
             f"--seq-lengths {mean} is longer than a sequence of {length}",
@@ -52,7 +52,7 @@ def packing_of_mean(mean: int, length: int) -> Packing:
 
 
 def packing_of(lengths: Sequence[int], length: int, file: str) -> Packing:
-    """Return packed documents, cut to a sequence; InputError without any, or a length below 1."""
+    """Return packed documents, cut to a sequence; raises InputError without any or for a 0."""
     if not lengths or min(lengths) < 1:
         raise InputError(f"{file}: a length is below 1, or there are none", field="seq_lengths")
     cut = [min(size, length) for size in lengths]
@@ -64,10 +64,10 @@ def packing_of(lengths: Sequence[int], length: int, file: str) -> Packing:
 
 
 def _useful(sizes: Sequence[int], length: int) -> float:
-    """Return the share of the tokens of packed sequences that documents have."""
+    """Return the share of packed sequences' tokens that are not padding."""
     ordered = sorted(sizes, reverse=True)
     some = ordered[:: -(-len(ordered) // _MOST_PACKED)]
-    room: list[int] = []  # that sequences have left, ascending
+    room: list[int] = []  # tokens left in each sequence, ascending
     num = 0
     for size in some:
         place = bisect_left(room, size)

@@ -17,10 +17,10 @@ Schedule = Literal["1f1b", "interleaved", "zero_bubble", "zero_bubble_v", "dualp
 InterleavedZeroBubble (ZB1P, with one stage a rank ZB-H1), ZBVZeroBubble and DualPipeV."""
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 V_SCHEDULES: frozenset[Schedule] = frozenset({"zero_bubble_v", "dualpipe_v"})
-"""Two stages a rank, there and back: the first rank has the first and the last one."""
+"""Schedules with two stages a rank in a V: the first rank has the first and the last stage."""
 STAGES_OF_V = 2
 SPLITTING: frozenset[Schedule] = frozenset({"zero_bubble", "zero_bubble_v", "dualpipe_v"})
-"""Schedules with gradients of the inputs first and those of the weights later."""
+"""Schedules that compute input gradients first and weight gradients later."""
 StageLetters: TypeAlias = tuple[str, ...]
 """The stages of a pipeline, each a word."""
 
@@ -33,7 +33,7 @@ _EXAMPLE = "write them as Megatron does, such as 'Ettt|(tt|)*29m|L'"
 
 
 def usual_schedule(vpp: int) -> Schedule:
-    """Return the schedule of so many stages a rank where none is named."""
+    """Return the default schedule of `vpp` stages a rank."""
     return "interleaved" if vpp > 1 else "1f1b"
 
 
@@ -45,7 +45,7 @@ def rank_of_stage(stage: int, pp: int, schedule: Schedule) -> int:
 
 
 def read_stages(text: str) -> StageLetters:
-    """Return the stages in Megatron's grammar; InputError of other letters, or over 10,000."""
+    """Return stages from Megatron's grammar; raises InputError for other letters or over 10,000."""
     letters = text.replace(",", "").replace(" ", "")
     for pattern in (_GROUP, _LETTER):
         for match in pattern.finditer(letters):
@@ -60,7 +60,7 @@ def read_stages(text: str) -> StageLetters:
 
 
 def stage_words(stages: StageLetters) -> str:
-    """Return stages as a text that `read_stages` and Megatron read, equal ones together."""
+    """Return stages as a text that `read_stages` and Megatron read, with equal stages joined."""
     words = [_BLOCKS.sub(lambda match: f"t*{len(match[0])}", word) for word in stages]
     runs = [(word, len([*same])) for word, same in groupby(words[:-1])]
     texts = [f"{word}|" if count == 1 else f"({word}|)*{count}" for word, count in runs]
@@ -81,7 +81,7 @@ def stage_sizes(num_layers: int, num_stages: int) -> list[int]:
 
 
 def stages_of_sizes(sizes: Sequence[int], num_predictions: int) -> StageLetters:
-    """Return stages with so many blocks; predictions and the head are in the last one."""
+    """Return stages of these sizes in blocks; predictions and the head are in the last stage."""
     words = ["t" * size for size in sizes]
     words[0] = "E" + words[0]
     words[-1] += "m" * num_predictions + "L"
@@ -89,12 +89,12 @@ def stages_of_sizes(sizes: Sequence[int], num_predictions: int) -> StageLetters:
 
 
 def even_stages(num_layers: int, num_predictions: int, num_stages: int) -> StageLetters:
-    """Return stages as equal as they can be in blocks."""
+    """Return stages whose numbers of blocks are as equal as possible."""
     return stages_of_sizes(stage_sizes(num_layers, num_stages), num_predictions)
 
 
 def aligned_stages(stages: StageLetters, starts: Sequence[int]) -> StageLetters:
-    """Return stages moved to the nearest blocks where stages may begin, where there are enough."""
+    """Return stages that begin at the nearest blocks of `starts`, unless a stage becomes empty."""
     ends = [*accumulate(word.count("t") for word in stages)]
     if len(starts) == ends[-1]:
         return stages
@@ -109,7 +109,7 @@ def most_stages(num_layers: int) -> int:
 
 
 def wrong_stages(stages: StageLetters, num_layers: int, num_predictions: int) -> str | None:
-    """Return what is wrong with a model's stages, None where they are right."""
+    """Return what is wrong with a model's stages; None if they are right."""
     order = "".join(stages)
     if "" in stages:
         return f"stage {stages.index('') + 1} is empty"

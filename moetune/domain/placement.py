@@ -1,4 +1,4 @@
-"""Experts in the order of the ranks, each layer by its own loads: which expert each place has."""
+"""Placement of each layer's experts on ranks by their loads: which expert each place has."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ PlacementRule = Literal["planned", "natural"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPlacement:
-    """Where the experts of one layer are; InputError if an expert has no place.
+    """Placement of a layer's experts; raises InputError if an expert has no place.
 
     Args:
-        experts: expert of each place, equal parts of which are ranks'; empty for the natural order.
+        experts: expert of each place, in the order of the ranks; empty for the natural order.
         natural_skew: rows of the fullest rank over the mean in the natural order.
-        placed_skew: with the best placement, the natural order's where none is better.
-        least_skew: no placement is below.
+        placed_skew: the same for the best placement; the natural order's where none is better.
+        least_skew: lower bound of the skew of any placement.
     """
 
     experts: tuple[int, ...] = ()
@@ -44,7 +44,7 @@ class PlacementChoice(LayerPlacement):
 
     @property
     def gain(self) -> float | None:
-        """The placement saves this share of the natural order's step."""
+        """Share of the natural order's step that the placement saves."""
         return _gain(self.natural_step_seconds, self.placed_step_seconds)
 
 
@@ -53,9 +53,9 @@ class ModelPlacement:
     """Placement of a model's experts, against their natural order.
 
     Args:
-        layers: of experts, in order, for the ranks of the plan's layout.
-        natural_step_seconds: of the best layout in the natural order; None where none fits.
-        placed_step_seconds: of the best layout with placed experts; None where none was tried.
+        layers: placement of each layer of experts, in order, for the plan's layout.
+        natural_step_seconds: step of the best layout in natural order; None if none fits.
+        placed_step_seconds: step of the best layout with placed experts; None if none was tried.
     """
 
     layers: tuple[LayerPlacement, ...]
@@ -65,12 +65,12 @@ class ModelPlacement:
 
     @property
     def is_taken(self) -> bool:
-        """Whether a layer's experts are in another order than their own."""
+        """Whether the experts of any layer are not in their natural order."""
         return any(layer.experts for layer in self.layers)
 
     @property
     def gain(self) -> float | None:
-        """Placed experts save this share of the natural order's step."""
+        """Share of the natural order's step that placed experts save."""
         return _gain(self.natural_step_seconds, self.placed_step_seconds)
 
 
@@ -81,7 +81,7 @@ def _gain(natural_seconds: float | None, placed_seconds: float | None) -> float 
 
 
 def check_order(experts: Sequence[int], num_experts: int) -> None:
-    """Raise InputError unless each of so many experts has one place."""
+    """Raise InputError unless each of the experts has exactly one place."""
     if sorted(experts) == list(range(num_experts)):
         return
     missing = sorted(set(range(num_experts)) - set(experts))

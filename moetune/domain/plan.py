@@ -24,12 +24,12 @@ from moetune.domain.withdrawn import common_degree
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confidence:
-    """Confidence in a choice, over refits of the measurements, or errors of earlier predictions.
+    """Confidence in a choice, over draws: refits of measurements, or errors of past predictions.
 
     Args:
-        probability_best: share of them in which no other choice is better.
-        expected_regret: mean relative loss over them.
-        p05_step_seconds, p95_step_seconds: of the chosen step over them.
+        probability_best: share of the draws in which no other choice is better.
+        expected_regret: mean relative loss over the draws.
+        p05_step_seconds, p95_step_seconds: percentiles of the chosen step over the draws.
     """
 
     probability_best: float
@@ -40,7 +40,7 @@ class Confidence:
 
 PLAN_SCHEMA = 2
 READABLE_SCHEMAS = (1, 2)
-"""Plans of schema 1 have no terms: to explain one, its candidates are ranked again."""
+"""Plans of schema 1 have no terms: to explain such a plan, its candidates are ranked again."""
 MAKE_PLAN = (
     "make a plan:  moetune plan --model qwen3-30b-a3b --profile h100-x8 --target megatron "
     "--global-batch 256 --seq 4096 --output plan.json"
@@ -53,7 +53,7 @@ Range = tuple[int, int, int, int]
 class Pipeline:
     """Chunks of forward and backward, and the degrees for other numbers of tokens.
 
-    Plans are made with as many backward as forward; those of before may have others.
+    Forward and backward have equal degrees in new plans; they may differ in older plans.
 
     Args:
         ranges: (low_tokens, high_tokens, forward_degree, backward_degree), both ends
@@ -71,7 +71,7 @@ class Memory:
     """Bytes on one device, and what the strategy saves (MPipeMoE Eq. 1–6).
 
     Args:
-        peak_bytes: of a step as the layer runs it, which limits hold for; None in older plans.
+        peak_bytes: peak of a step as the layer runs it, which limits bound; None in older plans.
     """
 
     strategy: Strategy
@@ -89,18 +89,18 @@ class Memory:
 
     @property
     def device_bytes(self) -> int:
-        """The peak on one device; of a plan that does not know it, the formulas' bytes."""
+        """The peak on one device; the formulas' bytes if the plan has no peak."""
         return self.formula_bytes if self.peak_bytes is None else self.peak_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """Predicted times of one step of the layer; InputError of one below 0.
+    """Predicted times of one step of the layer; raises InputError for a time below 0.
 
     Args:
-        forward_seconds, backward_seconds: the pipelined part.
+        forward_seconds, backward_seconds: times of the pipelined part.
         sequential_forward_seconds, sequential_backward_seconds: the same in one chunk.
-        overhead_seconds: gate and permutation, 0 where the profile has not measured them.
+        overhead_seconds: gate and permutation; 0 if the profile has not measured them.
         model_flops_per_second_per_device: see `Throughput`; None in older plans.
     """
 
@@ -162,7 +162,7 @@ class Decision:
     """The degree, order, memory strategy and kernel of a layer for one number of tokens.
 
     Args:
-        kernel: of the experts; None for torch's `grouped_mm` where the GPU has it.
+        kernel: kernel of the experts; None for torch's `grouped_mm` where the GPU has it.
     """
 
     forward_degree: int
@@ -173,11 +173,11 @@ class Decision:
 
     @property
     def degree(self) -> int:
-        """Chunks of either phase; InputError where they differ, as in plans of before."""
+        """Chunks of each phase; raises InputError if the phases differ, as in older plans."""
         return common_degree(self.forward_degree, self.backward_degree)
 
     def with_degree(self, degree: int) -> "Decision":
-        """Return the decision with so many chunks of either phase."""
+        """Return the decision with `degree` chunks in both phases."""
         return replace(self, forward_degree=degree, backward_degree=degree)
 
 
@@ -186,14 +186,14 @@ SAFE_DECISION = Decision(forward_degree=1, backward_degree=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One solved plan. Raises InputError where its id is not the hash of its inputs.
+    """One solved plan. Raises InputError if its id is not the hash of its inputs.
 
     Args:
-        terms: behind `predicted`; None in plans of schema 1.
-        profile_quality: None where the profile says nothing of its errors, and in older plans.
-        placement: of the experts; None in older plans, and without the load of each of them.
-        kernel: of the experts; None where the profile has measured no second kernel, and in older
-            plans: the layer then takes torch's `grouped_mm` where the GPU has it.
+        terms: terms of the times in `predicted`; None in plans of schema 1.
+        profile_quality: None if the profile says nothing of its errors, and in older plans.
+        placement: placement of the experts; None in older plans, and without each expert's load.
+        kernel: kernel of the experts; None if the profile has measured no second kernel, and in
+            older plans. The layer then uses torch's `grouped_mm` where the GPU has it.
     """
 
     schema: int = PLAN_SCHEMA
@@ -213,19 +213,19 @@ class Plan:
 
     @property
     def kind(self) -> Literal["layer", "tensor"]:
-        """Whether tensor-parallel ranks share the layer."""
+        """Kind of the plan: "tensor" if tensor-parallel ranks share the layer."""
         return "tensor" if self.layout.expert_parallel == "tensor" else "layer"
 
     @property
     def name(self) -> str:
-        """What it is of: "GPT-XL MoE layer", or the sizes of an unnamed layer."""
+        """Name of the planned layer: "GPT-XL MoE layer", or the sizes of an unnamed layer."""
         model, layer = MODELS.get(self.inputs.model or ""), self.inputs.layer
         name = model.title if model else f"MoE layer {layer.d_model} × {layer.d_hidden}"
         return name + (" layer" if name.endswith("MoE") else "")
 
     @property
     def target(self) -> str:
-        """The runtime that a plan is for: moetune's own layers need no name."""
+        """The runtime that a plan is for: "", since moetune's layers need no name."""
         return ""
 
     @property
@@ -258,7 +258,7 @@ class Plan:
 
     @property
     def throughput(self) -> Throughput | None:
-        """Model FLOPs a second of one device, counted again in older plans; None of no time."""
+        """Model FLOPs a second of one device, recounted in older plans; None for a step of 0 s."""
         flops = self.predicted.model_flops_per_second_per_device
         if flops is not None:
             return Throughput(flops_per_second=flops, mfu=self.predicted.mfu)
@@ -266,7 +266,7 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens a second of all ranks, those of tensor ranks once; None for a step of no time."""
+        """Tokens a second of all ranks; tensor ranks count theirs once. None for a step of 0 s."""
         sets = self.layout.dp if self.kind == "tensor" else self.inputs.world_size
         step = self.step_seconds
         return sets * self.inputs.tokens_per_rank / step if step else None
@@ -285,7 +285,7 @@ class Plan:
         return canonical_json(self) + "\n"
 
     def as_layer(self, where: str = "") -> "Plan":  # noqa: ARG002 - the other kind's
-        """Return the plan, which is of a layer."""
+        """Return the plan, because it is a layer's plan."""
         return self
 
     def as_model(self) -> NoReturn:
@@ -302,7 +302,7 @@ class Plan:
 
     @property
     def is_placed(self) -> bool:
-        """Whether experts are in another order than their own."""
+        """Whether the experts are not in their natural order."""
         return bool(self.experts)
 
     @property
@@ -332,7 +332,7 @@ class Plan:
         return self.inputs.tokens_per_rank
 
     def decide(self, tokens_per_rank: int) -> Decision:
-        """Return the degrees for so many tokens: those of the plan, else of the nearest range."""
+        """Return the decision for these tokens: the plan's, or else the nearest range's."""
         pipeline = self.pipeline
         if tokens_per_rank == self.tokens_per_rank or not pipeline.ranges:
             forward, backward = pipeline.forward_degree, pipeline.backward_degree

@@ -14,7 +14,7 @@ def read_prices(text: str | None, profiles: Sequence[str]) -> dict[str, float]:
         text: "2.5" for all, or "h100-x8=2.5,b200-x8=3.2"; None for no price.
 
     Raises:
-        InputError: it is no price, or of some profiles alone.
+        InputError: the text has no price, or prices of only some profiles.
     """
     if text is None:
         return {}

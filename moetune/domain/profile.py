@@ -45,8 +45,8 @@ class SuspectGroup:
     """A group of operations whose measurements predict each other badly, such as "all_to_all".
 
     Args:
-        median_error, p95_error: of its worst fits, as of `FitError`; None where no fit has an
-            error, and samples themselves vary too much.
+        median_error, p95_error: errors of its worst fits, as in `FitError`; None if no fit has an
+            error, but the samples vary too much.
     """
 
     group: str
@@ -170,7 +170,7 @@ _Line = TypeVar("_Line", GemmLine, CollectiveLine, CopyLine, RowsLine)
 def changed_line(
     line: _Line, *, rate: Callable[[float], float], start: Callable[[float], float] = float
 ) -> _Line:
-    """Return the line, and its error's intervals, with other seconds of each size and start-ups."""
+    """Return the line, and its error's intervals, with `start` of each α and `rate` of each β."""
     changes: dict[str, Any] = {
         "alpha_seconds": start(line.alpha_seconds), _rate_of(line): rate(line.cost.beta_seconds)
     }  # fmt: skip
@@ -186,13 +186,13 @@ def changed_line(
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One machine's costs and their provenance. Its hash is its digest's.
+    """One machine's costs and their provenance; it hashes by its digest.
 
     Args:
-        steps: of layers, measured as well as their operations.
-        rows: memory-bound operations of published profiles; measured ones have samples instead.
-        tables: what others measured or a rule derives, where there are no samples.
-        network: the rule for groups of ranks that neither has; None for no such groups.
+        steps: steps of layers, measured in addition to their operations.
+        rows: memory-bound operations of published profiles; measured profiles have samples.
+        tables: times that others measured or that a rule derives, where there are no samples.
+        network: rule for groups of ranks without samples and tables; None for no such groups.
     """
 
     schema: int = PROFILE_SCHEMA
@@ -216,7 +216,7 @@ class Profile:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of all but the name, which a plan made from the profile records."""
+        """Hash of all fields except the name; a plan records the digest of its profile."""
         plain = encode(replace(self, name=""))
         for name in ("rows", "steps"):
             if not plain[name]:
@@ -225,7 +225,7 @@ class Profile:
 
 
 def profile_from_document(document: object) -> Profile:
-    """Return the profile in a file's plain values; InputError names what is wrong."""
+    """Return the profile in a file's plain values; raises InputError with the wrong key."""
     return decode_schema(
         Profile,
         without_unread_points(document),

@@ -52,12 +52,12 @@ class Configuration(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question for a plan: values as given, or None; InputError of wrong or excluded values.
+    """A question for a plan: values as given, or None; raises InputError for wrong values.
 
     Args:
         tokens, seq, vocab: numbers, without a unit.
         memory_limit, memory_taken: bytes.
-        config: of a Hugging Face model, in place of its name; a command line has its path.
+        config: a Hugging Face model, in place of its name; a command line has its path.
     """
 
     model: str | None = described(PLANNED, "Model", "A named model: see `moetune models list`.")
@@ -241,7 +241,7 @@ class Question:
 
     @property
     def layer(self) -> LayerShape | None:
-        """The layer of sizes; None without any, InputError where some are missing."""
+        """The layer by its sizes; None without any. Raises InputError if some are missing."""
         given = self._sizes
         if not given:
             return None
@@ -255,7 +255,7 @@ class Question:
 
     @property
     def shape(self) -> Transformer | None:
-        """The whole model of sizes, None of `seq` alone; InputError where some are missing."""
+        """The whole model by its sizes; None for only `seq`. InputError if some are missing."""
         sizes_of_flags = {
             "num_layers": "num_layers", "num_heads": "num_heads", "seq": "length",
             "vocab": "vocab_size", "moe_every": "moe_every",
@@ -284,12 +284,12 @@ class Question:
 
     @property
     def budget(self) -> Budget | None:
-        """The whole training and its price; None without any, InputError without its tokens."""
+        """The whole training and its price; None without any. Raises InputError without tokens."""
         return Budget.of(self.train_tokens, self.price, self.utilization)
 
     @property
     def tokens_per_rank(self) -> int | None:
-        """Tokens of a layer's step on a rank; None for the model's, InputError if contradictory."""
+        """Tokens of a layer's step on a rank, or None for the model's; InputError on a conflict."""
         if self.tokens is not None:
             if self.batch is not None or self.seq is not None:
                 hint = "give --tokens alone, or --batch with --seq"
@@ -302,7 +302,7 @@ class Question:
         return self.batch * self.seq
 
     def check_scope(self, *, is_of_model: bool) -> None:
-        """Raise InputError where a value was given that plans of this kind do not have."""
+        """Raise InputError if a given value belongs to plans of the other kind."""
         default = {item.name: item.default for item in fields(self)}
         excluded = "layer" if is_of_model else "model"
         names = (name for name, ask in ASKS.items() if ask.group.scope == excluded)
@@ -319,11 +319,11 @@ class Question:
 
 _HINTS: Mapping[str, Any] = MappingProxyType(get_type_hints(Question))
 ASKS = asks_of(Question)
-"""Every field of the question but `config`, in the order of help."""
+"""Every field of the question except `config`, in the order of help."""
 
 
 BUDGET_FIELDS = ("train_tokens", "price", "utilization")
-"""Fields of the question that are of the whole training."""
+"""Fields of the question about the whole training."""
 MEMORY_FIELDS = (
     "world_size", "global_batch", "seq", "micro_batch", "tp", "cp", "pp", "ep", "zero",
     "recompute", "optimizer", "dtype", "target", "train", "freeze",
@@ -333,14 +333,14 @@ MEMORY_DEFAULTS = {"seq": "4k", "micro_batch": "1", "dtype": "bfloat16", "target
 
 
 def read_texts(texts: Mapping[str, str]) -> dict[str, object]:
-    """Return the values in texts that are not empty; InputError for what is unknown or wrong."""
+    """Return the values of texts that are not empty; raises InputError for a wrong name or text."""
     return {
         name: _ask_named(name).read(text.strip()) for name, text in texts.items() if text.strip()
     }
 
 
 def read_question(values: Mapping[str, object]) -> Question:
-    """Return the question in a program's values but None; InputError for unknown or wrong ones."""
+    """Return a program's values as a question, without None; InputError for a wrong argument."""
     given: dict[str, Any] = {}
     for name, value in values.items():
         if name == "config":
@@ -361,7 +361,7 @@ def _ask_named(name: str) -> Ask:
 
 
 def _plain(ask: Ask, value: object) -> object:
-    """Return a text, a number or a truth value for what notebooks have: arrays' numbers, paths."""
+    """Return a plain text, number or boolean for a notebook's value: an array's number, a path."""
     if hasattr(value, "__fspath__"):
         value = str(value)
     if isinstance(value, str) and ask.name in WITH_UNITS:

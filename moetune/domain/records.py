@@ -45,23 +45,23 @@ class RunInfo:
 
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 1e7
-"""Least and most seconds of a step: beyond them its ratios cannot be drawn, or not be computed."""
+"""Least and most seconds of a step; beyond them ratios of steps cannot be drawn or computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedRun:
-    """Steps of a training as measured, and as predicted; InputError of what no step takes.
+    """Steps of a training as measured and as predicted; raises InputError for impossible times.
 
     Args:
-        plan_id: of the plan that the run is of; "" for a launch file.
-        profile, profile_fingerprint: that the step was predicted with.
-        device: of the profile's machine.
-        target, target_version: the runtime.
-        layout: its sizes and decisions, in words.
+        plan_id: id of the plan that ran; "" for a launch file.
+        profile, profile_fingerprint: profile that predicted the step.
+        device: device of the profile's machine.
+        target, target_version: the runtime and its version.
+        layout: sizes and decisions of the layout, in words.
         seconds: the median step; nine of ten steps lie from `low_seconds` to `high_seconds`.
-        num_steps: behind the median; 0 where the step was given without a log.
-        predicted_seconds: without any calibration.
-        memory_bytes: peak of a device; None where it was not observed.
+        num_steps: number of steps behind the median; 0 if the step was given without a log.
+        predicted_seconds: predicted step without any calibration.
+        memory_bytes: peak of a device; None if it was not observed.
         parts: measured seconds of a step by name, as far as a log has timers.
         source: the name of the log; "step" where the step was given.
     """
@@ -96,18 +96,18 @@ class ObservedRun:
 
     @property
     def times(self) -> tuple[tuple[str, float], ...]:
-        """Its steps by name, measured and predicted."""
+        """Measured and predicted times of a step, by name."""
         names = ("seconds", "low_seconds", "high_seconds", "predicted_seconds")
         return tuple((name, getattr(self, name)) for name in names)
 
     @property
     def decisions(self) -> frozenset[str]:
-        """What was decided of it; see `decisions_of`."""
+        """Decisions of the run; see `decisions_of`."""
         return decisions_of(self.world_size, self.seq, self.dtype, self.layout)
 
     @property
     def runtime(self) -> str:
-        """Its name and version: "megatron@0.19.0"."""
+        """The runtime's name and version: "megatron@0.19.0"."""
         return "@".join(filter(None, (self.target, self.target_version)))
 
     @property
@@ -117,20 +117,20 @@ class ObservedRun:
 
     @property
     def what(self) -> tuple[object, ...]:
-        """What ran: two runs that have it in common have the error of a prediction in common."""
+        """What ran: two runs that share it share the error of their prediction."""
         return (self.model, self.world_size, self.global_batch, self.seq, self.dtype, self.layout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What observed runs say of a question's steps; InputError of factors in no order.
+    """Correction of a question's steps from observed runs; raises InputError for unordered factors.
 
     Args:
-        factor: on every predicted step, and so of no influence on their order.
-        low_factor, high_factor: of nine in ten steps, over predictions without a calibration.
-        num_runs: that it is from, each of another question or layout.
-        num_of_model: of them of the question's model.
-        num_left_out: that are so far off that they are taken to be mistaken.
+        factor: factor on every predicted step; it does not change their order.
+        low_factor, high_factor: range of nine in ten steps, over predictions without calibration.
+        num_runs: number of runs behind it, each of another question or layout.
+        num_of_model: number of these runs that are of the question's model.
+        num_left_out: number of runs that are so far off that they count as mistakes.
     """
 
     factor: float
@@ -146,7 +146,7 @@ class Calibration:
 
 
 def decisions_of(world_size: int, length: int, dtype: str, layout: str) -> frozenset[str]:
-    """Return what is decided of a run, in words: two that share many take about as long."""
+    """Return a run's decisions in words; runs that share many decisions take about equal times."""
     return frozenset({f"{world_size} ranks", f"length {length}", dtype, *layout.split(" · ")})
 
 
@@ -161,11 +161,11 @@ class Settled:
 
     Args:
         plan_id: the plan whose answer the search began with.
-        memory_reuse: the strategy that the layer was pinned to, None where it was free.
-        tokens_per_rank: the group's agreed number.
+        memory_reuse: the strategy that the layer was pinned to; None if it was free.
+        tokens_per_rank: number of tokens that the group agreed on.
         seconds: raw times of one call's pipelined part, forward and backward, step by step.
-        planned_seconds: the median of the same with the plan's answer.
-        num_steps: steps of the whole search, with those that warmed up.
+        planned_seconds: median of these times with the plan's decision.
+        num_steps: steps of the whole search, with its warm-up.
     """
 
     plan_id: str
@@ -204,5 +204,5 @@ class Removed:
 
 
 def prediction_error(predicted: float, measured: float) -> float:
-    """Return predicted / measured − 1, below 0 for what took longer; 0 of no measured time."""
+    """Return predicted / measured − 1, below 0 if the measured time is longer; 0 if it is 0."""
     return predicted / measured - 1 if measured else 0.0

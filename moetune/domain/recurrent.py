@@ -1,8 +1,8 @@
 """Mixers whose cost does not grow with the sequence: linear attention, state spaces, convolutions.
 
-Parts as in `attention.py`. Their states are updated by a few multiply-accumulates for each element.
-They are counted as Megatron-LM does where it knows the mixer, and as the recurrence is written
-elsewhere.
+Parts are as in `attention.py`. A few multiply-accumulates update each element of their states. They
+are counted as Megatron-LM does where it knows the mixer, and otherwise as the recurrence is
+written.
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ class GatedDeltaNet:
     """Gated delta rule (Qwen3-Next): a state of key by value width in each value head.
 
     Args:
-        gate_rank: 0 where gates are a number a head (projected from `d_model`). Else the rank of
+        gate_rank: 0 where each gate is a number a head (projected from `d_model`). Else the rank of
             the projections of channel-wise decay and output gate in Kimi Delta Attention.
-        gate_width: of an output gate projected at once; with `gate_rank` the decay is of low rank.
+        gate_width: width of an output gate of full rank; a `gate_rank` is then the decay's only.
         extra_parameters: decay rates, time-step biases and norms.
         conv_channels: channels of the short convolution, over `kernel` tokens.
     """
@@ -92,7 +92,7 @@ class StateSpace:
         d_state: elements of a channel's state.
         num_groups: groups that share B and C.
         num_heads: heads with a time step; 0 for Mamba-1.
-        rank: of Mamba-1's time steps; 0 for Mamba-2.
+        rank: rank of Mamba-1's time steps; 0 for Mamba-2.
         extra_parameters: biases, decay rates, skips and norms.
     """
 

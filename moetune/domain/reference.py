@@ -1,8 +1,8 @@
 """Tables of a profile: times that others measured, or that a rule derives, each with its source.
 
-A table is one block of a profile file. It says of itself whether its times were published, are
-modelled, and after which rule, or were measured on another machine of the kind. A plan can report
-it (`Doubt`). Samples are what this machine measured; where both know an operation, samples count
+A table is one block of a profile file. Its label and source say whether its times were published,
+were measured on another machine of the kind, or follow a rule. A plan can report this (`Doubt`).
+Samples are this machine's measurements; where both have an operation, samples count
 (`fit.pool`).
 """
 
@@ -40,9 +40,9 @@ class GemmTable:
     """GEMMs of one dtype or 8-bit format: rows of (rows of an expert, d_in, d_out, seconds).
 
     Args:
-        num_experts: multiplied in one call, as of `GemmPoint`.
+        num_experts: experts that one call multiplies, as in `GemmPoint`.
         source: who measured it, or the rule that it follows.
-        spread: standard deviation of the logarithm by which all its times may be off together.
+        spread: standard deviation of the logarithm of an error that all its times share.
     """
 
     kind: Literal["gemm"] = "gemm"
@@ -87,7 +87,7 @@ class DispatcherTable:
     Args:
         dispatcher: the library's name ("deepep").
         num_sms: multiprocessors that it takes from computation.
-        points: a rank's bytes are those of its tokens, once for each rank that they reach.
+        points: a rank's bytes count each of its tokens once for each rank that the token reaches.
     """
 
     kind: Literal["dispatcher"] = "dispatcher"
@@ -115,17 +115,17 @@ Table = GemmTable | CollectiveTable | DispatcherTable
 class Network:
     """Rule for groups that no table has: of more nodes, or of more ranks in one node.
 
-    A node moves `devices_per_node · nic_bytes_per_second · efficiency` bytes a second, in an
-    all-to-all of N nodes that over `1 + loss_per_node · N`, behind
-    `startup_seconds + startup_seconds_per_node · N`. See `fit.collectives` for what of each
-    operation crosses.
+    A node moves `devices_per_node · nic_bytes_per_second · efficiency` bytes a second. In an
+    all-to-all of N nodes this rate is divided by `1 + loss_per_node · N`. The bytes move after
+    `startup_seconds + startup_seconds_per_node · N`. See `fit.collectives` for the bytes of each
+    operation that cross nodes.
 
     Args:
-        nic_bytes_per_second: of one device's share of its node's network cards, one way.
-        most_nodes: that the loss was seen with; more lose as many.
-        posted_chunk_seconds: of a chunk of tokens that DeepEP sends to another node, where a thread
-            of the host posts it (EFA). It is 0 where GPUs post their own.
-        spread: as of `GemmTable`, of what the rule predicts.
+        nic_bytes_per_second: rate of a device's share of its node's network cards, one way.
+        most_nodes: most nodes that the loss was seen with; more nodes have the same loss.
+        posted_chunk_seconds: time of a chunk of tokens that DeepEP sends to another node, where a
+            thread of the host posts it (EFA). It is 0 where GPUs post their chunks.
+        spread: as in `GemmTable`, for the times that the rule predicts.
     """
 
     label: Label = "modelled"
@@ -152,10 +152,10 @@ class Network:
         _check_spread(self.spread)
 
     def bytes_per_second(self, num_nodes: int = 0) -> float:
-        """Return the rate of a device's share of the cards, less where so many nodes all send."""
+        """Return the rate of a device's share of the cards, less the loss if all nodes send."""
         loss = self.loss_per_node * min(num_nodes, self.most_nodes)
         return self.nic_bytes_per_second * self.efficiency / (1 + loss)
 
     def startup(self, num_nodes: int) -> float:
-        """Return the seconds before the first byte, and behind the last, of so many nodes."""
+        """Return the seconds before the first byte and after the last byte, for `num_nodes`."""
         return self.startup_seconds + self.startup_seconds_per_node * num_nodes

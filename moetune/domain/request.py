@@ -1,4 +1,4 @@
-"""The inputs that a layer's plan records of its request, and how its constraints are written."""
+"""The inputs of a request that a layer's plan records, and the texts of its constraints."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -35,11 +35,11 @@ CONSTRAINTS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInputs:
-    """All that a decision depends on, whose hash is the plan's id; InputError of withdrawn pins.
+    """All inputs of a decision; their hash is the plan's id. Raises InputError for withdrawn pins.
 
     Args:
-        tokens_per_rank: each rank's own; of a tensor-parallel group all that its ranks compute.
-        constraints: what the caller pinned or bounded, by flag name; empty when nothing.
+        tokens_per_rank: tokens of each rank; for a tensor-parallel group those of the whole group.
+        constraints: pins and bounds of the caller, by flag name; empty without any.
     """
 
     model: str | None
@@ -63,7 +63,7 @@ class PlanInputs:
         return digest(self)
 
     def question_for(self, num_ranks: int) -> dict[str, object]:
-        """Return the question for as many tokens in all, on other ranks; the profile may differ."""
+        """Return the question for the same total tokens on other ranks; the profile may differ."""
         tokens = -(-self.tokens_per_rank * self.world_size // num_ranks)
         asked = replace(self, model=None, world_size=num_ranks, tokens_per_rank=tokens)
         plain: dict[str, object] = encode(asked)
@@ -98,20 +98,20 @@ class PlanInputs:
 
 
 def encode_constraints(constraints: Constraints) -> dict[str, str]:
-    """Return what differs from the defaults, as texts by flag name."""
+    """Return the constraints that differ from the defaults, as texts by flag name."""
     return {flag: _text(value) for flag, value in _given_values(constraints)}
 
 
 def answers_of(constraints: Constraints) -> dict[str, object]:
-    """Return what differs from the defaults, by field of the question."""
+    """Return the constraints that differ from the defaults, by field of the question."""
     return {flag.replace("-", "_"): value for flag, value in _given_values(constraints)}
 
 
 def constraints_of(question: Question) -> Constraints:
-    """Return what a layer's question pins or bounds, its routing as the text of a `LayerRouting`.
+    """Return the constraints of a layer's question, with routing as the text of a `LayerRouting`.
 
     Raises:
-        InputError: no plan has what is pinned.
+        InputError: no plan can have the pins.
     """
     answers = {
         name: getattr(question, flag.replace("-", "_")) for flag, name in CONSTRAINTS.items()
@@ -125,7 +125,7 @@ def constraints_of(question: Question) -> Constraints:
 
 
 def decode_constraints(texts: Mapping[str, str]) -> Constraints:
-    """Return the constraints in texts by flag; InputError names what is unknown or wrong."""
+    """Return the constraints in texts by flag; raises InputError for a wrong flag or text."""
     for flag in texts:
         if flag not in CONSTRAINTS:
             hint = nearest_or(f"known: {', '.join(sorted(CONSTRAINTS))}", flag, CONSTRAINTS)
@@ -153,7 +153,7 @@ def _text(value: object) -> str:
 
 
 def _value(flag: str, text: str) -> Any:  # noqa: ANN401 - of any kind
-    """Return the value in a text; numbers are of bytes or tokens, without a unit."""
+    """Return the value of a flag's text; numbers are bytes or tokens, without a unit."""
     ask = ASKS[flag.replace("-", "_")]
     if flag == "routing":
         return str(LayerRouting.of(text))
@@ -161,13 +161,13 @@ def _value(flag: str, text: str) -> Any:  # noqa: ANN401 - of any kind
         return ask.read(text)
     if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
         raise InputError(f"--{flag} must be a whole number, as a text, got {shown(text)}")
-    if int(text) < ask.smallest:  # a plan of before may have more than is taken now
+    if int(text) < ask.smallest:  # an older plan may have more than is allowed now
         ask.check(int(text))
     return int(text)
 
 
 def constraint_words(flag: str, text: str) -> str:
-    """Return a constraint's value for readers: of recorded loads only how many there are."""
+    """Return a constraint's value for readers; recorded loads show only their number."""
     if flag != "routing":
         return text
     loads = LayerRouting.of(text).loads
@@ -196,7 +196,7 @@ def usual_dtype(profile: Profile) -> TrainingDtype:
 
 
 def check_pins(constraints: Constraints) -> None:
-    """Raise InputError where no plan has what is pinned."""
+    """Raise InputError if no plan can have the pins."""
     is_tensor = constraints.expert_parallel == "tensor"
     rule = constraints.expert_placement
     if rule != "planned" and not constraints.routing:

@@ -7,13 +7,13 @@ from functools import cache, lru_cache
 from moetune.domain.errors import InputError
 
 _EXPONENT, _LARGEST = 1.01, 3276.8
-"""Exponent of natural routing's power law, and its largest over its smallest load. They are
+"""Exponent of natural routing's power law, and ratio of its largest to its smallest load. They are
 aiconfigurator's "power_law_1.01" with 4,096 tokens, of which an expert gets at most 0.8."""
 _NUM_PLACEMENTS = 64
 
 
 def reached(top_k: float, parts: float) -> float:
-    """Return the expected parts, of so many ranks or nodes, that a token's experts are on.
+    """Return the expected number of parts (ranks or nodes) that a token's experts are on.
 
     g·(1 − (1 − 1/g)^k), for k experts that are drawn independently
     """
@@ -21,9 +21,9 @@ def reached(top_k: float, parts: float) -> float:
 
 
 def reached_ranks(top_k: int, num_experts: int, ranks: int) -> float:
-    """Return the expected ranks that a token's experts are on.
+    """Return the expected number of ranks that a token's experts are on.
 
-    P·(1 − C(E − E/P, k) / C(E, k)), for k of E experts that are drawn alike, E/P on each rank.
+    P·(1 − C(E − E/P, k) / C(E, k)), for k of E experts that are equally likely, E/P on each rank.
     """
     elsewhere = num_experts - num_experts // ranks
     none = math.prod((elsewhere - drawn) / (num_experts - drawn) for drawn in range(top_k))
@@ -32,11 +32,11 @@ def reached_ranks(top_k: int, num_experts: int, ranks: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLoads:
-    """Loads of the experts; InputError of negative or infinite ones, or all 0.
+    """Loads of the experts; raises InputError for a negative or infinite load, or all 0.
 
     Args:
         name: "balanced", "natural", or a file's name.
-        loads: of each expert, in any unit; None for a law that fits every number of experts.
+        loads: load of each expert, in any unit; None for a law for every number of experts.
     """
 
     name: str = "balanced"
@@ -59,7 +59,7 @@ class ExpertLoads:
             )
 
     def check(self, num_experts: int) -> None:
-        """Raise InputError where the loads are of another number of experts."""
+        """Raise InputError if the loads are of another number of experts."""
         if self.loads is not None and len(self.loads) != num_experts:
             raise InputError(
                 f"routing {self.name} has the loads of {len(self.loads)} experts, and the model "
@@ -68,7 +68,7 @@ class ExpertLoads:
             )
 
     def skew(self, num_experts: int, top_k: float, ep: int) -> float:
-        """Return the fullest rank's rows over the mean, the mean of seeded placements."""
+        """Return the fullest rank's rows over the mean, averaged over seeded placements."""
         if self.name == "balanced" or ep == 1:
             return 1.0
         return sum(_fullest_shares(self.loads or natural_loads(num_experts), top_k, ep)) * ep
@@ -80,13 +80,13 @@ class ExpertLoads:
     def skew_in_order(
         self, num_experts: int, top_k: float, ep: int, experts: tuple[int, ...] = ()
     ) -> float:
-        """Return the fullest rank's rows over the mean, each rank having neighbours.
+        """Return the fullest rank's rows over the mean, where each rank has consecutive places.
 
-        Rank r of ep holds the experts of places r·E/ep to (r+1)·E/ep − 1, as layers do. Experts
-        whose order says nothing of their loads are placed by chance.
+        Rank r of ep holds the experts of places r·E/ep to (r+1)·E/ep − 1, as in layers. Loads of
+        a law have no order, so that their experts are placed at random.
 
         Args:
-            experts: of each place; empty for the natural order.
+            experts: expert of each place; empty for the natural order.
         """
         if self.loads is None or ep == 1:
             return self.skew(num_experts, top_k, ep)
@@ -117,7 +117,7 @@ class LayerRouting:
     """Routing that a layer's plan is for.
 
     Args:
-        spread: of steps: the fullest rank's rows in one of a hundred over the middle's, 1 or more.
+        spread: the fullest rank's rows, 99th percentile of steps over their median; 1 or more.
     """
 
     loads: ExpertLoads
@@ -136,7 +136,7 @@ class LayerRouting:
 
     @classmethod
     def of(cls, text: str) -> "LayerRouting":
-        """Return the routing in the text that `str` gives; InputError where it is none."""
+        """Return the routing of a text that `str` gives; raises InputError for another text."""
         if text in {"", "balanced", "natural"}:
             return cls(loads=ExpertLoads(name=text or "balanced"))
         loads, _, spread = text.partition("/")
@@ -152,7 +152,7 @@ class LayerRouting:
     def skew(
         self, *, num_experts: int, top_k: int, ranks: int, experts: tuple[int, ...] = ()
     ) -> "RankSkew":
-        """Return how full the fullest rank is; InputError for loads of other experts."""
+        """Return how full the fullest rank is; raises InputError for another number of experts."""
         self.loads.check(num_experts)
         mean = self.loads.skew_in_order(num_experts, top_k, ranks, experts)
         shares = self.loads.fullest_shares(num_experts, top_k, ranks, experts)
@@ -161,12 +161,12 @@ class LayerRouting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSkew:
-    """Rows of the fullest rank over the mean of all.
+    """Rows of the fullest rank over the mean of all ranks.
 
     Args:
-        mean: of the steps, for times.
-        p99: of one step in a hundred, for memory.
-        shares: of its rows, of each of its experts; empty where about equal.
+        mean: mean over the steps, for times.
+        p99: 99th percentile over the steps, for memory.
+        shares: share of that rank's rows that each of its experts has; empty if about equal.
     """
 
     mean: float = 1.0

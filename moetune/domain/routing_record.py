@@ -1,8 +1,8 @@
 """Records of how running layers routed their tokens: the experts' loads, the fullest rank's rows.
 
-`MoELayer.routing_record` makes one while training, `moetune.routing_record` one of each layer of a
-model, and plans read them as `--routing FILE`. Layers of a model may be recorded one by one. All
-ranks then wait for the fullest one of each layer, and that is another one in every layer.
+`MoELayer.routing_record` makes a layer's record while training, and `moetune.routing_record` makes
+the records of a model's layers. Plans read them as `--routing FILE`. With a record of each layer,
+plans know that all ranks wait for each layer's fullest rank, which differs between layers.
 """
 
 import json
@@ -34,13 +34,13 @@ class _Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingRecord(_Record):
-    """Rows of a layer's recorded steps; InputError of a number out of range.
+    """Rows of a layer's recorded steps; raises InputError for a number out of range.
 
     Args:
         loads: rows of each expert, of all ranks and steps.
-        num_steps: newest ones, of which the quantiles are; the loads are of all steps.
-        fullest_p50, fullest_p99: quantiles over the steps of the fullest rank's rows, over the
-            mean of the ranks, with the experts where the layer had them.
+        num_steps: number of newest steps, which the quantiles cover; the loads cover all steps.
+        fullest_p50, fullest_p99: quantiles over the steps of the fullest rank's rows, divided by
+            the mean of the ranks. Experts are on the ranks where the layer had them.
     """
 
     schema: Literal["moetune.routing/1"] = SCHEMA
@@ -65,19 +65,19 @@ class RoutingRecord(_Record):
             raise InputError("the fullest rank has from 1 to num_ranks times the mean rows")
 
     def in_order_of(self, experts: Sequence[int]) -> "RoutingRecord":
-        """Return the record of experts whose loads were counted by place."""
+        """Return the record with loads by expert, from loads that were counted by place."""
         if not experts:
             return self
         return replace(self, loads=tuple(self.loads[place] for place in places_of(experts)))
 
     def expert_loads(self, name: str) -> ExpertLoads:
-        """Return the loads by that name, as plans take them."""
+        """Return the loads under a name, in the form that plans use."""
         return ExpertLoads(name=name, loads=tuple(map(float, self.loads)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRoutingRecord(_Record):
-    """Records of all layers of experts of a model, in their order; InputError without any."""
+    """Records of all layers of experts of a model, in order; raises InputError without any."""
 
     schema: Literal["moetune.model-routing/1"] = MODEL_SCHEMA
     layers: tuple[RoutingRecord, ...]
@@ -90,7 +90,7 @@ class ModelRoutingRecord(_Record):
 def record_of(
     rows_SP: Sequence[Sequence[int]], totals_E: Sequence[int], *, top_k: int, num_ranks: int
 ) -> RoutingRecord:
-    """Return the record of rows, [step][rank], and experts' totals; InputError without any."""
+    """Return the record of rows [step][rank] and experts' totals; raises InputError without any."""
     ratios = sorted(max(rows) * num_ranks / sum(rows) for rows in rows_SP if sum(rows))
     if not ratios:
         raise InputError(
@@ -104,7 +104,7 @@ def record_of(
 
 
 def routing_record(text: str, where: str) -> RoutingRecord | ModelRoutingRecord:
-    """Return the record in a file's text; InputError where it is none, or has a wrong number."""
+    """Return the record in a file's text; raises InputError for another text or a wrong number."""
     try:
         plain = json.loads(text)
     except ValueError as error:
@@ -115,7 +115,7 @@ def routing_record(text: str, where: str) -> RoutingRecord | ModelRoutingRecord:
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that so many of the ascending ones do not exceed."""
+    """Return the smallest of ascending values that this share of them does not exceed."""
     return values[max(0, math.ceil(share * len(values)) - 1)]
 
 
@@ -124,7 +124,7 @@ class RecordedLayer:
     """Routing of one layer.
 
     Args:
-        spread: of the steps, as in `LayerRouting`.
+        spread: spread of the steps, as in `LayerRouting`.
     """
 
     loads: ExpertLoads
@@ -137,7 +137,7 @@ class RecordedLayer:
         return len(self.loads.loads or ())
 
     def fullest(self, ep: int) -> float:
-        """Return the fullest rank's rows over the mean, in the experts' own order."""
+        """Return the fullest rank's rows over the mean, in the experts' natural order."""
         return self.loads.skew_in_order(self.num_experts, self.top_k, ep)
 
 
@@ -150,7 +150,7 @@ class RecordedLayers(Tables):
 
     @once(lambda layer, ep: (layer, ep))
     def skew(self, layer: int | None, ep: int) -> RankSkew:
-        """Return how full the fullest of ep ranks is; of no layer, the mean of all at least."""
+        """Return how full the fullest of ep ranks is; for None a lower bound of the mean layer."""
         if layer is not None:
             return self._with_spread(layer, self.fullest(layer, ep), ep)
         skews = [
@@ -166,14 +166,14 @@ class RecordedLayers(Tables):
         return self.layers[layer].fullest(ep)
 
     def fullest_at_least(self, layer: int, ep: int) -> float:
-        """Return what `fullest` is at least, sooner."""
+        """Return a lower bound of `fullest` that is faster to compute."""
         return self.fullest(layer, ep)
 
     def with_numbers(self, decoder: Decoder) -> Decoder:
-        """Return the model with the number of a record, of equal ones the first, in every layer."""
+        """Return the model with a record's number in each layer; equal records share a number."""
         first = {layer: number for number, layer in reversed([*enumerate(self.layers)])}
         return decoder.with_records(first[layer] for layer in self.layers)
 
     def _with_spread(self, layer: int, mean: float, ep: int) -> RankSkew:
-        """Return a mean with its layer's spread over steps: a rank has no more than all rows."""
+        """Return a mean with its layer's spread over steps; a rank has at most all rows."""
         return RankSkew(mean=mean, p99=min(float(ep), mean * self.layers[layer].spread))

@@ -1,6 +1,6 @@
-"""Rules of layouts: those of any training, and rows of a runtime's, which say what runs instead.
+"""Rules of layouts: rules of any training, and rows of a runtime's rules with what runs instead.
 
-A row's texts have places, such as `{layout.tp}`, that are filled in from what was asked.
+A row's texts have places, such as `{layout.tp}`, which the question fills in (`Asked`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +19,7 @@ from moetune.domain.training import RECOMPUTES, FoldedLayout, TrainingJob
 
 
 def broken_rules(layout: FoldedLayout, job: TrainingJob) -> Iterator[BrokenRule]:
-    """Yield the rules that a layout breaks for a job, the most basic one first."""
+    """Yield the rules that a layout breaks for a job, the most basic rule first."""
     yield from _rank_rules(layout, job)
     yield from _model_rules(layout, job.decoder)
     yield from _stage_rules(layout, job.decoder)
@@ -53,9 +53,9 @@ def _rank_rules(layout: FoldedLayout, job: TrainingJob) -> Iterator[BrokenRule]:
 
 
 def _of_experts(layout: FoldedLayout, layer: LayerShape) -> str:
-    """Return ep, or etp, or both, that dp·cp·tp has room for.
+    """Return the hint of an ep, an etp, or both, whose product divides dp·cp·tp.
 
-    Experts that are cut are cut less first: several runtimes cut them where nothing is said.
+    Where both are wrong, etp shrinks first: several runtimes cut experts by default.
     """
     ranks = layout.stage_ranks
     if ranks % layout.etp == 0 and (layout.etp == 1 or ranks % layout.ep):
@@ -188,7 +188,7 @@ def _of_batch(layout: FoldedLayout, job: TrainingJob) -> str:
 
 
 def micro_batch_rules(layout: FoldedLayout, batches: int) -> Iterator[BrokenRule]:
-    """Yield what of a step's number of micro-batches the schedule cannot run."""
+    """Yield the rules that a step's number of micro-batches breaks in the schedule."""
     pp, per_batch = layout.pp, layout.micro_batch * layout.dp
     if layout.order in ("interleaved", "zero_bubble") and batches % pp:
         yield BrokenRule(
@@ -207,11 +207,11 @@ FIRST_CORE: MegatronCore = (0, 16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What rules are asked of.
+    """What a rule is checked against.
 
     Args:
-        job: None for rules that no model and no batch decides.
-        site: the machine; None where it is not known, and rules that need it are not asked.
+        job: None for rules that do not depend on the model and the batch.
+        site: the machine; None where it is not known: rules that need it are then skipped.
     """
 
     target: Target
@@ -236,13 +236,13 @@ class Rule:
     """One refusal of a runtime.
 
     Args:
-        what: refused, with places for `layout`, `job`, `decoder`, `site`, `target` and `cause`.
+        what: what is refused; places are `layout`, `job`, `decoder`, `site`, `target`, `cause`.
         instead: flags that the runtime runs, with the same places.
-        source: the runtime's file that says so; "" where `source` of the target is meant.
-        breaks: returns what is in the way, `cause` of the texts; false where nothing is.
+        source: the runtime's file with the refusal; "" for the target's `source`.
+        breaks: returns the `cause` of a refusal for the texts; a false value for no refusal.
         since: first version of Megatron-Core that refuses it.
-        before: first version that does not.
-        target: the only one of the targets with these rows that refuses it; "" for all.
+        before: first later version that runs it.
+        target: the only target with these rows that refuses it; "" for all.
     """
 
     what: str
@@ -254,7 +254,7 @@ class Rule:
     target: str = ""
 
     def is_of(self, target: str, core: MegatronCore) -> bool:
-        """Return whether the target and its version refuse it."""
+        """Return whether the rule holds for the target and its version."""
         return self.target in ("", target) and self.since <= core < self.before
 
 
@@ -276,7 +276,7 @@ def refused(rules: tuple[Rule, ...], asked: Asked) -> Iterator[BrokenRule]:
 
 
 def indivisible(counts: Iterable[int], size: int) -> tuple[int, str] | None:
-    """Return the first number that a size does not divide, and the sizes near it that do."""
+    """Return the first number that `size` does not divide, and the nearest sizes that do."""
     for count in counts:
         if count % size:
             return count, divisor_words(count, size)

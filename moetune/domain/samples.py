@@ -1,4 +1,4 @@
-"""Measured points, with the forms of GEMMs, and their raw times. Statistics are derived."""
+"""Measured points, the forms of GEMMs, and raw times of points. Statistics are derived."""
 
 import math
 import statistics
@@ -22,7 +22,7 @@ _UNEVEN = "uneven_"
 
 
 def even_form(form: GemmForm) -> EvenForm:
-    """Return the form of experts that have about as many rows."""
+    """Return the form in which all experts have about equal rows."""
     return cast("EvenForm", form.removeprefix(_UNEVEN))
 
 
@@ -32,17 +32,17 @@ def uneven_form(form: GemmForm) -> GemmForm:
 
 
 def hottest_share(num_experts: int) -> float:
-    """Return the share of all rows that one expert has in the uneven forms, more than its part."""
+    """Return the fullest expert's share of all rows in the uneven forms, above its equal share."""
     return 0.75 if num_experts == 2 else 0.5  # noqa: PLR2004 - half of the rows is an equal part
 
 
 def expert_rows(form: GemmForm, rows: int, num_experts: int) -> tuple[int, ...]:
     """Return the rows of each expert, `rows` on average.
 
-    Of every four experts of an even form one has a row more, and one a row less. So it is with the
-    less loaded ones of an uneven form. A router gives experts odd numbers of rows as often as even
-    ones. MKL takes an eighth longer for the gradients of weights where they are odd. Tiles of a
-    GPU's kernels are full where they are round, and a measured number is round.
+    Of every four experts of an even form, the first has a row more and the second a row less. In
+    an uneven form this holds for the less loaded experts. A router gives odd and even numbers of
+    rows equally often, and MKL takes an eighth longer for weight gradients of odd numbers. The
+    measured number is round, so that equal rows would fill all tiles of a GPU's kernels.
     """
     if form == even_form(form):
         return tuple(_nearly(rows, num_experts))
@@ -52,7 +52,7 @@ def expert_rows(form: GemmForm, rows: int, num_experts: int) -> tuple[int, ...]:
 
 
 def _nearly(rows: int, num_experts: int) -> list[int]:
-    """Return numbers of rows that are as many on average."""
+    """Return uneven rows of experts whose mean is `rows`."""
     numbers = [rows] * num_experts
     if rows > 1:
         for more in range(0, num_experts - 1, 4):
@@ -74,9 +74,9 @@ UNSTABLE = "unstable"
 HOST_WIDTH = 16
 HOST_CHUNKS = (1, 8)
 LAUNCHES = ("chunked_layer", "chunked_layer_step")
-"""A layer's forward pass and step, as long as the host needs to launch them."""
+"""A layer's forward pass and whole step, so small that the host's launches take all the time."""
 ALONE_CHUNKS = 2
-"""In a phase of up to so many chunks, an exchange takes as long as alone on the link."""
+"""In a phase of at most this many chunks, an exchange is as fast as if alone on the link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -84,11 +84,11 @@ class GemmPoint:
     """The experts' GEMM of one chunk, by the sizes of its forward form.
 
     forward (rows, d_in) x (d_in, d_out), grad_input (rows, d_out) x (d_out, d_in), and grad_weight
-    (d_in, rows) x (rows, d_out). Each of `num_experts` experts runs it once, with about as many
-    rows. In the "uneven_…" forms `hottest_share` of all rows are one expert's.
+    (d_in, rows) x (rows, d_out). Each of `num_experts` experts runs it once, with about equal
+    rows. In the "uneven_…" forms a single expert has `hottest_share` of all rows.
 
     Args:
-        kernel: "" for what a layer takes by itself.
+        kernel: "" for the layer's default.
     """
 
     kind: Literal["gemm"] = "gemm"
@@ -119,9 +119,9 @@ class RowsPoint:
         op: an activation with its bias ("gelu"), "gather", "scatter_add", "gate" (softmax and top-k
             over `width` experts), most also as "…_backward". "adam" is AdamW's step on rows · width
             parameters. "host_adam" is the same on the host's float32 copy, written back to the
-            parameters; on a CPU "adam" stands for both. "chunked_layer", forward or as a whole
-            "…_step", is a layer with experts in `rows` chunks, of `HOST_CHUNKS`. It is so small
-            that its time is that of the host launching it.
+            parameters; on a CPU "adam" stands for both. "chunked_layer" (forward pass) and
+            "chunked_layer_step" are a layer with experts in `rows` chunks, of `HOST_CHUNKS`. The
+            layer is so small that its time is the host's time to launch it.
     """
 
     kind: Literal["rows"] = "rows"
@@ -140,11 +140,11 @@ class RowsPoint:
 class CollectivePoint:
     """A collective over `group_size` ranks with `num_bytes` of input on each.
 
-    Groups of that kind that tile the cluster work at the same time, as they do in training.
+    All such groups, which together tile the cluster, run at the same time, as in training.
 
     Args:
-        in_flight: number of them issued at once, as a pipeline does; the time is that of one.
-        num_nodes: that the ranks are spread over evenly; 0 for ranks that fill node after node.
+        in_flight: collectives issued at once, as in a pipeline; the time is of a single collective.
+        num_nodes: nodes that the ranks are spread over evenly; 0 if ranks fill node after node.
     """
 
     kind: Literal["collective"] = "collective"
@@ -178,14 +178,14 @@ class AttentionPoint:
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of both GEMMs (backward: five), of which the mask skips half."""
+        """Multiply-accumulates of both GEMMs (backward: five), less half, which the mask skips."""
         once = self.num_sequences * self.length**2 * self.num_heads * self.head_dim // 2
         return (5 if self.backward else 2) * once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class CopyPoint:
-    """A copy between host and device; both_ways: while one runs in the other direction."""
+    """A copy between host and device; `both_ways`: another copy runs in the other direction."""
 
     kind: Literal["copy"] = "copy"
     direction: Direction
@@ -196,11 +196,11 @@ class CopyPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class InterferencePoint:
-    """The victim's operation while the others provably run; without others, its baseline.
+    """The victim's operation while the other classes provably run; without others, its baseline.
 
     Args:
-        comm_bytes: of each exchange of "comm"; 0 for the representative size of the session.
-        is_alone: each exchange is alone on the link, where others are several at once.
+        comm_bytes: bytes of each exchange of "comm"; 0 for the session's representative size.
+        is_alone: whether each exchange is alone on the link; else several run at once.
     """
 
     kind: Literal["interference"] = "interference"
@@ -212,12 +212,12 @@ class InterferencePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class StepPoint:
-    """A layer's whole step in `degree` chunks forward and backward: the sum that plans predict.
+    """A layer's whole step in `degree` chunks, forward and backward, which plans predict as a sum.
 
-    It shows by how much a step differs from the sum of its operations on this machine.
+    It shows how much a step differs from the sum of its operations on this machine.
 
     Args:
-        workload: its ranks are consecutive ones.
+        workload: the layer's workload; its ranks are consecutive.
     """
 
     kind: Literal["step"] = "step"
@@ -246,10 +246,10 @@ class Sample:
     """Raw times of one point.
 
     Args:
-        seconds: of one operation in each block, in order; of collectives the ranks' maximum.
+        seconds: time of one operation in each block, in order; for collectives the slowest rank's.
         num_iterations: operations in one block.
         marks: reasons to doubt the sample ("unstable", "drift", "busy", "stolen", "throttled").
-        error: why there are no times ("out of memory"), empty for a good sample.
+        error: why there are no times ("out of memory"); empty for a good sample.
     """
 
     point: Point
@@ -288,10 +288,10 @@ class Sample:
 def undisturbed(visits: Sequence[Sample]) -> tuple[Sample, ...]:
     """Return the visits of one point that other programs disturbed least, in the given order.
 
-    Visits with marks count only where all have some. Of the others the half with the smaller
-    medians counts, rounded up. What disturbs a machine makes it slower, so half of the visits may
-    be disturbed and the result is that of the others. Without any disturbance the median of their
-    times is the lower quartile of all: 0.7 standard deviations of a visit's median too short.
+    Visits with marks count only if all have some. Of the remaining visits, the half with the
+    smaller medians counts, rounded up. Disturbance makes a machine slower, so that half of the
+    visits may be disturbed without an effect. Without disturbance the median of the returned times
+    is the lower quartile of all: 0.7 standard deviations of a visit's median too short.
     """
     clean = [visit for visit in visits if not visit.marks] or list(visits)
     medians = [visit.median_seconds for visit in clean]
@@ -301,11 +301,11 @@ def undisturbed(visits: Sequence[Sample]) -> tuple[Sample, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """A step of a layer as it was measured, and the sum of its operations.
+    """A measured step of a layer, and the predicted sum of its operations.
 
     Args:
-        chunks_seconds: of both phases, predicted from the profile's operations.
-        overhead_seconds: around them, predicted.
+        chunks_seconds: both phases, predicted from the profile's operations.
+        overhead_seconds: predicted time around the phases.
     """
 
     workload: Workload
@@ -323,10 +323,10 @@ class StepRecord:
 
     @property
     def residual(self) -> float:
-        """log(measured / predicted) of the phases, the overhead taken as predicted.
+        """log(measured / predicted) of the phases, if the overhead takes its predicted time.
 
-        Where that would leave them less than half of the step, the overhead is wrong as well. The
-        residual is then that of the whole step.
+        If that leaves the phases less than half of the step, the overhead is wrong as well. The
+        residual is then of the whole step.
         """
         left = self.measured_seconds - self.overhead_seconds
         if left < self.measured_seconds / 2:

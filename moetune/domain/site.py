@@ -1,6 +1,6 @@
-"""Hardware facts of a profile's machine that rules of layouts need; None is "not known".
+"""Hardware facts of a profile's machine that rules of layouts need; None if not known.
 
-A rule that a fact decides treats None as the machine that has least: no NVLink, no narrow formats.
+Rules treat None as the least capable machine: no NVLink, no narrow formats.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from moetune.domain.profile import Profile
 
 _CAPABILITY = "compute_capability"
 _ROOM_PERCENT = 10
-"""Percent of a host's memory that is assumed for its system, page cache and loaders of data."""
+"""Percent of a host's memory that is assumed for its system, page cache and data loaders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,15 +23,15 @@ class Site:
     """The hardware of one machine.
 
     Args:
-        vendor: of the devices; "cpu" where ranks compute on the host.
-        chip: lower case, such as "h100", "gb200", "rtx4090", "mi300x".
+        vendor: vendor of the devices; "cpu" where ranks compute on the host.
+        chip: name in lower case, such as "h100", "gb200", "rtx4090", "mi300x".
         capability: NVIDIA's compute capability, (major, minor).
-        devices_per_node: that one host has, under one operating system: 4 on GB200 and GB300,
-            where `Machine.devices_per_node` is the whole domain of NVLink.
+        devices_per_node: devices of one host, under one operating system: 4 on GB200 and GB300,
+            where `Machine.devices_per_node` is the whole NVLink domain.
         nvlink_peers: devices that NVLink or NVSwitch joins in one domain: 8 on HGX boards, 72 on
             NVL72, 4 on nodes of four GH200; 0 without NVLink.
         num_nics: network cards of one host; 0 where the machine has no network.
-        nic_bytes_per_second: one device's share of them, one way; 0 without a network.
+        nic_bytes_per_second: rate of one device's share of the cards, one way; 0 without a network.
     """
 
     vendor: Vendor | None
@@ -45,10 +45,10 @@ class Site:
     host_memory_bytes: int | None
 
     def host_bytes_per_rank(self, ranks: int) -> int | None:
-        """Return the host memory that each of so many ranks may fill; None where not known.
+        """Return the host memory that each of `ranks` ranks may fill; None if not known.
 
-        It is an equal share of their host's, less room for the system. Of a CPU's ranks it is what
-        a process may use, where that room is left already.
+        It is an equal share of the host's memory, less room for the system. For ranks on a CPU it
+        is the memory of a process, which leaves that room already.
         """
         if self.host_memory_bytes is None:
             return None
@@ -56,14 +56,14 @@ class Site:
         return self.host_memory_bytes * percent // 100 // min(self.devices_per_node, ranks)
 
     def multiplies(self, dtype: str) -> bool | None:
-        """Return whether the devices' units multiply a narrow format; None where not known.
+        """Return whether the devices' units multiply a narrow format; None if not known.
 
         Transformer Engine's `check_fp8_support`, `check_mxfp8_support` and `check_nvfp4_support`
         (`transformer_engine/pytorch/quantization.py`) ask for compute capability 8.9, 10.0 and
         10.0, and have no MXFP8 from 12.0 on. CDNA 3 multiplies FP8, and CDNA 4 MXFP8, too.
 
         Args:
-            dtype: "fp8", "fp8_rowwise", "mxfp8" or "nvfp4"; any other one is no narrow format.
+            dtype: "fp8", "fp8_rowwise", "mxfp8" or "nvfp4"; any other dtype is not narrow.
         """
         form = _FORMATS.get(dtype)
         if form is None:
@@ -78,7 +78,7 @@ class Site:
 
 
 def check_format(profile: Profile, dtype: str) -> None:
-    """Raise InputError where a profile's GPUs are known not to multiply a narrow format."""
+    """Raise InputError if a profile's GPUs are known not to multiply a narrow format."""
     site = site_of(profile)
     if site.vendor == "cpu" or site.multiplies(dtype) is not False:
         return
@@ -107,9 +107,9 @@ _FORMATS: Mapping[str, _Format] = MappingProxyType({
 
 
 def site_of(profile: Profile) -> Site:
-    """Return the hardware of a profile's machine: its own facts, else those of its device's name.
+    """Return the hardware of a profile's machine, from its facts or else from its device's name.
 
-    Facts are those of `[fingerprint.hardware]`: measured, or written in a reference's file.
+    The facts in `[fingerprint.hardware]` are measured, or written in a reference's file.
     """
     machine, facts = profile.machine, profile.fingerprint.hardware
     chip = chip_of(machine.device) if machine.kind == "cuda" else None
@@ -139,7 +139,7 @@ def _number(text: str) -> int | None:
 
 
 def _capability(text: str, chip: Chip | None) -> Capability | None:
-    """Return the measured capability, else the chip's; ROCm numbers its own, which are none."""
+    """Return the measured capability, else the chip's; None for ROCm's different numbers."""
     if chip is not None and chip.vendor != "nvidia":
         return None
     major, _, minor = text.partition(".")

@@ -1,7 +1,7 @@
-"""Names of a question's fields in errors, and the name that a wrong one is nearest to.
+"""Names of a question's fields in errors, and the known name nearest to a wrong name.
 
-Errors name a field as its flag, such as `--memory-limit`, and carry it as data. `spelled` is the
-only place where a surface's own names take the flags' place: keys of JSON, arguments, labels.
+Errors name a field by its flag, such as `--memory-limit`, and carry the field as data. Only
+`spelled` replaces the flags by a surface's names: keys of JSON, arguments, labels.
 """
 
 import difflib
@@ -28,7 +28,7 @@ _KEYS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelling:
-    """A surface's names of the fields of a question.
+    """Names that a surface gives the fields of a question.
 
     Args:
         key, constraint: templates with `{}` for the key of an input and for a constraint's flag.
@@ -39,12 +39,12 @@ class Spelling:
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __call__(self, name: str) -> str:
-        """Return the name of a key of a plan's inputs, or of a constraint, by its flag."""
+        """Return the surface's name of a plan's input, or of a constraint's flag."""
         template = self.key if name in _KEYS.values() else self.constraint
         return self.names.get(name) or template.format(name)
 
     def of_flag(self, flag: str) -> str:
-        """Return the name of the field that has a flag, which is given without its dashes."""
+        """Return the name of the field of a flag, which is given without dashes."""
         return self(_KEYS.get(flag, flag))
 
 
@@ -56,7 +56,7 @@ AS_KEYS = Spelling(key="inputs.{}", constraint="inputs.constraints.{}")
 
 
 class Arguments(Spelling):
-    """Names of a program's arguments: those of flags with underscores."""
+    """Names of a program's arguments: names of flags with underscores."""
 
     def of_flag(self, flag: str) -> str:
         """Return the argument of a flag: "memory_limit" of "memory-limit"."""
@@ -73,7 +73,7 @@ def flag_of(field: str) -> str:
 
 @contextmanager
 def about(field: str) -> Iterator[None]:
-    """Let errors be about a field, whose flag then begins their text unless it is there."""
+    """Attach a field to errors inside; their text then begins with its flag, unless it has it."""
     try:
         yield
     except MoetuneError as error:
@@ -87,9 +87,9 @@ def about(field: str) -> Iterator[None]:
 
 @contextmanager
 def spelled(spelling: Spelling) -> Iterator[None]:
-    """Let errors name fields as a surface spells them, but not in commands to be pasted.
+    """Rename fields in errors inside as a surface spells them, except in commands to paste.
 
-    A number behind a name of letters and underscores is its value: "--tp 8" becomes "tp=8".
+    A number after an identifier is its value: "--tp 8" becomes "tp=8".
     """
 
     def name_of(match: re.Match[str]) -> str:
@@ -109,21 +109,21 @@ def spelled(spelling: Spelling) -> Iterator[None]:
 
 
 def nearest_or(otherwise: str, name: object, names: Iterable[str]) -> str:
-    """Return the hint "did you mean 'degree'?" for an unknown key, else the other hint."""
+    """Return the hint "did you mean 'degree'?" if a known name is near, else `otherwise`."""
     near = _nearest_name(name, names)
     return f"did you mean {near!r}?" if near else otherwise
 
 
 def nearest_then(hint: str, name: object, names: Iterable[str]) -> str:
-    """Return the hint, behind "did you mean gpt-xl? " where the name of a known thing is near."""
+    """Return the hint, after "did you mean gpt-xl? " if a known name is near."""
     near = _nearest_name(name, names)
     return f"did you mean {near}? {hint}" if near else hint
 
 
 def _nearest_name(name: object, names: Iterable[str]) -> str:
-    """Return the known name that is spelled most like it; "" where none is.
+    """Return the known name with the most similar spelling; "" if none is similar.
 
-    The same word in front counts first: "a100-80gb-x8" is nearer to a100-x8 than to h100-96gb-x8.
+    An equal first word counts more: "a100-80gb-x8" is nearer to a100-x8 than to h100-96gb-x8.
     """
     near, first = difflib.get_close_matches(str(name), names), str(name).lower().split("-")[0]
     return next((name for name in near if name.split("-")[0] == first), (*near, "")[0])

@@ -1,12 +1,12 @@
-"""Rules of a training plan's runtimes: what of a layout each cannot run, by name.
+"""Rules of a training plan's runtimes: layouts that a runtime cannot run, by name.
 
-Rows of facts (`targets.py`) are asked here; rules that a row cannot say are a table for each
-runtime. Planning and export ask the same rules, so that nothing is planned that `export` refuses.
+This module checks rows of facts (`targets.py`), and a table for each runtime of rules that a row
+cannot state. Planning and export check the same rules: `export` refuses nothing that is planned.
 
-Rules of dispatchers are the same in all runtimes that have them. DeepEP 1.2.1 (`csrc/deep_ep.cpp`,
-`csrc/kernels/launch.cuh`) has kernels for 2, 4 and 8 ranks that NVLink joins in a node. It has
-kernels for 2, 4, 8, 16, 18 or 20 nodes of 8 such ranks. HybridEP's ranks of a domain share memory
-by NVLink.
+Rules of dispatchers are equal in all runtimes with these dispatchers. DeepEP 1.2.1
+(`csrc/deep_ep.cpp`, `csrc/kernels/launch.cuh`) has kernels for 2, 4 and 8 ranks that NVLink joins
+in a node, and for 2, 4, 8, 16, 18 or 20 nodes of 8 such ranks. HybridEP's ranks of a domain share
+memory by NVLink.
 """
 
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ _SHARDS_ALL = 3
 
 
 def _kernel_ranks(asked: Asked) -> int:
-    """Return the ranks of a dispatcher's group: Megatron's `tp_ep_group`, the experts' shards."""
+    """Return the ranks of a dispatcher's group: Megatron's `tp_ep_group` of ep·etp ranks."""
     return asked.layout.ep * asked.layout.etp
 
 
@@ -60,7 +60,7 @@ def _deduplicates(asked: Asked) -> bool:
 
 
 def _link_problem(asked: Asked) -> str:
-    """Return what of a machine a dispatcher's own kernels are not for; "" for nothing."""
+    """Return the property of a machine that excludes a dispatcher's kernels; "" for none."""
     site = asked.site
     if site is None or not _deduplicates(asked) or _kernel_ranks(asked) == 1:
         return ""
@@ -72,7 +72,7 @@ def _link_problem(asked: Asked) -> str:
 
 
 def _node_problem(asked: Asked) -> str:
-    """Return what of DeepEP's ranks has no kernels, or does not fit into nodes."""
+    """Return the ranks for which DeepEP has no kernels or nodes do not fit; "" for none."""
     ranks, site = _kernel_ranks(asked), asked.site
     if asked.layout.dispatcher != "deepep" or ranks == 1:
         return ""
@@ -89,7 +89,7 @@ def _node_problem(asked: Asked) -> str:
 
 
 def _cut_dispatcher(asked: Asked) -> str:
-    """Return what to write instead of a dispatcher that does not go with tp, "" where it does."""
+    """Return the hint instead of a dispatcher that tp excludes; "" if tp does not exclude it."""
     able = asked.target.tp_dispatchers
     if asked.layout.tp == 1 or asked.layout.dispatcher in able:
         return ""
@@ -116,14 +116,14 @@ DISPATCHERS = (
     Rule("{layout.dispatcher} {cause}", _INSTEAD, _README,
          lambda asked: (cause := _link_problem(asked)).startswith("without ") and cause),
 )  # fmt: skip
-"""What goes wrong with a layout's dispatcher."""
+"""Rules of a layout's dispatcher."""
 FAMILIES = (
     Rule("all_gather with experts of the family {decoder.family}", _INSTEAD,
          "moetune.TensorExpertLayer",
          lambda asked: asked.layout.dispatcher == "all_gather" and asked.layout.ep > 1
          and asked.target.gather_family not in ("", asked.decoder.family)),
 )  # fmt: skip
-"""Models that a runtime's dispatcher is not for."""
+"""Models that a runtime's dispatcher excludes."""
 _COMBINED = (
     Rule("multi-token prediction on an earlier stage than the head",
          "--stages with m and L in the last one", "",
@@ -145,7 +145,7 @@ OVERLAP = (
          lambda asked: asked.layout.overlap != "none" and asked.layout.ep == 1),
     *BATCH_OVERLAP,
 )  # fmt: skip
-"""What does not go with a layout's overlap; with ep 1 there is nothing to hide anywhere."""
+"""Rules of a layout's overlap; with ep 1 there is nothing to hide in any runtime."""
 
 
 def _shared_size(asked: Asked) -> tuple[str, int] | None:
@@ -165,7 +165,7 @@ def _keeps_activations(asked: Asked) -> bool:
 
 _CONFIG = "transformer/transformer_config.py"
 # `transformer_config.py` refuses pipelines, recomputation and CUDA graphs of parts of a block with
-# offloaded activations; the pass that hides exchanges goes block by block past their contexts.
+# offloaded activations; batch overlap runs block by block, outside of their contexts.
 _HOST = (
     Rule("states in host memory with ZeRO stage {layout.zero}", "--zero 3", "",
          lambda asked: _has_states_on_host(asked) and asked.layout.zero != _SHARDS_ALL),
@@ -191,12 +191,12 @@ _HOST = (
          lambda asked: _keeps_activations(asked) and asked.layout.cuda_graphs != "none"),
 )  # fmt: skip
 HOST = (*_HOST, *HOST_OPTIMIZER)
-"""What of a layout's shares in host memory a runtime cannot run."""
+"""Rules of a layout's shares in host memory."""
 _LAYOUT = (*DISPATCHERS, *_COMBINED, *OVERLAP, *_HOST, *GRAPHS)
 
 
 def model_rules(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
-    """Yield what of a model the runtime does not have, whatever the layout."""
+    """Yield the rules that a model breaks in a runtime with any layout."""
     job = TrainingJob(decoder=decoder, world_size=1, global_batch=1, length=1)
     yield from refused(_MODELS[target.name], Asked(target=target, layout=FoldedLayout(), job=job))
 
@@ -204,11 +204,11 @@ def model_rules(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
 def target_rules(
     layout: FoldedLayout, target: Target, job: TrainingJob, site: Site | None = None
 ) -> Iterator[BrokenRule]:
-    """Yield what of a layout of a job the runtime cannot run."""
+    """Yield the rules of a runtime that a layout breaks for a job."""
     yield from layout_rules(layout, target, site, zero=target.zeros(job.tuning))
     asked = Asked(target=target, layout=layout, job=job, site=site)
     yield from refused(FAMILIES, asked)
-    if job.tuning != TRAINS_ALL:  # else none breaks, and a search asks for thousands of layouts
+    if job.tuning != TRAINS_ALL:  # else no rule breaks, and a search checks thousands of layouts
         yield from refused(TUNING, asked)
     for what, flag, value, able in (
         ("the dtype", "dtype", job.dtype, target.dtypes),
@@ -229,7 +229,7 @@ def layout_rules(
     *,
     zero: tuple[ZeroStage, ...] | None = None,
 ) -> Iterator[BrokenRule]:
-    """Yield what of a layout the runtime cannot run; `zero` has stages for what trains."""
+    """Yield the rules of a runtime that a layout breaks; `zero` has the stages for a tuning."""
     for name, most in target.largest.items():
         size = getattr(layout, name)
         if size > most:

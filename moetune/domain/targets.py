@@ -1,8 +1,8 @@
-"""Runtimes that a training plan is made for: what each can do, and what changes its times.
+"""Runtimes that a training plan is made for: features of each, and facts that change its times.
 
-One row of facts for each version, read in its source; `--target megatron@0.17` picks the row, and
-`--target megatron` the newest. A layout that the runtime cannot run is refused by the name of what
-is missing (`target_rules.py`).
+Each version has a row of facts, read in its source; `--target megatron@0.17` picks the row, and
+`--target megatron` the newest row. A layout that the runtime cannot run is refused, and the refusal
+names the missing feature (`target_rules.py`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -51,10 +51,10 @@ MegatronCore: TypeAlias = tuple[int, int]
 
 
 class GraphsInRecipes(NamedTuple):
-    """CUDA graphs of a runtime's own recipes.
+    """CUDA graphs that a runtime's recipes use.
 
     Args:
-        dtypes: of the recipes; any where empty.
+        dtypes: dtypes of the recipes; empty for any dtype.
     """
 
     graphs: CudaGraphs
@@ -64,60 +64,60 @@ class GraphsInRecipes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A runtime, with what it can do.
+    """A runtime with its features.
 
     Args:
-        version: that the facts were read in, with its package: "megatron-core 0.16.1".
-        source: files that say so; the repository and tag where no package registry has it.
+        version: package and version with these facts: "megatron-core 0.16.1".
+        source: files with these facts; repository and tag where no package registry has them.
         tp_divides_ep: whether ep above 1 is a multiple of tp.
         gathers_over_tp: whether all_gather is over tensor ranks' tokens, so that ep is tp.
-        gather_family: of models whose experts all_gather is for; "" for all.
-        largest: of sizes that it bounds: {"vpp": 1} has no interleaved stages.
+        gather_family: family of models whose experts can use all_gather; "" for all.
+        largest: largest sizes, where the runtime bounds them: {"vpp": 1} allows no interleaving.
         zero_with_pp: highest ZeRO stage with pipeline stages.
         zero_with_tp: highest ZeRO stage with tensor parallelism.
-        schedules: of pipelines; where there are none, pp is 1.
+        schedules: pipeline schedules; without any, pp is 1.
         predicts_apart: whether multi-token prediction may be on an earlier stage than the head.
         overlap_hidden: share of the shorter of computation and exchanges that overlap hides.
         hides_gradients: whether passes hide collectives of gradients and parameters.
         launches: factor on the host's time to launch a block's kernels in Megatron-Core.
-        optimizers: that it has, the one of its own default recipe first.
-        adam: what the optimizer of that name keeps.
-        logit_bytes: of one logit at the loss. 6 are one in bfloat16 and a copy in float32 that its
-            gradient takes the place of. 2 are a fused loss's, which writes the gradient over the
-            logit. 14 are torch's: log-probabilities, their gradient and that of the logits in
-            float32.
-        loss_chunks: of the tokens whose logits are computed one after another.
-        vocabulary_multiple: of the rows of a vocabulary on each of the tensor ranks.
-        fuses_activations: whether a gated activation is one kernel, which keeps its input alone;
-            else its factors are kept, too, and before the experts' weights their product.
+        optimizers: optimizers of the runtime, that of its default recipe first.
+        adam: bytes that the optimizer "adam" keeps.
+        logit_bytes: bytes of a logit at the loss. 6: a bfloat16 logit and a float32 copy, which the
+            gradient overwrites. 2: a fused loss, which writes the gradient over the logit. 14:
+            torch's loss, with float32 log-probabilities, their gradient and the gradient of the
+            logits.
+        loss_chunks: chunks of tokens whose logits are computed in sequence.
+        vocabulary_multiple: a tensor rank's rows of the vocabulary are padded to a multiple of it.
+        fuses_activations: whether a gated activation is one kernel, which keeps only its input;
+            else its factors are kept, too, and their product before the combine weights.
         splits_sequence: whether tensor ranks share the sequence between their layers.
-        copies_sequence: whether a copy orders what tensor ranks gather and scatter of it.
+        copies_sequence: whether a copy reorders the sequence that tensor ranks gather and scatter.
         splits_logits: whether tensor ranks share the logits at the loss.
-        saves_exchanges: whether selective recomputation keeps what exchanges of rows give.
+        saves_exchanges: whether selective recomputation keeps the results of row exchanges.
         caches_narrow_weights: whether 8-bit copies of the weights are kept between micro-batches.
         offloads_optimizer: whether the host takes a share of the optimizer, at ZeRO stage 1.
-        offloads_states: whether it takes all states of single ranks, at ZeRO stage 3.
-        cuda_graphs: partial ones are of attention, the router and the order of rows.
-        graphs_in_recipes: which of them its recipes take, and on what: searches try these.
+        offloads_states: whether the host takes all states, at ZeRO stage 3 with tp, cp and pp 1.
+        cuda_graphs: "partial" graphs hold attention, the router and the order of rows.
+        graphs_in_recipes: graphs that its recipes use, and where: searches try these.
         offloads_activations: whether activations of whole blocks can wait in host memory, without
             a pipeline, recomputation, overlap of exchanges and CUDA graphs.
-        kernels_per_expert: that both passes launch for each expert of a rank one by one, in
-            bfloat16 and in 8 bits. In bfloat16 they are two layers of three GEMMs. In 8 bits each
-            has rounding of inputs and of gradients and the order of scales besides. 0 where grouped
-            kernels do all at once.
-        scatters_beside_weights: whether inputs' gradients are scattered beside weights' GEMMs.
-        multiplies_in_pieces: whether GEMMs in pieces, one for each tensor rank, hide all but one of
-            their exchanges (`tp_comm_overlap`, which exports leave off).
-        places_experts: whether each layer's experts may be in another order than their own.
-        runs_layer: whether experts run in moetune's layer, as `solve.layer` prices it.
+        kernels_per_expert: kernels that both passes launch for each expert of a rank, in bfloat16
+            and in 8 bits. In bfloat16 they are two layers of three GEMMs. In 8 bits each GEMM also
+            rounds inputs and gradients and reorders scales. 0 where grouped kernels run all experts
+            at once.
+        scatters_beside_weights: whether weight-gradient GEMMs hide the scatter of input gradients.
+        multiplies_in_pieces: whether GEMMs in pieces, a piece for each tensor rank, hide all of
+            their exchanges except a single piece's (`tp_comm_overlap`, which exports leave off).
+        places_experts: whether each layer's experts may be out of their natural order.
+        runs_layer: whether experts run in moetune's layer, as `solve.layer` predicts it.
         gathers_context: whether keys and values are gathered before attention, not during it.
-        core: the version of Megatron-Core in it, which its rules ask; None without.
+        core: its version of Megatron-Core, which its rules depend on; None without.
         without_deepep: chips on which it refuses DeepEP.
-        adapters: of experts that it has, its default first; without any it has no adapters.
-        merges_adapters: whether those of experts are multiplied out and added to the weights in
+        adapters: supported adapters of experts, the default first; empty without any adapters.
+        merges_adapters: whether adapters of experts are multiplied out and added to the weights in
             each pass, so that the gradient of the sum is computed.
-        adapter_zero: ZeRO stages that go with adapters, () for all that it has.
-        bases: formats of the frozen weights of adapters.
+        adapter_zero: ZeRO stages that go with adapters; () for all stages of `zero`.
+        bases: formats of the frozen weights under adapters.
         freezes: whether parts of a model may be frozen.
     """
 
@@ -181,7 +181,7 @@ class Target:
 
     @property
     def release(self) -> str:
-        """The version as `--target` takes it: "0.16" of 0.16.1; "" for moetune's runtime."""
+        """The version as in `--target`: "0.16" for 0.16.1; "" for moetune's runtime."""
         return ".".join(self.number.split(".")[:2])
 
     @property
@@ -191,25 +191,25 @@ class Target:
 
     @property
     def spec(self) -> str:
-        """The name that `--target` and `--to` take for this version: "megatron@0.16"."""
+        """The value of `--target` and `--to` for this version: "megatron@0.16"."""
         return f"{self.name}@{self.release}" if self.release else self.name
 
     def optimizer(self, name: OptimizerName) -> Optimizer:
-        """Return an optimizer as the runtime has it."""
+        """Return the runtime's variant of an optimizer."""
         return self.adam if name == "adam" else optimizer_of(name)
 
     def zeros(self, tuning: Tuning) -> tuple[ZeroStage, ...]:
-        """Return the ZeRO stages that go with what trains."""
+        """Return the ZeRO stages that the tuning allows."""
         return self.zero if tuning.adapters is None else self.adapter_zero or self.zero
 
     def tried_graphs(self, site: Site, dtype: TrainingDtype) -> Iterator[CudaGraphs]:
-        """Yield the CUDA graphs that its recipes take on a machine, of parts first."""
+        """Yield the CUDA graphs that its recipes use on a machine, "partial" first."""
         for row in self.graphs_in_recipes:
             if site.generation in row.generations and dtype in (row.dtypes or (dtype,)):
                 yield row.graphs
 
     def refusal(self, what: str, instead: str, source: str = "") -> BrokenRule:
-        """Return the broken rule: what cannot run, flags that can, and the file that says so."""
+        """Return the broken rule: what cannot run, flags that can, and the source file."""
         where = f": {source}" if source else ""
         return BrokenRule(
             f"{self.label} cannot run {what}{where}", f"use {instead}, or another --target"
@@ -246,11 +246,11 @@ _GRAPHS_CORE: MegatronCore = (0, 18)
 
 
 def _graphs_in_recipes(core: MegatronCore) -> tuple[GraphsInRecipes, ...]:
-    """Return what Megatron-Bridge 0.6.0 has in `src/megatron/bridge/perf_recipes`.
+    """Return the graphs of Megatron-Bridge 0.6.0 in `src/megatron/bridge/perf_recipes`.
 
-    Those of H100, B200, B300, GB200 and GB300 have `cuda_graph_impl="transformer_engine"` in any
+    Recipes of H100, B200, B300, GB200 and GB300 have `cuda_graph_impl="transformer_engine"` in any
     precision. "full_iteration" is in `_enable_hybridep_full_iteration_mxfp8` of `qwen/common.py`,
-    and in none of H100.
+    and in no recipe of H100.
     """
     if core < _GRAPHS_CORE:
         return ()
@@ -261,7 +261,7 @@ def _graphs_in_recipes(core: MegatronCore) -> tuple[GraphsInRecipes, ...]:
 
 
 def _megatron(version: str, core: MegatronCore) -> Target:
-    """Return Megatron-LM's row of a version that PyPI has for Python 3.12 alone."""
+    """Return Megatron-LM's row of a version that PyPI has only for Python 3.12."""
     return replace(
         _MEGATRON, version=f"megatron-core {version}", core=core,
         graphs_in_recipes=_graphs_in_recipes(core),
@@ -275,7 +275,7 @@ _EACH_EXPERT: MegatronCore = (0, 18)
 
 
 def _bridge(version: str, core: MegatronCore) -> Target:
-    """Return Megatron-Bridge's row of a version that PyPI has for Python 3.12 alone."""
+    """Return Megatron-Bridge's row of a version that PyPI has only for Python 3.12."""
     return replace(
         _BRIDGE, version=f"megatron-bridge {version}", core=core,
         graphs_in_recipes=_graphs_in_recipes(core),
@@ -348,11 +348,11 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
         splits_sequence=False, splits_logits=False,  # module_inject/auto_tp.py
     ),),
 })  # fmt: skip
-"""Rows of each runtime, the oldest first: that is the one of plans that name no version."""
+"""Rows of each runtime, the oldest first, which is the row of plans without a version."""
 
 
 def find_target(name: str) -> Target:
-    """Return a target's facts, "megatron@0.17" or the newest; InputError where there are none."""
+    """Return a target's facts, by "megatron@0.17" or the newest; raises InputError without any."""
     target, _, version = name.partition("@")
     rows = _rows(target)
     if "@" not in name:
@@ -372,7 +372,7 @@ def target_releases(name: str) -> tuple[str, ...]:
 
 
 def planned_target(name: TargetName, version: str) -> Target:
-    """Return a stored plan's target, of "" the first version; InputError without such a row."""
+    """Return a stored plan's target, the first for version ""; raises InputError without a row."""
     return find_target(f"{name}@{version}") if version else _rows(name)[0]
 
 

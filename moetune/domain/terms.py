@@ -11,10 +11,10 @@ class PhaseTerms:
     """One phase of the plan, in seconds.
 
     Args:
-        transfer_seconds: a chunk's dispatch, as its combine; in tensor parallelism its all-reduce.
-        total_transfer_seconds: all transfers of the phase, undisturbed.
-        total_compute_seconds: all experts, undisturbed.
-        exposed_communication_seconds: time of the phase beyond its experts'.
+        transfer_seconds: a chunk's dispatch or combine; in tensor parallelism its all-reduce.
+        total_transfer_seconds: all transfers of the phase, without interference.
+        total_compute_seconds: all experts, without interference.
+        exposed_communication_seconds: time of the phase in addition to its experts'.
         hidden_seconds: time that overlapping saves over running everything in sequence.
     """
 
@@ -32,13 +32,13 @@ class PhaseTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyTerms:
-    """One memory strategy at the best degrees that fit; where none do, at the fastest.
+    """One memory strategy at the best degrees that fit, or at the fastest if none fit.
 
     Args:
-        needed_bytes: on the device: states, activations and buffers, by MPipeMoE Eq. 1 to 6.
+        needed_bytes: states, activations and buffers on the device, by MPipeMoE Eq. 1 to 6.
         host_bytes: activations that wait in host memory.
-        is_paper_choice: whether Eq. 10 would take it, among those that reuse memory.
-        lost_because: empty for the plan's own.
+        is_paper_choice: whether Eq. 10 would choose it among the strategies that reuse memory.
+        lost_because: why another strategy won; empty for the plan's strategy.
     """
 
     strategy: Strategy
@@ -58,10 +58,10 @@ class StrategyTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTerms:
-    """The terms of one layer's plan, from the candidates that it was chosen among.
+    """The terms of a layer's plan and its candidate strategies.
 
     Args:
-        strategies: empty in a whole model and in tensor parallelism, where none is chosen.
+        strategies: empty in a whole model and in tensor parallelism, which choose no strategy.
     """
 
     forward: PhaseTerms

@@ -1,12 +1,12 @@
 """Rules of the runtimes around torch's modules: torchtitan, transformers, and DeepSpeed.
 
-Read in torchtitan 0.3.0 with torch 2.13, transformers 5.23 and 5.24, and DeepSpeed 0.19.8, which
-trains the models of transformers. Files that a message names are those of the runtime's package.
+The rules were read in torchtitan 0.3.0 with torch 2.13, transformers 5.23 and 5.24, and DeepSpeed
+0.19.8, which trains the models of transformers. Messages name files of the runtime's package.
 
 Models of torchtitan are flavors of its `model_registry` (`models/*/__init__.py`), with recipes in
-`config_registry.py`. A configuration is a flavor's where layers, width, vocabulary and the number
-of parameters are the same, whatever its name is. The plans of a family of transformers are
-`base_model_tp_plan` and `base_model_ep_plan` of its configuration class.
+`config_registry.py`. A configuration is a flavor's if layers, width, vocabulary and the number of
+parameters are equal; names do not matter. The tensor and expert plans of a family of transformers
+are `base_model_tp_plan` and `base_model_ep_plan` of its configuration class.
 """
 
 from collections.abc import Iterator
@@ -22,15 +22,15 @@ ABSENT = frozenset({
     "bailing_moe", "bailing_moe_v2", "deepseek", "grok-1", "kimi_k2", "longcat_flash_ngram", "mimo",
     "minimax_m3", "minimax_text_01",
 })  # fmt: skip
-"""Families without a class of their own: their configurations name code on the Hub."""
+"""Families without a class in transformers: their configurations name code on the Hub."""
 NO_CAUSAL_CLASS = frozenset({
     "glm4v_moe_text", "glm5_next_text", "hy_v4_vl_text", "mistral4", "muse_spark_text",
     "qwen2_5_vl_text", "qwen2_vl_text", "qwen3_omni_moe_text", "qwen3_omni_moe_thinker",
     "qwen3_vl_moe_text", "qwen3_vl_text", "step3p5", "step3p7",
 })  # fmt: skip
-"""Families whose configuration `AutoModelForCausalLM`, which the export calls, does not take."""
+"""Families whose configuration `AutoModelForCausalLM` refuses, which the export calls."""
 _TOWERS_ON_THE_HUB = frozenset({"kimi_linear", "minimax_m3_vl_text", "nemotron_h"})
-"""Families of language models that have towers under types which transformers does not have."""
+"""Families of language models whose variants with towers have types unknown to transformers."""
 CUTS_ATTENTION = frozenset({
     "llama", "mistral", "nemotron", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe",
     "qwen3_vl_moe_text", "qwen3_omni_moe_text", "qwen3_omni_moe_thinker", "laguna", "mellum",
@@ -38,14 +38,14 @@ CUTS_ATTENTION = frozenset({
     "dots1", "exaone_moe", "solar_open", "hy_v3", "mimo_v2_flash", "beam", "ernie4_5_moe",
     "llama4_text", "longcat_flash", "cohere2_moe", "dots3_note_text", "hy_v4", "gemma4_text",
 })  # fmt: skip
-"""Families whose tensor plan cuts every mixer by heads; others leave attention whole on each rank,
-or gather what their projections give (`colwise_gather_output`)."""
+"""Families whose tensor plan cuts every mixer by heads. Other families leave attention whole on
+each rank, or gather the outputs of projections (`colwise_gather_output`)."""
 WITHOUT_EXPERT_PLAN = frozenset({"llama4_text", "longcat_flash", "dbrx"})
 """Families with experts whose expert plan is empty."""
 
 READS_IN_PARTS = frozenset({"bailing_hybrid", "kimi_linear"})
-"""Families whose convolution is read from three tensors, one behind the other in the dimension that
-FSDP cuts. A rank reads its part of each of the three, which together are another part of the whole
+"""Families whose convolution is read from three tensors, concatenated in the dimension that FSDP
+cuts. A rank reads its part of each tensor, which together are not its part of the concatenation
 (`conversion_mapping.py`, `distributed/sharding_utils.py`)."""
 
 
@@ -60,12 +60,12 @@ AUTOEP: MappingProxyType[str, str] = MappingProxyType({
 })  # fmt: skip
 """AutoEP's presets by the model's family (`module_inject/auto_ep_presets/`)."""
 AUTOTP = frozenset({"llama", "mistral", "nemotron", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe"})
-"""Families whose heads AutoTP cuts; it has no gradient of rotary keys that latent attention shares,
-and none of delta nets (`module_inject/tp_plan_converter.py`)."""
+"""Families whose heads AutoTP cuts. AutoTP has no gradient of the rotary keys that heads of latent
+attention share, and none of delta nets (`module_inject/tp_plan_converter.py`)."""
 
 
 def key_heads(source: str) -> Rule:
-    """Return the rule of numbers of key heads that tensor parallelism does not divide."""
+    """Return the rule against numbers of key heads that tp does not divide."""
     return Rule(
         "tp {layout.tp} with {cause[0]} key heads", "--tp {cause[1]}", source,
         lambda asked: indivisible(asked.decoder.kv_head_counts, asked.layout.tp),
@@ -73,7 +73,7 @@ def key_heads(source: str) -> Rule:
 
 
 def _cuts_experts(asked: Asked, families: frozenset[str]) -> bool:
-    """Return whether tensor parallelism cuts experts, too: without expert parallelism it does."""
+    """Return whether tp also cuts experts, which it does without expert parallelism."""
     has_experts = asked.decoder.num_moe_layers > 0 and asked.decoder.family in families
     return asked.layout.tp > 1 and asked.layout.ep == 1 and has_experts
 
@@ -117,18 +117,18 @@ DEEPSPEED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """A model as torchtitan 0.3.0 has it.
+    """A model of torchtitan 0.3.0.
 
     Args:
         family: module of `torchtitan.models`.
-        flavor: of its `model_registry`.
-        base: module of `torchtitan.models` whose recipe the export changes. It trains by AdamW in
-            bfloat16, which the flavor's own may not (Kimi by Muon, Llama 405B in 8 bits).
-        function: of that module's `config_registry`, the nearest in size.
-        num_parameters: of the text model, without towers and multi-token prediction.
-        max_length: of a sequence, which the rotary embedding of the flavor bounds.
-        shares_sequence: whether `parallelize.py` takes context parallelism.
-        tower: whether it has a vision encoder, in the first stage, dropped where text runs alone.
+        flavor: name in the module's `model_registry`.
+        base: module of `torchtitan.models` whose recipe the export changes. That recipe trains by
+            AdamW in bfloat16; the flavor's may not (Kimi by Muon, Llama 405B in 8 bits).
+        function: the recipe in the base's `config_registry` that is nearest in size.
+        num_parameters: parameters of the text model, without towers and multi-token prediction.
+        max_length: longest sequence of the flavor's rotary embedding.
+        shares_sequence: whether `parallelize.py` supports context parallelism.
+        tower: whether there is a vision encoder, in the first stage, or dropped for text alone.
     """
 
     family: str
@@ -154,12 +154,12 @@ class Recipe:
 
 
 def recipe_of(decoder: Decoder) -> Recipe | None:
-    """Return the recipe of a decoder's sizes; None where torchtitan has none."""
+    """Return the recipe with a decoder's sizes; None if torchtitan has none."""
     return next((recipe for recipe in RECIPES if recipe.is_of(decoder)), None)
 
 
 def recipe_names() -> str:
-    """Return the flavors of all recipes, family by family, in a few words."""
+    """Return the flavors of all recipes by family, as text."""
     families = dict.fromkeys(recipe.family for recipe in RECIPES)
     return "; ".join(
         f"{family}: {', '.join(recipe.flavor for recipe in RECIPES if recipe.family == family)}"
@@ -234,33 +234,33 @@ RECIPES: tuple[Recipe, ...] = (
              tower="dropped"),
 )  # fmt: skip
 _MASK_BLOCK = 128
-"""Positions of a block of FlexAttention's mask, which no rank's part of a sequence may cut."""
+"""Positions of a block of FlexAttention's mask; a rank's part of a sequence has whole blocks."""
 
 
 def _bound(asked: Asked) -> Recipe | None:
-    """Return the recipe whose rotary embedding is shorter than the sequences."""
+    """Return the recipe if its rotary embedding is shorter than the sequences."""
     recipe, job = recipe_of(asked.decoder), asked.job
     is_bound = recipe is not None and job is not None and job.length > recipe.max_length
     return recipe if is_bound else None
 
 
 def _keeps_sequence(asked: Asked) -> str | None:
-    """Return the family of a recipe whose sequences no ranks share."""
+    """Return the family of a recipe that cp cannot share sequences of."""
     recipe = recipe_of(asked.decoder) if asked.layout.cp > 1 else None
     return None if recipe is None or recipe.shares_sequence else recipe.family
 
 
 def _cutting_unit(asked: Asked, unit: int) -> int | None:
-    """Return a unit of positions that cp does not cut a sequence in."""
+    """Return the unit of positions, under cp, if it does not divide the sequences."""
     return (
         unit if asked.layout.cp > 1 and asked.job is not None and asked.job.length % unit else None
     )
 
 
 def _odd_width(asked: Asked) -> tuple[int, int] | None:
-    """Return the shards of an expert, and a width of it that these do not divide.
+    """Return the shards of an expert, and its width that they do not divide.
 
-    More shards than experts cut their width, evenly (`distributed/fsdp.py`;
+    More shards than experts cut the experts' width, evenly (`distributed/fsdp.py`;
     `torch/distributed/fsdp/_fully_shard/_fsdp_param.py`).
     """
     layer, shards = asked.decoder.layer, asked.layout.stage_ranks // asked.layout.ep

@@ -1,7 +1,7 @@
-"""Layouts of a decoder's training on many ranks: attention's and the experts', folded freely.
+"""Layouts of a decoder's training on many ranks, folded freely for attention and for experts.
 
-World size = dp·cp·tp·pp for everything but the experts, and edp·ep·etp·pp for them: ep·etp divides
-dp·cp·tp, and may exceed or cross dp (Megatron-Core's parallel folding).
+World size = dp·cp·tp·pp for everything except the experts, and edp·ep·etp·pp for the experts. The
+product ep·etp divides dp·cp·tp, and may exceed or cross dp (Megatron-Core's parallel folding).
 """
 
 from collections.abc import Iterable
@@ -41,26 +41,26 @@ TokenDispatcher = Literal["all_to_all", "all_gather", "deepep", "hybrid_ep"]
 """Exchanges of tokens, the simplest first."""
 TOKEN_DISPATCHERS: tuple[TokenDispatcher, ...] = get_args(TokenDispatcher)
 DEDUPLICATING: frozenset[TokenDispatcher] = frozenset({"deepep", "hybrid_ep"})
-"""Dispatchers with kernels of their own, which send a token once to each node and each rank."""
+"""Dispatchers with special kernels, which send a token once to each node and each rank."""
 _MEAN_OF_NATURAL = 0.75
-"""Load of the fullest rank beyond the mean, over what natural routing's law says, as a mean of a
-run's layers. Runs of Qwen3-235B-A22B with forced and natural routing differ by 0.73, 0.74 and 0.78
-of the law's at 16, 32 and 64 k tokens (yanring/Megatron-MoE-ModelZoo)."""
+"""Excess load of the fullest rank over the mean, divided by the excess in natural routing's law, as
+a mean of a run's layers. Runs of Qwen3-235B-A22B with forced and natural routing differ by 0.73,
+0.74 and 0.78 of the law at 16, 32 and 64 k tokens (yanring/Megatron-MoE-ModelZoo)."""
 Overlap = Literal["none", "batch", "chunks"]
-"""How exchanges of tokens are hidden: not at all, by another micro-batch's computation, or, cut
-into chunks, by the experts of other chunks."""
+"""What hides exchanges of tokens: nothing, another micro-batch's computation, or, with tokens in
+chunks, the experts of other chunks."""
 CudaGraphs = Literal["none", "partial", "full"]
-"""What the host replays instead of launching it: nothing, attention and the router, or a step."""
+"""Kernels that the host replays, not launches: none, attention and the router, or a whole step."""
 ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
 TrainingDtype = Literal["bfloat16", "float16", "fp8", "mxfp8", "nvfp4"]
 TRAINING_DTYPES: tuple[TrainingDtype, ...] = get_args(TrainingDtype)
 HALF_PRECISION: tuple[TrainingDtype, ...] = ("bfloat16", "float16")
-"""Dtypes of whole trainings; the others are of GEMMs alone, and the rest is in bfloat16."""
+"""Dtypes of whole trainings. Other dtypes are for GEMMs only, and the rest is in bfloat16."""
 _ROUNDING = 1e-6
 
 
 def read_recompute(text: str) -> tuple[Recompute, ...]:
-    """Return the modules of `--recompute`, in their order; InputError for an unknown one."""
+    """Return the modules of `--recompute`, in fixed order; raises InputError for other names."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if names == ["none"]:
         return ()
@@ -75,7 +75,7 @@ def read_recompute(text: str) -> tuple[Recompute, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degrees:
-    """Chunks of each pass of the experts, at least 1: unequal ones in plans of before alone."""
+    """Chunks of each pass of the experts, at least 1; passes differ only in older plans."""
 
     forward: int
     backward: int
@@ -85,12 +85,12 @@ class Degrees:
 
     @classmethod
     def of_both(cls, degree: int) -> "Degrees":
-        """Return the same number of chunks of either pass."""
+        """Return the same number of chunks for both passes."""
         return cls(forward=degree, backward=degree)
 
     @property
     def common(self) -> int:
-        """Chunks of either pass; InputError where they differ, as in plans of before."""
+        """Chunks of each pass; raises InputError if the passes differ, as in older plans."""
         return common_degree(self.forward, self.backward)
 
 
@@ -111,24 +111,24 @@ _MEGATRON_LETTERS = Written(
 
 @dataclass(frozen=True, kw_only=True)
 class FoldedLayout:
-    """Layout of a decoder's training over ranks, those of attention and of experts folded.
+    """Layout of a decoder's training over ranks, with attention's and experts' groups folded.
 
-    In a document `recompute` is "none" alone for nothing, and `stages` are Megatron's letters.
+    A document writes an empty `recompute` as "none", and `stages` in Megatron's letters.
 
     Args:
-        dp: replicas of attention; those of the experts follow (`edp`).
+        dp: replicas of attention; replicas of the experts follow from it (`edp`).
         cp: ranks that share a sequence.
         tp: tensor-parallel ranks of attention and dense FFNs, which also share the sequence.
         vpp: stages of one pipeline rank.
-        ep, etp: ranks that share the experts, and the width of one of them.
-        recompute: modules whose activations are computed again in the backward pass.
-        zero: what replicas shard: 0 nothing, 1 optimizer states, 2 gradients too, 3 all.
-        cuda_graphs: full ones need static shapes, so that experts take a bounded number of rows.
-        schedule: of the pipeline's passes; None for 1F1B, interleaved with vpp above 1.
-        stages: modules of each stage; None for as many blocks in each as can be.
+        ep, etp: ranks that share the experts, and ranks that share an expert's width.
+        recompute: modules whose activations the backward pass recomputes.
+        zero: what replicas shard: 0 nothing, 1 optimizer states, 2 also gradients, 3 all.
+        cuda_graphs: "full" needs static shapes, so that the rows of experts are bounded.
+        schedule: schedule of the pipeline; None for 1F1B, or interleaved with vpp above 1.
+        stages: modules of each stage; None for equal numbers of blocks where possible.
         offload_activations: share of the blocks whose activations wait in host memory.
-        offload_optimizer: share of the optimizer that the host keeps and computes.
-        degree: of overlap "chunks"; None for the fastest, and with another overlap.
+        offload_optimizer: share of the optimizer that the host keeps and updates.
+        degree: chunks of overlap "chunks"; None for the fastest, and with other overlaps.
     """
 
     DOCUMENT_PROPERTIES: ClassVar = ("edp",)
@@ -166,12 +166,12 @@ class FoldedLayout:
 
     @property
     def recompute_words(self) -> str:
-        """The modules that are computed again: "moe_act, norm", or "none"."""
+        """The recomputed modules: "moe_act, norm", or "none"."""
         return ", ".join(self.recompute) or "none"
 
     @property
     def all_words(self) -> str:
-        """The words with what else is decided: "dp 8 · … · recompute none · deepep · ZeRO-1"."""
+        """All decisions in words: "dp 8 · … · recompute none · deepep · ZeRO-1"."""
         return " · ".join([
             self.words, f"recompute {self.recompute_words}", self.dispatcher,
             f"overlap {self.overlap}", f"graphs {self.cuda_graphs}", f"ZeRO-{self.zero}",
@@ -184,7 +184,7 @@ class FoldedLayout:
 
     @property
     def stage_ranks(self) -> int:
-        """Ranks of one pipeline rank's stages."""
+        """Ranks that share a pipeline rank's stages."""
         return self.dp * self.cp * self.tp
 
     @property
@@ -204,25 +204,25 @@ class FoldedLayout:
 
     @property
     def on_host(self) -> float:
-        """Shares of activations and the optimizer that are in host memory."""
+        """Sum of the shares of activations and of the optimizer in host memory."""
         return self.offload_activations + self.offload_optimizer
 
     def changed(self, **values: object) -> "FoldedLayout":
-        """Return a copy with unchecked values, sooner than `replace`: searches make thousands."""
+        """Return a copy with unchecked values, faster than `replace`: searches make thousands."""
         copy = object.__new__(FoldedLayout)
         object.__setattr__(copy, "__dict__", vars(self) | values)
         return copy
 
     def offloaded_layers(self, decoder: Decoder) -> int:
-        """Return the blocks whose activations wait in host memory, rounded up."""
+        """Return the number of blocks whose activations wait in host memory, rounded up."""
         return ceil(self.offload_activations * decoder.num_layers - _ROUNDING)
 
     def offloaded_share(self, decoder: Decoder) -> float:
-        """Return the share of the blocks that these are."""
+        """Return the share of blocks whose activations wait in host memory."""
         return self.offloaded_layers(decoder) / decoder.num_layers
 
     def even_stages(self, decoder: Decoder) -> StageLetters:
-        """Return as many stages, with as equal numbers of blocks as there can be."""
+        """Return the layout's number of stages, with blocks divided as equally as possible."""
         even = even_stages(decoder.num_layers, len(decoder.predictions), self.num_stages)
         return aligned_stages(even, decoder.stage_starts)
 
@@ -238,10 +238,10 @@ class FoldedLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRequest:
-    """Sizes of a layout that the caller pins; None for what the solver chooses.
+    """Sizes of a layout that the caller pins; None for a choice of the solver.
 
     Args:
-        expert_placement: of experts whose layers were recorded.
+        expert_placement: rule for experts whose layers were recorded.
     """
 
     cp: int | None = None
@@ -267,26 +267,26 @@ class LayoutRequest:
 
     @property
     def pinned(self) -> dict[str, Any]:
-        """What is pinned, by field."""
+        """The pinned values, by field."""
         values = ((item.name, getattr(self, item.name)) for item in fields(self))
         return {name: value for name, value in values if value is not None}
 
     @property
     def flags(self) -> dict[str, str]:
-        """What is pinned, as flags with their values: "8" by "--tp"."""
+        """The pinned values as texts by flag: "8" by "--tp"."""
         return {flag_of(name): _flag_text(name, value) for name, value in self.pinned.items()}
 
     @property
     def words(self) -> str:
-        """What is pinned, as flags: "--tp 8 --recompute moe_act,norm"."""
+        """The pins as flags: "--tp 8 --recompute moe_act,norm"."""
         return " ".join(f"{flag} {text}" for flag, text in self.flags.items())
 
     def only(self, *names: str) -> "LayoutRequest":
-        """Return the pins of these fields alone."""
+        """Return the pins of only these fields."""
         return self.without(name for name in self.pinned if name not in names)
 
     def without(self, names: Iterable[str]) -> "LayoutRequest":
-        """Return the pins without some of them."""
+        """Return the pins except those of these fields."""
         nothing: dict[str, Any] = dict.fromkeys(names)
         return replace(self, **nothing)
 
@@ -301,17 +301,17 @@ def _flag_text(name: str, value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """A training, and the number of its ranks; InputError of a size below 1, or other routing.
+    """A training on a number of ranks; raises InputError for a wrong size or another routing.
 
     Args:
         global_batch: sequences of a step.
         length: tokens of a sequence.
-        dtype: of the GEMMs; in 8 bits attention's core, the router and the head are bfloat16.
-        routing: to experts, of all layers or of each; a step waits for the fullest rank.
-        optimizer: its name, which says the bytes that it keeps for each parameter.
+        dtype: dtype of GEMMs; with 8 bits attention's core, the router and the head are bfloat16.
+        routing: loads of experts, in all layers or in each; a step waits for the fullest rank.
+        optimizer: name of the optimizer, which gives its bytes for each parameter.
         leaves_room: whether memory has room for natural routing as well as balanced.
-        tuning: what of the model trains.
-        packing: of documents into sequences; None where each has a single one.
+        tuning: which parameters of the model train.
+        packing: packing of documents into sequences; None for a single document in each.
     """
 
     decoder: Decoder
@@ -332,21 +332,21 @@ class TrainingJob:
 
     @property
     def attended(self) -> int:
-        """Tokens of the sequence in which attention reads as much as it does."""
+        """Length of an unpacked sequence with the same attention per token."""
         return self.length if self.packing is None else max(1, round(self.packing.attended))
 
     @property
     def element(self) -> TrainingDtype:
-        """The dtype of whatever is not in 8 bits or fewer."""
+        """The dtype of all tensors that are not in 8 bits or fewer."""
         return self.dtype if self.dtype in HALF_PRECISION else "bfloat16"
 
     @property
     def with_mean_layers(self) -> "TrainingJob":
-        """The job with layers of a kind alike, each as full as all are on the mean."""
+        """The job without records of each layer: every layer is as full as the mean layer."""
         return replace(self, decoder=self.decoder.with_records(repeat(None)))
 
     def skew(self, part: RoutedExperts, ep: int) -> RankSkew:
-        """Return how full the fullest of ep ranks is in a layer."""
+        """Return how full the fullest of `ep` ranks is in a layer."""
         if isinstance(self.routing, RecordedLayers):
             return self.routing.skew(part.record, ep)
         fullest = self.routing.skew(part.num_experts, part.mean_top_k, ep)
@@ -355,7 +355,7 @@ class TrainingJob:
         return RankSkew(mean=fullest, p99=fullest)
 
     def micro_batches(self, layout: FoldedLayout) -> int:
-        """Return the micro-batches of a replica in one step."""
+        """Return the number of micro-batches of a replica in a step."""
         return self.global_batch // (layout.micro_batch * layout.dp)
 
     @property
@@ -365,7 +365,7 @@ class TrainingJob:
 
 
 def read_dtype(dtype: str) -> TrainingDtype:
-    """Return the name of a training's dtype; raise InputError for another name."""
+    """Return the name of a training's dtype; raises InputError for another name."""
     if dtype not in TRAINING_DTYPES:
         what, hint = f"--dtype {dtype!r} is not for whole models", ", ".join(TRAINING_DTYPES)
         raise InputError(what, f"use {hint}", field="dtype")

@@ -1,4 +1,4 @@
-"""A training plan as its JSON document has it: what stores keep, and views and exports read."""
+"""A training plan as its JSON document, which stores keep and which views and exports read."""
 
 import json
 import re
@@ -30,10 +30,10 @@ class TrainingInputs:
     """The question of a training plan.
 
     Args:
-        target_version: of the runtime; "" without one, and in plans of the first version.
-        model_path: the configuration that the model was read from; "" for a name.
-        budget: of the whole training; None where nothing was asked of it.
-        packing: of documents into sequences; None where each has a single one.
+        target_version: version of the runtime; "" without any, and in plans of the first version.
+        model_path: the configuration that the model was read from; "" for a named model.
+        budget: budget of the whole training; None if the question has no budget.
+        packing: packing of documents into sequences; None for a single document in each.
     """
 
     model: str
@@ -57,12 +57,12 @@ class TrainingInputs:
 
     @property
     def runtime(self) -> str:
-        """The runtime with its version, as `--target` takes it: "megatron@0.18.2"."""
+        """The runtime with its version, as in `--target`: "megatron@0.18.2"."""
         return f"{self.target}@{self.target_version}" if self.target_version else self.target
 
     @property
     def facts(self) -> Target:
-        """The row of the runtime that the plan is for; InputError where it has no such version."""
+        """The facts of the plan's runtime; raises InputError if its version is unknown."""
         return planned_target(self.target, self.target_version)
 
     @property
@@ -71,7 +71,7 @@ class TrainingInputs:
         return self.global_batch * self.seq // self.world_size
 
     def run(self, seconds: Spread) -> TrainingRun | None:
-        """Return the whole training of the budget, of a step's seconds; None without one."""
+        """Return the budget's whole training, from a step's seconds; None without a budget."""
         if self.budget is None:
             return None
         return self.budget.run(
@@ -81,15 +81,15 @@ class TrainingInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingStep:
-    """The predicted step; InputError if it takes no time.
+    """The predicted step; raises InputError if it takes no time.
 
     Args:
         parts: seconds on the slowest pipeline rank, by name.
-        mean_parts: the same on the ranks' mean; empty without a pipeline, or in old plans.
-        saved_by_overlap_seconds: as against no overlap.
-        saved_by_graphs_seconds: of CUDA graphs, as against none.
-        bound_by_host_seconds: of blocks on that rank that take as long as their launches.
-        bound_by_replicas_seconds: of passes that collectives of gradients and parameters outlast.
+        mean_parts: the same as a mean over ranks; empty without a pipeline, or in old plans.
+        saved_by_overlap_seconds: seconds that overlap saves.
+        saved_by_graphs_seconds: seconds that CUDA graphs save.
+        bound_by_host_seconds: time of that rank's blocks that wait for the host's launches.
+        bound_by_replicas_seconds: time of passes that gradient and parameter collectives outlast.
     """
 
     step_seconds: float
@@ -127,7 +127,7 @@ class TrainingMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingAnswer:
-    """A layout with its step and its memory."""
+    """A layout with its predicted step and memory."""
 
     layout: FoldedLayout
     predicted: TrainingStep
@@ -140,7 +140,7 @@ class TrainingAnswer:
 
     @property
     def mean_parts(self) -> Mapping[str, float]:
-        """Seconds by part on the mean of the ranks, to compare layouts by; none in old plans."""
+        """Mean seconds of ranks by part, to compare layouts; empty in old plans."""
         return self.predicted.parts if self.layout.pp == 1 else self.predicted.mean_parts
 
 
@@ -149,8 +149,8 @@ class PlanOrigin:
     """Where a plan's numbers come from.
 
     Args:
-        public_ratios: measured over predicted seconds of public runs, between which nine of ten
-            are (docs/results/public-runs.md).
+        public_ratios: measured over predicted seconds of public runs; nine of ten runs are between
+            the two ratios (docs/results/public-runs.md).
     """
 
     provenance: Provenance
@@ -160,11 +160,11 @@ class PlanOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """A shorter step, which the same question has with one flag changed.
+    """A shorter step, after a change of a single flag of the question.
 
     Args:
         change: the flag with its value; "" for the question without any pin.
-        peak_bytes: of a device; above the limit it needs more memory than there is.
+        peak_bytes: peak of a device; it may be above the limit.
     """
 
     change: str
@@ -175,19 +175,19 @@ class Saving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingDocument:
-    """A training plan: what `moetune plan --json` prints; InputError if its id is no digest.
+    """A training plan, which `moetune plan --json` prints; raises InputError for a wrong id.
 
     Args:
-        layout, predicted, memory: the chosen one's; `alternatives` are the next ones.
-        trust: the least in any number behind the choice.
-        front: the fastest layout for each memory, least first; empty where not asked for.
-        placement: of experts, by a record of the layers' routing; None without one.
-        chunks: of states in moetune.shard; None unless single replicas shard all of them.
-        savings: of single flags, the shortest step first.
-        free: the best layout without pins, where it is faster.
-        run: the whole training of the inputs' budget; None without one.
-        calibration: of all its times; None for predictions as they are.
-        trained: how many parameters train; None where all do.
+        layout, predicted, memory: the chosen answer; `alternatives` are the next best answers.
+        trust: the least trust in any number behind the choice.
+        front: the fastest layout for each memory, least memory first; empty unless asked for.
+        placement: placement of experts by a record of the layers' routing; None without a record.
+        chunks: chunks of states in moetune.shard; None unless single ranks shard all states.
+        savings: shorter steps by single flags, the shortest step first.
+        free: the best layout without pins, if it is faster.
+        run: the whole training of the inputs' budget; None without a budget.
+        calibration: calibration of all times; None without a correction.
+        trained: number of parameters that train; None if all train.
     """
 
     schema: Literal["moetune.training-plan/1"] = SCHEMA
@@ -228,7 +228,7 @@ class TrainingDocument:
 
     @property
     def name(self) -> str:
-        """What it is of: "Training qwen3-30b-a3b"."""
+        """Name of the planned training: "Training qwen3-30b-a3b"."""
         return f"Training {self.inputs.model}"
 
     @property
@@ -243,7 +243,7 @@ class TrainingDocument:
 
     @property
     def factor(self) -> float:
-        """The factor on all times, of a calibration."""
+        """The calibration's factor on all times."""
         return factor_of(self.calibration)
 
     @property
@@ -282,7 +282,7 @@ class TrainingDocument:
         return self.layout.words
 
     def as_layer(self, where: str = "") -> NoReturn:
-        """Raise InputError: a layer's plan is wanted, and this one is in that file."""
+        """Raise InputError: a layer's plan is wanted, and the file has a model's plan."""
         name = where or self.id[:6]
         raise InputError(
             f"{name} is the plan of a model's training, which is not run or measured here as "
@@ -293,17 +293,17 @@ class TrainingDocument:
         )
 
     def as_model(self) -> "TrainingDocument":
-        """Return the plan, which is of a whole model."""
+        """Return the plan, because it is a whole model's plan."""
         return self
 
     @property
     def is_placed(self) -> bool:
-        """Whether experts are in another order than their own."""
+        """Whether the experts are not in their natural order."""
         return self.placement is not None and self.placement.is_taken
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the profile behind it is suspect."""
+        """Whether the profile behind the plan is suspect."""
         return self.profile_quality is not None and self.profile_quality.label == "suspect"
 
     @property

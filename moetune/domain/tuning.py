@@ -1,4 +1,4 @@
-"""What of a model trains: all parameters, all but frozen parts, or low-rank adapters alone.
+"""What trains of a model: all parameters, all except frozen parts, or only low-rank adapters.
 
 LoRA (Hu et al., 2021) adds B·A to a frozen matrix: A (rank, inputs) and B (outputs, rank) train. In
 QLoRA (Dettmers et al., 2023) the frozen matrices are NF4 in blocks of 64. Their scales are in 8
@@ -17,26 +17,26 @@ from moetune.domain.recurrent import GatedDeltaNet
 from moetune.domain.spelling import nearest_or
 
 AdaptedParts = Literal["attention", "experts", "all"]
-"""Matrices with adapters: the mixers' projections, routed experts, or these and all other FFNs."""
+"""Matrices with adapters: the mixers' projections, routed experts, or both and all other FFNs."""
 ExpertAdapters = Literal["each", "shared"]
-"""Whether each expert has adapters, or the experts of a rank share those of a single expert."""
+"""Whether each expert has adapters, or the experts of a rank share the adapters of an expert."""
 BaseFormat = Literal["bfloat16", "nf4"]
-"""How frozen matrices are kept."""
+"""Formats of frozen matrices."""
 ModelPart = Literal[
     "embedding", "attention", "dense", "router", "experts", "shared_experts", "norms", "head"
 ]
 MODEL_PARTS: tuple[ModelPart, ...] = get_args(ModelPart)
 _AMOUNTS = {"experts": "routed", "shared_experts": "shared"}
-"""Parts that `Amounts` has by another name."""
+"""Parts with another name in `Amounts`."""
 _OF_BLOCKS = frozenset({"attention", "dense", "router", "experts", "shared_experts", "norms"})
 NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
-"""Bytes of a parameter: four bits, one byte of a scale for 64, four of the scales' for 256."""
+"""Bytes of a parameter: 4 bits, a 1-byte scale for 64, and 4 bytes for 256 of the scales."""
 _USES = "use all, lora:rank=16, lora:rank=16,targets=attention or qlora:rank=16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
-    """Low-rank adapters of frozen matrices; InputError for a rank below 1."""
+    """Low-rank adapters of frozen matrices; raises InputError for a rank below 1."""
 
     rank: int
     targets: AdaptedParts = "all"
@@ -56,12 +56,12 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """What of a model trains, by default all parameters; InputError if parts contradict.
+    """What trains of a model, by default all parameters; raises InputError on a contradiction.
 
     Args:
-        adapters: which alone train; None without.
-        frozen: parts that do not train, where there are no adapters.
-        base: format of the frozen matrices that adapters are of.
+        adapters: the adapters, which then are all that trains; None without adapters.
+        frozen: parts that do not train; only without adapters.
+        base: format of the frozen matrices under the adapters.
     """
 
     adapters: Adapters | None = None
@@ -88,16 +88,16 @@ class Tuning:
         return self.adapters is None and not self.frozen
 
     def trains(self, part: ModelPart) -> bool:
-        """Return whether the parameters of a part train themselves."""
+        """Return whether the parameters of a part train, not only adapters of them."""
         return self.adapters is None and part not in self.frozen
 
     def adapter(self, part: object) -> Adapters | None:
-        """Return the adapters of a part's matrices; None without."""
+        """Return the adapters of a part's matrices; None if it has none."""
         adapters = self.adapters
         return adapters if adapters is not None and adapters.adapts(part) else None
 
     def trained(self, amounts: Amounts) -> Amounts:
-        """Return the parameters that train themselves, by part."""
+        """Return the model's parameters that train, by part, without adapters."""
         if self.trains_all:
             return amounts
         names = {part: _AMOUNTS.get(part, part) for part in MODEL_PARTS}
@@ -107,14 +107,14 @@ class Tuning:
 
     @property
     def flags(self) -> dict[str, str]:
-        """The tuning as `train` and `freeze` of a question; empty where all parameters train."""
+        """The tuning as `train` and `freeze` of a question; empty if all parameters train."""
         if self.frozen:
             return {"freeze": ",".join(self.frozen)}
         return {} if self.adapters is None else {"train": self.words}
 
     @property
     def words(self) -> str:
-        """What trains, adapters as `--train` takes them: "lora:rank=16,targets=attention"."""
+        """What trains, with adapters as in `--train`: "lora:rank=16,targets=attention"."""
         if self.adapters is None:
             return f"all but {', '.join(self.frozen)}" if self.frozen else "all"
         kind = "lora" if self.base == "bfloat16" else "qlora"
@@ -128,14 +128,14 @@ TRAINS_ALL = Tuning()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """How many parameters train, and their share of the model's with adapters."""
+    """Number of parameters that train, and their share of all parameters with adapters."""
 
     parameters: int
     share: float
 
 
 def read_tuning(text: str | None, freeze: str | None, *, experts: ExpertAdapters) -> Tuning:
-    """Return what trains by `--train` and `--freeze`; InputError where they are wrong."""
+    """Return the tuning of `--train` and `--freeze`; raises InputError for wrong texts."""
     kind, _, rest = (text or "all").partition(":")
     if kind not in ("all", "lora", "qlora") or (kind == "all" and rest):
         raise InputError(f"--train {text}: unknown", _USES, field="train")
@@ -179,32 +179,32 @@ def _parts(text: str | None) -> tuple[ModelPart, ...]:
 
 
 class Matrix(NamedTuple):
-    """A matrix with an adapter; `is_cut` where tensor ranks share it."""
+    """A matrix with an adapter; `is_cut` if tensor ranks share it."""
 
     d_in: int
     d_out: int
     is_cut: bool = True
 
     def parameters(self, rank: int) -> int:
-        """Return the parameters of A and B."""
+        """Return the number of parameters of A and B."""
         return rank * (self.d_in + self.d_out)
 
 
 def has_matrices(part: object, *, fuses: bool) -> bool:
-    """Return whether it is known which matrices of a part have adapters."""
+    """Return whether the matrices of a part that have adapters are known."""
     if isinstance(part, GatedDeltaNet):
         return fuses and not part.gate_rank
     return isinstance(part, GroupedQueryAttention | LatentAttention | DenseFfn | RoutedExperts)
 
 
 def adapted_matrices(part: object, *, fuses: bool) -> Iterator[Matrix]:
-    """Yield the matrices of a part that adapters are of; of routed experts those of one expert.
+    """Yield the matrices of a part that have adapters; for routed experts those of one expert.
 
-    Megatron-Core keeps queries, keys and values as one matrix (`linear_qkv`), and gate and up
-    (`linear_fc1`). In transformers they are apart, but for the fused matrices of routed experts.
+    Megatron-Core fuses queries, keys and values (`linear_qkv`), and gate and up (`linear_fc1`).
+    transformers has separate matrices, except the fused matrices of routed experts.
 
     Args:
-        fuses: whether matrices are those of Megatron-Core.
+        fuses: whether matrices are fused as in Megatron-Core.
     """
     if isinstance(part, RoutedExperts):
         yield Matrix(part.d_expert, (part.num_gemms - 1) * part.d_hidden)
@@ -223,7 +223,7 @@ def adapted_matrices(part: object, *, fuses: bool) -> Iterator[Matrix]:
     elif isinstance(part, GroupedQueryAttention):
         widths = dict(part.widths)
         output = widths.pop("output")
-        if not fuses:  # of gated attention queries and gates are one matrix
+        if not fuses:  # in gated attention queries and gates are one matrix
             widths = {**widths, "q": widths["q"] + widths.pop("gate")}
         outputs = (sum(widths.values()),) if fuses else filter(None, widths.values())
         yield from (Matrix(part.d_model, width) for width in outputs)

@@ -1,4 +1,4 @@
-"""Rules of what trains: adapters and frozen parts that a runtime cannot run, by name."""
+"""Rules of tunings: adapters and frozen parts that a runtime cannot run, by name."""
 
 from moetune.domain.rules import Asked, Rule
 from moetune.domain.tuning import Adapters, Tuning, has_matrices
@@ -7,7 +7,7 @@ _BRIDGE = "--target bridge"
 _ALL = "--train all"
 _FULLY_SHARDED = 3
 _OTHER_NAMES = frozenset({"dbrx", "gpt2"})
-"""Families of transformers whose projections are not `q_proj`, `k_proj` and the like."""
+"""Families of transformers whose projections have other names than `q_proj` and `k_proj`."""
 _UNUSUAL_EXPERTS = frozenset({"dbrx", "llama4_text", "longcat_flash"})
 
 
@@ -36,7 +36,7 @@ def _unknown_mixers(asked: Asked) -> str:
 
 
 def _other_experts(asked: Asked) -> str:
-    """Return the adapters of experts that the runtime does not have."""
+    """Return the wanted adapters of experts if the runtime does not have them; else ""."""
     adapters = _adapters(asked)
     able = asked.target.adapters
     if adapters is None or not able or not _on_experts(asked) or adapters.experts in able:
@@ -104,4 +104,4 @@ TUNING = (
          lambda asked: _tuning(asked).base != "bfloat16" and asked.layout.zero == _FULLY_SHARDED,
          target="transformers"),
 )  # fmt: skip
-"""What of a tuning a runtime does not have, and of a layout does not go with it."""
+"""Tunings that a runtime does not support, and layouts that exclude a tuning."""

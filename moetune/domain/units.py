@@ -1,4 +1,4 @@
-"""Parsing and formatting of units at the edges: inside, everything is in SI and bytes."""
+"""Parsing and formatting of units at the edges; internal values are in SI units and bytes."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from moetune.domain.errors import InputError
 
 DTYPE_BYTES = MappingProxyType({"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2})
 FULL_BYTES = 4
-"""A value in full precision: float32."""
+"""Bytes of a value in full precision: float32."""
 
 _SHORT_DTYPES = MappingProxyType(
     {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "fp64": "float64"}
@@ -35,7 +35,7 @@ _RATES = MappingProxyType(
         for prefix, factor in (("", 1), ("k", 10**3), ("M", 10**6), ("G", 10**9), ("T", 10**12))
     }
 )
-"""Bytes per second by unit, as written: Gb/s could be bits, and GB/s is eight times as much."""
+"""Bytes per second by unit, as written; Gb/s is refused, since it could be bits or bytes."""
 _FLOPS = MappingProxyType(
     {
         f"{prefix}{unit}": factor
@@ -48,9 +48,9 @@ _LOOKS_LIKE_BITS = re.compile(r"[KMGT]i?b")
 _BITS_OR_BYTES = re.compile(r"([kKmMgGtT]?)[bB](?:/s|ps)")
 _LEAST_SECONDS = 1e-12
 _SURELY_TOKENS = 10**5
-"""A bare number of a training's tokens is hardly one of billions from here on."""
+"""From here on, a bare number of a training's tokens hardly means billions."""
 _SURELY_BYTES = 10**6
-"""A bare number from here on is hardly one of MiB."""
+"""From here on, a bare number hardly means MiB."""
 _Factors = MappingProxyType[str, int] | MappingProxyType[str, float]
 
 
@@ -72,7 +72,7 @@ def _parse(text: str, factors: _Factors, what: str, *, least: int = 0) -> float:
 
 
 def _check_has_unit(text: str, what: str, *units: str) -> None:
-    """Raise InputError with the units it could have where the text is a bare number."""
+    """Raise InputError with the possible units if the text is a bare number."""
     match = _NUMBER.fullmatch(text)
     if match is not None and not match[2] and float(match[1]):
         *first, last = (f"{shown(match[1])[1:-1]}{unit}" for unit in units)
@@ -86,7 +86,7 @@ def _positive(value: float, text: str, what: str) -> float:
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes in `text`, such as "40GiB" or "80G"; InputError of no unit, or of bits."""
+    """Return the bytes in `text`, such as "40GiB"; raises InputError without a unit or for bits."""
     match = _NUMBER.fullmatch(text)
     is_many = match is not None and float(match[1]) >= _SURELY_BYTES
     _check_has_unit(text, "size", *(("B", "kB") if is_many else ("GB", "GiB", "MiB", "B")))
@@ -98,7 +98,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_rate(text: str) -> float:
-    """Return the bytes per second in `text`, such as "50GB/s"; InputError if it may be bits."""
+    """Return the bytes per second in `text`, such as "50GB/s"; InputError if they may be bits."""
     _check_has_unit(text, "rate", "GB/s", "Gbit/s", "MB/s")
     match = _NUMBER.fullmatch(text)
     doubtful = _BITS_OR_BYTES.fullmatch(match[2]) if match else None
@@ -112,19 +112,19 @@ def parse_rate(text: str) -> float:
 
 
 def parse_flops(text: str) -> float:
-    """Return the FLOP/s in `text`, such as "989TFLOP/s"; InputError for 0, or without a unit."""
+    """Return the FLOP/s in `text`, such as "989TFLOP/s"; InputError for 0 or without a unit."""
     _check_has_unit(text, "rate", "TFLOP/s", "GFLOP/s", "PFLOP/s")
     return _positive(_parse(text, _FLOPS, "rate"), text, "rate")
 
 
 def parse_startup(text: str) -> float:
-    """Return the seconds of a start-up in `text`, such as "12us"; InputError of no unit or "5m"."""
+    """Return the seconds of a start-up in `text`, such as "12us"; InputError for "12" or "12m"."""
     _check_has_unit(text, "time", "us", "ms", "s")
     return _parse(text, _TIMES, "time")
 
 
 def parse_count(text: str, *, least: int = 0) -> int:
-    """Return the whole number in `text`, such as "8k" (8192); InputError names the least."""
+    """Return the whole number in `text`, such as "8k" (8192); InputError for another text."""
     value = _parse(text, _COUNTS, "count", least=least)
     if value != int(value):
         raise InputError(f"count {text!r} is not a whole number")
@@ -132,7 +132,7 @@ def parse_count(text: str, *, least: int = 0) -> int:
 
 
 def parse_train_tokens(text: str) -> int:
-    """Return a training's tokens in `text`: "15T" or "1e12"; InputError of few without a unit."""
+    """Return a training's tokens in `text`: "15T" or "1e12"; InputError for few without a unit."""
     try:
         plain = float(text)
     except ValueError:
@@ -147,12 +147,12 @@ def parse_train_tokens(text: str) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """Return the seconds in `text`, such as "90s", "2m" or "7d"; InputError for no duration."""
+    """Return the seconds in `text`, such as "90s", "2m" or "7d"; InputError for other text."""
     return _parse(text, _SECONDS, "duration")
 
 
 def parse_age(text: str) -> float:
-    """Return the seconds in `text`, such as "90s" or "7d"; InputError also without a unit."""
+    """Return the seconds in `text`, such as "90s" or "7d"; also InputError without a unit."""
     _check_has_unit(text, "duration", "d", "h", "s")
     return parse_seconds(text)
 
@@ -174,12 +174,12 @@ def format_days(days: float) -> str:
 
 
 def format_amount(amount: float) -> str:
-    """Return a number of any size with three digits or all whole ones: "2.50", "108,012"."""
+    """Return a number with three digits, or all digits before the point: "2.50", "108,012"."""
     return f"{amount:,.0f}" if abs(amount) >= 100 else _three_digits(amount)  # noqa: PLR2004
 
 
 def format_train_tokens(tokens: int) -> str:
-    """Return the tokens of a training as they are written: "15T", "1.5B", "12,345"."""
+    """Return a training's tokens in the usual form: "15T", "1.5B", "12,345"."""
     for unit in ("t", "b", "m"):
         if tokens >= _TRAIN_TOKENS[unit]:
             return f"{tokens / _TRAIN_TOKENS[unit]:.6g}{unit.upper()}"
@@ -197,7 +197,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def _in_units(num_bytes: float, **units: float) -> str:
-    """Return bytes in the first unit that they reach, else whole ones."""
+    """Return bytes in the first unit that they reach, else in whole bytes."""
     for unit, factor in units.items():
         if abs(num_bytes) >= factor:
             return f"{_three_digits(num_bytes / factor)} {unit}"
@@ -205,12 +205,12 @@ def _in_units(num_bytes: float, **units: float) -> str:
 
 
 def format_degree(forward: int, backward: int) -> str:
-    """Return a number of chunks: "4"; of plans of before, whose phases may differ, "4 and 2"."""
+    """Return a number of chunks: "4", or "4 and 2" for older plans, whose phases may differ."""
     return str(forward) if forward == backward else f"{forward} and {backward}"
 
 
 def format_chunks(forward: int, backward: int) -> str:
-    """Return "4 chunks", or "1 chunk"; of plans of before also "4 and 2 chunks"."""
+    """Return "4 chunks" or "1 chunk", or "4 and 2 chunks" for older plans."""
     return f"{format_degree(forward, backward)} chunk{'' if forward == backward == 1 else 's'}"
 
 
@@ -232,28 +232,28 @@ def _three_digits(value: float) -> str:
 
 
 def pinned_bytes(num_bytes: int) -> int:
-    """Return what torch takes for an allocation of page-locked memory: the next power of two."""
+    """Return the bytes of torch's allocation of pinned memory: the next power of two."""
     return 1 << (num_bytes - 1).bit_length() if num_bytes else 0
 
 
 def full_dtype(text: str) -> str:
-    """Return torch's name of a dtype: "bfloat16" for "bf16"; any other text as it is."""
+    """Return torch's name of a dtype: "bfloat16" for "bf16"; other text is unchanged."""
     return _SHORT_DTYPES.get(text, text)
 
 
 def dtype_bytes(dtype: str) -> int:
-    """Return the bytes of one element; InputError for what `DTYPE_BYTES` does not have."""
+    """Return the bytes of one element; raises InputError for a dtype not in `DTYPE_BYTES`."""
     if dtype not in DTYPE_BYTES:
         raise InputError(f"dtype {dtype!r} is unknown", f"use one of {', '.join(DTYPE_BYTES)}")
     return DTYPE_BYTES[dtype]
 
 
 NARROW: tuple[str, ...] = ("fp8_rowwise", "mxfp8", "nvfp4")
-"""The first two are e4m3 with a scale for all values of a sum, or for each 32 of them (OCP MX).
-"nvfp4" is e2m1 with a scale for each 16 values."""
+"""Narrow formats of GEMMs. "fp8_rowwise" is e4m3 with a scale for all values of a sum, "mxfp8" with
+a scale for each 32 values (OCP MX), and "nvfp4" is e2m1 with a scale for each 16 values."""
 
 
 def check_product_dtype(dtype: str) -> None:
-    """Raise InputError for what is neither a dtype nor a narrow format that GEMMs have."""
+    """Raise InputError for text that is neither a dtype nor a narrow format of GEMMs."""
     if dtype not in NARROW:
         dtype_bytes(dtype)

@@ -1,4 +1,4 @@
-"""Names of what was taken away, as files of before have them: the page "Withdrawn" has the rest."""
+"""Withdrawn names that older files may have; the page "Withdrawn" describes the features."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -8,11 +8,11 @@ from moetune.domain.errors import InputError
 from moetune.domain.pipeline import SPLITTING
 
 SINCE = "2026-11-28"
-"""The day of the version without any of these, which is the first that is released."""
+"""The day of the first version without these names, which is also the first release."""
 
 
 class Withdrawn(NamedTuple):
-    """A key of a document, or a value of a key, that no longer is one.
+    """A withdrawn key of a document, or a withdrawn value of a key.
 
     Args:
         place: the class that had the key, or the key that had the value.
@@ -25,7 +25,7 @@ class Withdrawn(NamedTuple):
     instead: str
 
     def refusal(self, where: str) -> InputError:
-        """Return the error of a document that has the name in that place."""
+        """Return the error of a document that has the withdrawn name at `where`."""
         return InputError(
             f"{where} has {self.key!r}: {self.what} was withdrawn on {SINCE}", self.instead
         )
@@ -56,7 +56,7 @@ _IS_GONE: Mapping[str, Callable[[Any], object]] = MappingProxyType({
     "recompute": lambda modules: {*modules} - {"full", "none"},
     **dict.fromkeys(("etp", "tp", "cp"), lambda size: size > 1),
 })  # fmt: skip
-"""Whether a key's value is gone."""
+"""Tests by key of whether a value was withdrawn."""
 _ROWS = tuple(
     Withdrawn(place, key, what, instead)
     for places, key, what, instead in (
@@ -79,13 +79,13 @@ _ROWS = tuple(
     )
     for place in places.split()
 )
-"""Keys by the classes that had them, and values by their keys."""
+"""Withdrawn keys by their class, and withdrawn values by their key."""
 UNREAD_KEYS = frozenset({("Profile", "turns"), ("Profile", "bursts")})
-"""Keys that are left out where they are read: what else the document says holds without them."""
+"""Keys that are skipped when a document is read; the rest of the document stays valid."""
 UNREAD_POINTS = frozenset({"turns", "burst"})
-"""Kinds of a profile's points that are left out in the same way."""
+"""Kinds of a profile's points that are skipped in the same way."""
 UNREAD_OPS = frozenset({"all_to_all_2d", "quantize", "quantize_matrix", "quantize_wire"})
-"""Operations of a profile's points and lines that are left out in the same way."""
+"""Operations of a profile's points and lines that are skipped in the same way."""
 UNREAD_DTYPES = frozenset({"fp8_rowwise_emulated", "mxfp8_emulated"})
 
 
@@ -96,7 +96,7 @@ EQUAL_DEGREES = (
 
 
 def common_degree(forward: int, backward: int) -> int:
-    """Return the chunks of both phases; InputError where they differ, as in plans of before."""
+    """Return the chunks of both phases; raises InputError if they differ, as in older plans."""
     if forward != backward:
         raise InputError(
             f"{forward} chunks forward and {backward} backward are refused since {SINCE}: "
@@ -107,7 +107,7 @@ def common_degree(forward: int, backward: int) -> int:
 
 
 def whole_model_refusal(inputs: object) -> InputError:
-    """Return the error of a whole model planned as a layer, by the plain values of its inputs."""
+    """Return the error of a plan of a whole model as layers, from its inputs' plain values."""
     values: Mapping[str, object] = inputs if isinstance(inputs, Mapping) else {}
     model, profile = values.get("model"), values.get("profile")
     named = f"--model {model}" if model else "--num-layers, --num-heads, --seq, --vocab"
@@ -119,23 +119,23 @@ def whole_model_refusal(inputs: object) -> InputError:
 
 
 def withdrawal_of(place: str, key: object) -> Withdrawn | None:
-    """Return what was taken away of a class's documents by that key, or of a key by that value."""
+    """Return the withdrawn key of a class, or the withdrawn value of a key; None for others."""
     return next((row for row in _ROWS if (row.place, row.key) == (place, key)), None)
 
 
 def withdrawn_of_moetune(layout: object) -> Withdrawn | None:
-    """Return what a layout of a plan for moetune's runtime has that the runtime no longer runs."""
+    """Return the withdrawn choice of a layout for moetune's runtime; None if it has none."""
     for row in _OF_MOETUNE:
         value = getattr(layout, row.key)
         if row.key == "tp" and getattr(layout, "dispatcher", "") == "all_gather":
-            continue  # of moetune.TensorExpertLayer
+            continue  # moetune.TensorExpertLayer still has tp
         if _IS_GONE[row.key](value):
             return row
     return None
 
 
 def without_unread_points(document: object) -> object:
-    """Return a profile's plain values without points and lines that are left out."""
+    """Return a profile's plain values without points and lines that are skipped."""
     if not isinstance(document, Mapping):
         return document
     return {

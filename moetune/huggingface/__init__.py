@@ -1,1 +1,1 @@
-"""Hugging Face models: their `config.json` read into a decoder, and a registry of named ones."""
+"""Hugging Face models: their `config.json` read into a decoder, and a registry of named models."""

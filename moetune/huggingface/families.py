@@ -1,7 +1,7 @@
 """Families of models by `model_type`: a row of traits each (see `family.Family`).
 
-A row has the types that it is of, and what differs from a base. Source: the configuration and
-model classes of transformers 5.24.0; those without a class name their source.
+A row has its types, and the traits that differ from a base. Source: the configuration and model
+classes of transformers 5.24.0; comments name the source of families without a class.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""Traits of a family of models: spellings of its fields, and what its classes do without them.
+"""Traits of a family of models: spellings of its fields, and defaults of its classes.
 
-Dense FFNs and routed experts of a block are built here from a configuration's fields by the traits.
+This module builds a block's dense FFN and routed experts from a configuration's fields.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,14 +14,14 @@ from moetune.huggingface.kinds import Flags, KindsRule, MixerKind, every_block, 
 
 MixerBuilder: TypeAlias = Callable[[Fields, "Family", MixerKind], Mixer]
 Bias: TypeAlias = bool | str
-"""Whether there are biases; the name of a flag that says so."""
+"""Whether there are biases, or the name of a flag that says so."""
 PREDICTIONS = (
     "num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_num_hidden_layers",
     "mtp_num_layers",
 )  # fmt: skip
 Shared = Literal["none", "count", "width", "optional_width", "one"]
-"""Shared experts: a count of expert widths, a width (that may be absent: none), or one that is as
-wide as an expert."""
+"""Shared experts: a count of expert widths, a width (which may be absent for none), or a single
+expert as wide as a routed expert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,49 +29,49 @@ class Family:
     """Models of a `model_type`, and the reader of their configurations.
 
     Args:
-        name: its `model_type`.
+        name: the `model_type`.
         attention: builds the softmax attention of a block.
-        kinds, sparse: rules of the kinds of attention, and of the blocks with experts.
-        linear: builds the blocks' other mixer, where there are two.
-        has_head_parameters: whether each head has a parameter more: a sink, or a gate's bias.
-        needs_head_dim: whether heads have a width of the class's choice, not a share of `d_model`.
-        needs_kv_heads: whether the class has another default than one key head a query head.
-        needs_query_rank: whether the class knows low-rank queries; null is none.
-        needs_groups: whether the class chooses among groups of experts without a field.
-        qkv_bias, out_bias, mlp_bias: of projections; `out_bias` None is as `qkv_bias`.
-        has_bias_by_default: `qkv_bias` of the class, where it is a flag that is absent.
-        qk_norm: norms of queries and keys: of each head's width, of all heads', or none. Or the
-            name of a flag that says whether there are norms of a head's width.
-        gate: outputs of the attention's output gate: as wide as its output, one a head, or none.
-        gate_flag: flag without which there is no such gate; "" where there always is.
+        kinds, sparse: rules for the kinds of attention, and for the blocks with experts.
+        linear: builds the other mixer of the blocks; None where there is a single kind of mixer.
+        has_head_parameters: whether each head has a further parameter: a sink, or a gate's bias.
+        needs_head_dim: whether the default width of heads is not a share of `d_model`.
+        needs_kv_heads: whether the class's default is not one key head for each query head.
+        needs_query_rank: whether the class has low-rank queries by default; null means none.
+        needs_groups: whether the class has groups of experts by default.
+        qkv_bias, out_bias, mlp_bias: biases of projections; None in `out_bias` means `qkv_bias`.
+        has_bias_by_default: value of `qkv_bias` where it is a flag that is absent.
+        qk_norm: norms of queries and keys: over each head's width, over all heads, or none. The
+            flag `qk_norm_flag`, if named, says whether there are norms.
+        gate: outputs of attention's output gate: "full" as its output, "head" a number a head.
+        gate_flag: flag that enables the gate; "" if there always is a gate.
         sinks: kinds of attention with learned sinks.
         dense_width, expert_width: spellings of the widths.
-        dense_ratio: width of a dense FFN in widths of the model, where its field is null.
-        shared_width: spellings of a shared expert's width; () for that of the routed ones.
+        dense_ratio: width of a dense FFN over the model's width, where its field is null.
+        shared_width: spellings of a shared expert's width; () for the width of routed experts.
         has_balance_bias: whether the router has a bias that balances the experts' loads; None for
-            one with sigmoid scores alone.
-        router_parameters: of a router beside its matrix, for each expert.
-        has_router_scale: whether the router scales its input, width by width.
-        has_dense_beside: whether blocks with experts have a dense FFN beside them, too.
+            a bias only with sigmoid scores.
+        router_parameters: further parameters of a router for each expert, without its matrix.
+        has_router_scale: whether the router scales its input elementwise.
+        has_dense_beside: whether blocks with experts also have a dense FFN.
         latent_width: spellings of the width of dispatched tokens.
         has_latent_norms: whether tokens of that width are normed on both sides of the experts.
         norms_of_experts: vectors of `d_model` in norms that only blocks with experts have.
         expert_biases: whether experts have biases.
         norms: vectors of `d_model` in a block's norms.
         has_norm_biases: whether norms have biases (LayerNorm); `norms` counts those of blocks.
-        head_bias: of the head.
+        head_bias: bias of the head.
         predictions: spellings of the steps of multi-token prediction.
         positions: spellings of the number of learned positions; () for none.
-        streams: how residual streams are mixed (hyper-connections): all with all, each with
-            itself, or there is one.
-        mixes_streams_at_end: whether they are mixed once more, before the last norm.
+        streams: how residual streams are mixed (hyper-connections): "full" for all with all,
+            "diagonal" for each with itself, "one" for a single stream.
+        mixes_streams_at_end: whether streams are mixed once more, before the last norm.
         is_tied: `tie_word_embeddings` of the class.
-        has_residual_bank: whether blocks may weigh the residuals of earlier ones.
-        has_ngrams: whether there may be tables of n-grams beside the embedding.
-        has_shortcut: whether a block has two attentions and dense FFNs, and experts across them.
-        has_pattern: whether a block is one part, of a pattern of letters or a list.
-        only: fields that are read with these values alone: others would change sizes.
-        harmless: fields that change neither size nor cost here, with spaces between.
+        has_residual_bank: whether blocks may weigh the residuals of earlier blocks.
+        has_ngrams: whether there may be tables of n-grams next to the embedding.
+        has_shortcut: whether a block has two attentions and dense FFNs, and experts in parallel.
+        has_pattern: whether a block is a single part, by a pattern of letters or a list.
+        only: fields with the only supported values: other values would change sizes.
+        harmless: fields that change neither size nor cost in this family, separated by spaces.
     """
 
     name: str = ""
@@ -159,7 +159,7 @@ def dense_ffn(fields: Fields, family: Family) -> DenseFfn:
 
 
 def routed_experts(fields: Fields, family: Family, block: int) -> RoutedExperts:
-    """Return the experts of a block, counted from 0: lists have a value for each block.
+    """Return the experts of a block, counted from 0; list fields have a value for each block.
 
     Raises:
         InputError: more experts are chosen than there are, or groups do not divide them.
@@ -189,7 +189,7 @@ def routed_experts(fields: Fields, family: Family, block: int) -> RoutedExperts:
 
 
 def _latent_norms(fields: Fields, family: Family) -> int:
-    """Return the norms of tokens of the latent width: on both sides of the experts, or behind."""
+    """Return the number of norms of latent tokens: before and after the experts, after, or none."""
     if family.has_latent_norms:
         return 2
     return 1 if fields.has(*family.latent_width) and fields.flag("latent_moe_use_norm") else 0
@@ -252,7 +252,7 @@ def _ffn(fields: Fields, family: Family, width: int) -> DenseFfn:
 
 
 def _of_block(fields: Fields, names: tuple[str, ...], block: int) -> int:
-    """Return a number, or the block's entry of a list of them."""
+    """Return a field's number, or the block's entry if the field is a list."""
     for name in names:
         if isinstance(fields.values.get(name), list):
             listed = fields.of_layers(name, block + 1)

@@ -1,11 +1,11 @@
-"""Fields of a configuration: read with checks under each spelling, and accounted for at the end.
+"""Fields of a configuration: read with checks under each spelling, and all accounted for.
 
-A field that nobody read and that is not known to be harmless is an error. A configuration of an
-unknown variant is then never read as a known one. Errors are gathered, not raised: reading goes on
-with a value that stands in, and all fields in the way are named at once.
+A field that was not read and that is not known to be harmless is an error. So a configuration of an
+unknown variant is never read as a known variant. Errors are gathered, not raised: reading goes on
+with a stand-in value, and a single error names all wrong fields.
 
-A field is harmless because its meaning is known, by its whole name. Endings decide for values
-alone that cannot be a size: an index of a token, a probability, a name of a precision. Sources:
+A field is harmless if its meaning is known by its whole name. An ending decides only for values
+that cannot be a size: an index of a token, a probability, a name of a precision. Sources:
 `PreTrainedConfig` and the configuration classes of transformers 5.24, and configurations of the
 Hub that have more fields than their classes.
 """
@@ -24,16 +24,16 @@ _CORRECT = "correct the field in the configuration"
 
 @dataclass(slots=True, kw_only=True)
 class Fields:
-    """A configuration's fields, those of them that were read, and what is wrong with them.
+    """A configuration's fields, the names that were read, and the problems.
 
     Args:
-        values: of the language model, unnested.
-        read: names that were asked for.
-        overrides: of these fields, those that hold for one block alone.
-        problems: what is wrong, and what to do about it.
-        lacking: fields that are missing.
-        stand_ins: fields that are missing or wrong, for which a value stands in.
-        parts: nested configurations, by their field.
+        values: fields of the language model, unnested.
+        read: names of the fields that were read.
+        overrides: the fields in `values` that hold only for a single block.
+        problems: what to do about each problem, by the problem.
+        lacking: missing fields.
+        stand_ins: missing or wrong fields, which were read with a stand-in value.
+        parts: nested configurations by field.
         path: prefix of the names of a nested configuration, such as "linear_attn_config.".
     """
 
@@ -51,17 +51,17 @@ class Fields:
         self.problems.setdefault(what, todo)
 
     def has(self, *names: str) -> bool:
-        """Return whether one of the spellings is present and not null."""
+        """Return whether any of the spellings is present and not null."""
         return any(self.values.get(name) is not None for name in names)
 
     def count(self, *names: str, default: int | None = None, least: int = 1) -> int:
         """Return a whole number of at least `least`.
 
-        It is reported where it is missing, no such number, or where spellings contradict.
+        A missing field, another value and contradicting spellings are reported.
 
         Args:
             names: spellings; those that are present must agree.
-            default: of the configuration's class; None where the field must be present.
+            default: default of the configuration's class; None if the field must be present.
         """
         count = self.optional(*names, least=least)
         if count is not None:
@@ -72,14 +72,14 @@ class Fields:
         return default
 
     def optional(self, *names: str, least: int = 1) -> int | None:
-        """Return a whole number of at least `least`, None where it is absent, null or false."""
+        """Return a whole number of at least `least`; None if it is absent, null or false."""
         name, value = self._value(names)
         if value is None or value is False:
             return None
         return self.whole(name, value, least=least)
 
     def whole(self, name: str, value: object, *, least: int = 1) -> int:
-        """Return a value as a whole number of at least `least`; it is reported where it is none."""
+        """Return a value as a whole number of at least `least`; report any other value."""
         if not isinstance(value, bool) and isinstance(value, int) and value >= least:
             return value
         self.stand_ins.add(name)
@@ -89,9 +89,9 @@ class Fields:
         return max(least, 1)
 
     def or_null(self, *names: str, null: int | None, least: int = 1) -> int | None:
-        """Return a whole number, or `null` for a field that is there and null.
+        """Return a whole number, or `null` for a field that is present and null.
 
-        It is reported where it is absent: its class has another default than null.
+        An absent field is reported, because its class has another default than null.
         """
         self.read.update(names)
         if not any(name in self.values for name in names):
@@ -101,17 +101,17 @@ class Fields:
         return null if count is None else count
 
     def flag(self, *names: str, default: bool = False) -> bool:
-        """Return a truth value; `default` is that of the configuration's class."""
+        """Return a boolean; `default` is the default of the configuration's class."""
         return self._value_of(names, bool, "true or false", default)
 
     def text(self, *names: str, default: str = "") -> str:
-        """Return a word; `default` is that of the configuration's class."""
+        """Return a word; `default` is the default of the configuration's class."""
         return self._value_of(names, str, "a word", default)
 
     def _value_of(
         self, names: Sequence[str], kind: type[Named], words: str, default: Named
     ) -> Named:
-        """Return a value of a type; where it has another type, that is reported."""
+        """Return a value of a type; report a value of another type."""
         name, value = self._value(names)
         if isinstance(value, kind):
             return value
@@ -120,7 +120,7 @@ class Fields:
         return default
 
     def sequence(self, *names: str) -> tuple[object, ...] | None:
-        """Return a list's values, None where it is absent or null."""
+        """Return a list's values; None if the list is absent or null."""
         name, value = self._value(names)
         if value is None:
             return None
@@ -130,9 +130,9 @@ class Fields:
         return tuple(value)
 
     def of_layers(self, name: str, num_layers: int) -> tuple[object, ...] | None:
-        """Return a list with a value for each layer, None where it is absent.
+        """Return a list with a value for each layer; None if it is absent.
 
-        Longer lists also hold the layers of multi-token prediction.
+        Longer lists also hold the layers of multi-token prediction, which are left out.
         """
         values = self.sequence(name)
         if not values:
@@ -151,7 +151,7 @@ class Fields:
     def named_layers(
         self, name: str, num_layers: int, meanings: Mapping[object, Named]
     ) -> tuple[Named, ...] | None:
-        """Return what the words or numbers of `of_layers` stand for, None where one is unknown."""
+        """Return the meanings of the entries of `of_layers`; None if any entry is unknown."""
         values = self.of_layers(name, num_layers)
         unknown = [value for value in dict.fromkeys(values or ()) if value not in meanings]
         if unknown:
@@ -160,7 +160,7 @@ class Fields:
         return None if unknown or values is None else tuple(meanings[value] for value in values)
 
     def nested_fields(self, name: str) -> "Fields | None":
-        """Return the fields of a nested configuration, None where there is none."""
+        """Return the fields of a nested configuration; None if there is none."""
         self.read.add(name)
         values = self.values.get(name)
         if not isinstance(values, Mapping):
@@ -174,9 +174,9 @@ class Fields:
         return self.parts[name]
 
     def of_block(self, number: int) -> "Fields":
-        """Return the fields of block `number`, from 0 on: with its own values where it has some.
+        """Return the fields of a block, counted from 0, with the block's values where it has some.
 
-        Keys of its own are accounted for as fields of the model are.
+        The block's keys are accounted for in the same way as fields of the model.
         """
         changed: dict[str, object] = {}
         blocks = self.nested_fields("per_layer_config")
@@ -193,11 +193,11 @@ class Fields:
         return replace(self, values={**self.values, **changed}, overrides=changed)
 
     def skip(self, *names: str) -> None:
-        """Count fields as read that change neither size nor cost in this family."""
+        """Mark fields as read that change neither size nor cost in this family."""
         self.read.update(names)
 
     def only(self, name: str, allowed: tuple[object, ...]) -> None:
-        """Read a field that must have one of these values; an absent or null one is fine."""
+        """Read a field that must be absent, null or among these values; report other values."""
         self.read.add(name)
         value = self.values.get(name)
         if value is not None and value not in allowed:
@@ -214,13 +214,13 @@ class Fields:
 
     @property
     def is_flawed(self) -> bool:
-        """Whether something is wrong or missing."""
+        """Whether any field is wrong or missing."""
         return bool(self.problems or self.lacking)
 
     def unread(self) -> dict[str, object]:
-        """Return the fields that may change sizes and that nobody read, with their values.
+        """Return the fields that may change sizes and that were not read, with their values.
 
-        None of something, null, zero, false or empty, is as good as its absence.
+        A field that is null, zero, false or empty counts as absent.
         """
         unknown = {
             f"{self.path}{name}": value
@@ -255,7 +255,7 @@ def name_fields(fields: Mapping[str, object]) -> str:
 
 
 def _as_json(value: object) -> str:
-    """Return a value as JSON writes it, a long one cut."""
+    """Return a value as JSON writes it; cut a long value."""
     if isinstance(value, bool):
         return "true" if value else "false"
     text = repr(value)
@@ -328,7 +328,7 @@ _VALUES = {
     "attention_method": ("MLA", "GQA", "MHA"),
     "attn_type": ("softmax",),
 }
-"""Words that name what the reader counts anyway; others would have other sizes."""
+"""Values that match what the reader counts anyway; other values would have other sizes."""
 _INDEXES = ("_token_id", "_token_ids", "_token_index")
 _WORDS = ("_dtype", "_version", "_implementation")
 _FRACTIONS = ("dropout", "dropout_prob", "_eps", "_epsilon", "_loss_coef", "_pdrop")

@@ -1,4 +1,4 @@
-"""Kinds of a decoder's blocks, by attention and experts: a list, or the family's rule."""
+"""Kinds of a decoder's blocks, by attention and experts, from a list or the family's rule."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
@@ -8,12 +8,12 @@ from moetune.huggingface.fields import Fields
 MixerKind = Literal[
     "full", "sliding", "chunked", "indexed", "borrowed", "linear", "conv", "compressed", "heavy"
 ]
-"""`borrowed` reads the keys that an earlier block's indexer selected (`indexed`), `linear` is the
-family's other mixer; `compressed` and `heavy` are DeepSeek-V4's two rates."""
+"""`borrowed` reads the keys that an earlier block's indexer selected (`indexed`). `linear` is the
+family's other mixer. `compressed` and `heavy` are DeepSeek-V4's two rates."""
 KindsRule: TypeAlias = Callable[[Fields, int], tuple[MixerKind, ...]]
-"""Kinds of so many blocks, where the configuration does not list them."""
+"""Returns the kinds of a number of blocks, where the configuration does not list them."""
 Flags: TypeAlias = Callable[[Fields, int], Sequence[bool]]
-"""Which of so many blocks have something."""
+"""Returns which of a number of blocks have a property."""
 LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _NAMES: Mapping[object, MixerKind] = {
     "full_attention": "full",
@@ -38,9 +38,9 @@ _HAS_EXPERTS: Mapping[object, bool] = {
 
 
 def mixer_kinds(fields: Fields, rule: KindsRule) -> tuple[MixerKind, ...]:
-    """Return the kind of every block's attention.
+    """Return the kind of attention of every block.
 
-    A list of them with an unknown kind or too few entries is reported.
+    A list with an unknown kind or with too few entries is reported.
     """
     num_layers = fields.count(*LAYERS)
     ruled = rule(fields, num_layers)
@@ -60,7 +60,7 @@ def _split(
 
 
 def _by(flags: Flags, *, true: MixerKind = "full", false: MixerKind) -> KindsRule:
-    """Return the rule of one kind where the flags hold, and of another elsewhere."""
+    """Return the rule of kind `true` in blocks with the flag, and of kind `false` elsewhere."""
     return lambda fields, num_layers: _split(flags(fields, num_layers), true=true, false=false)
 
 
@@ -70,12 +70,12 @@ def every_block(_: Fields, num_layers: int) -> tuple[bool, ...]:
 
 
 def no_block(_: Fields, num_layers: int) -> tuple[bool, ...]:
-    """Flag none."""
+    """Flag no block."""
     return (False,) * num_layers
 
 
 def every_nth(*names: str, default: int | None = None) -> Flags:
-    """Return the flags of every n-th block: n is a field, or the class's own number."""
+    """Return the flags of every n-th block; n is a field, or the class's default."""
 
     def flags(fields: Fields, num_layers: int) -> Sequence[bool]:
         step = fields.count(*names, default=default)
@@ -85,7 +85,7 @@ def every_nth(*names: str, default: int | None = None) -> Flags:
 
 
 def periodic(period: str, offset: str) -> Flags:
-    """Return the flags of one block in every period, so many behind its first one (Jamba)."""
+    """Return the flags of a single block in every period, at an offset from its start (Jamba)."""
 
     def flags(fields: Fields, num_layers: int) -> Sequence[bool]:
         step, first = fields.count(period), fields.count(offset, least=0)
@@ -95,7 +95,7 @@ def periodic(period: str, offset: str) -> Flags:
 
 
 def _from_list(name: str, otherwise: Flags) -> Flags:
-    """Return the flags of a list, or others where the configuration does not have it."""
+    """Return the flags of a list, or `otherwise` if the configuration does not have the list."""
 
     def flags(fields: Fields, num_layers: int) -> Sequence[bool]:
         values = fields.of_layers(name, num_layers)
@@ -107,7 +107,7 @@ def _from_list(name: str, otherwise: Flags) -> Flags:
 full = _by(every_block, false="linear")
 """Softmax attention over all earlier tokens in every block."""
 interval = _by(every_nth("full_attention_interval", default=4), false="linear")
-"""Softmax attention in every fourth block (Qwen3-Next), or as `full_attention_interval`."""
+"""Softmax attention in every `full_attention_interval`-th block, or every fourth (Qwen3-Next)."""
 grouped_layers = _by(every_nth("layer_group_size"), false="linear")
 """Softmax attention at the end of every `layer_group_size` blocks (Ling)."""
 jamba = _by(periodic("attn_layer_period", "attn_layer_offset"), false="linear")
@@ -119,23 +119,23 @@ gemma3 = _by(
 alternate = _by(
     lambda _, num_layers: [block % 2 > 0 for block in range(num_layers)], false="sliding"
 )
-"""Window and full attention in turn (gpt-oss)."""
+"""Window and full attention alternate (gpt-oss)."""
 gemma = _by(
     lambda _, num_layers: [
         (block + 1) % 6 == 0 or block + 1 == num_layers for block in range(num_layers)
     ],
     false="sliding",
 )
-"""Full attention in every sixth block, and in the last one (Gemma 4)."""
+"""Full attention in every sixth block, and in the last block (Gemma 4)."""
 lightning = _by(
     _from_list(
         "attn_type_list", lambda _, num_layers: [block % 2 == 0 for block in range(num_layers)]
     ),
     false="linear",
 )
-"""`attn_type_list` with 1 for softmax attention, else in turn (MiniMax-Text-01)."""
+"""`attn_type_list` with 1 for softmax attention, or else in every other block (MiniMax-Text-01)."""
 softmax_listed = _by(_from_list("attn_type_list", every_block), false="linear")
-"""`attn_type_list` with 1 for softmax attention, else all of them (MiniMax-M2)."""
+"""`attn_type_list` with 1 for softmax attention, or else in all blocks (MiniMax-M2)."""
 mimo = _by(
     _from_list(
         "hybrid_layer_pattern",
@@ -144,13 +144,13 @@ mimo = _by(
     true="sliding",
     false="full",
 )
-"""`hybrid_layer_pattern` with 1 for a window; else full at first and in every sixth block."""
+"""`hybrid_layer_pattern` with 1 for a window; else full in the first and every sixth block."""
 
 
 def indexed(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
-    """Sparse attention, with an indexer of its own or an earlier block's.
+    """Sparse attention, with the block's indexer or an earlier block's selection.
 
-    `indexer_types` says which; else every `index_topk_freq`-th block after an offset has its own.
+    `indexer_types` says which; else every `index_topk_freq`-th block from an offset has an indexer.
     """
     step = fields.count("index_topk_freq", default=1)
     offset = max(1, fields.count("index_skip_topk_offset", default=0, least=0))
@@ -162,7 +162,7 @@ def indexed(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
 
 
 def windowed(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
-    """A window in every block where the configuration has one (Mistral)."""
+    """A window in every block if the configuration has `sliding_window` (Mistral)."""
     has_window = fields.optional("sliding_window") is not None
     return _split([has_window] * num_layers, true="sliding", false="full")
 
@@ -177,7 +177,7 @@ def qwen_window(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
 
 
 def every_fourth(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
-    """Full attention in every n-th block and windows between, or a pattern such as "LLLG"."""
+    """Full attention in every n-th block and windows elsewhere, or a pattern such as "LLLG"."""
     names = "global_attn_every_n_layers", "sliding_window_pattern"
     if not fields.has("sliding_window"):
         fields.skip(*names)
@@ -191,7 +191,7 @@ def every_fourth(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
 
 
 def sparse_listed(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
-    """`sparse_attention_freq` with 1 for an indexer (MiniMax-M3)."""
+    """Indexers in blocks with 1 in `sparse_attention_freq` (MiniMax-M3)."""
     nested = fields.nested_fields("sparse_attention_config")
     flags = _from_list("sparse_attention_freq", no_block)
     listed = () if nested is None else flags(nested, num_layers)
@@ -199,7 +199,7 @@ def sparse_listed(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
 
 
 def kimi(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
-    """Blocks of `full_attn_layers`, counted from 1; else every fourth."""
+    """Full attention in blocks of `full_attn_layers`, counted from 1; else in every fourth."""
     nested = fields.nested_fields("linear_attn_config")
     if nested is None:
         return _split(((block + 1) % 4 == 0 for block in range(num_layers)), false="linear")
@@ -211,7 +211,7 @@ def kimi(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
 
 
 def ratios(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
-    """DeepSeek-V4's `compress_ratios`; else two heavily compressed blocks, then in turn."""
+    """DeepSeek-V4's `compress_ratios`; else two `heavy` blocks, and then alternating kinds."""
     return fields.named_layers("compress_ratios", num_layers, _RATES) or _split(
         (block < _FIRST_HEAVY or block % 2 == 0 for block in range(num_layers)),
         true="heavy",
@@ -220,7 +220,7 @@ def ratios(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
 
 
 def chunked(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
-    """Chunks wherever positions are rotary: `no_rope_layers`, else three of four (Llama 4)."""
+    """Chunks where positions are rotary: by `no_rope_layers`, else in three of four (Llama 4)."""
     step = fields.count("no_rope_layer_interval", default=4)
     listed = fields.of_layers("no_rope_layers", num_layers)
     rotary = listed or [(block + 1) % step for block in range(num_layers)]
@@ -228,7 +228,7 @@ def chunked(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
 
 
 def convolutions(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
-    """Convolutions but for `full_attn_idxs` (LFM2); reported where this and `layer_types` lack."""
+    """Convolutions except in `full_attn_idxs` (LFM2); report that and `layer_types` missing."""
     chosen = fields.sequence("full_attn_idxs")
     if chosen is None:
         if not fields.has("layer_types"):
@@ -238,12 +238,12 @@ def convolutions(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
 
 
 def blocks_with_experts(fields: Fields, rule: Flags) -> tuple[bool, ...]:
-    """Return for every block whether it has experts.
+    """Return whether each block has experts.
 
-    A list that has unknown entries or too few, or contradicts another field, is reported.
+    A list with unknown entries or too few, or that contradicts another field, is reported.
 
     Args:
-        rule: of the family, where the configuration does not list them.
+        rule: the family's rule, where the configuration does not list the blocks.
     """
     num_layers = fields.count(*LAYERS)
     flags = fields.of_layers("is_moe_layer", num_layers)
@@ -266,9 +266,9 @@ def blocks_with_experts(fields: Fields, rule: Flags) -> tuple[bool, ...]:
 
 
 def after_dense(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    """Experts after the first dense blocks, in all or in every n-th (`moe_layer_freq`, or a list).
+    """Experts after the first dense blocks, in all blocks or by `moe_layer_freq` (n, or a list).
 
-    It is reported where nothing says how many are dense, or there are more than blocks.
+    It is reported if no field says how many blocks are dense, or if it says too many.
     """
     is_listed = fields.has("mlp_layer_types") or isinstance(
         fields.values.get("moe_layer_freq"), list
@@ -277,7 +277,7 @@ def after_dense(fields: Fields, num_layers: int) -> tuple[bool, ...]:
 
 
 def after_any_dense(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    """As `after_dense`; no block is dense where nothing says so."""
+    """As `after_dense`, but no block is dense if no field says so."""
     return _after(fields, num_layers, default=0)
 
 
@@ -317,7 +317,7 @@ def qwen_experts(fields: Fields, num_layers: int) -> tuple[bool, ...]:
 def llama4_experts(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     """Experts in the blocks of `moe_layers`, else in every `interleave_moe_layer_step`-th.
 
-    It is reported where the two differ.
+    It is reported if the two differ.
     """
     step = fields.optional("interleave_moe_layer_step")
     chosen = fields.sequence("moe_layers")
@@ -334,7 +334,7 @@ def llama4_experts(fields: Fields, num_layers: int) -> tuple[bool, ...]:
 
 
 def ernie_experts(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    """Experts between two blocks, in every `moe_layer_interval`-th."""
+    """Experts in every `moe_layer_interval`-th block, from a first to a last block."""
     step = fields.count("moe_layer_interval", default=1)
     first = fields.count("moe_layer_start_index", default=1, least=0)
     last = fields.optional("moe_layer_end_index", least=-1)
@@ -343,7 +343,7 @@ def ernie_experts(fields: Fields, num_layers: int) -> tuple[bool, ...]:
 
 
 def gemma_experts(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    """Experts in every block with `enable_moe_block`, beside its dense FFN.
+    """Experts in every block with `enable_moe_block`, next to its dense FFN.
 
     Embeddings of each block and wide FFNs are reported: they are not supported.
     """

@@ -20,7 +20,7 @@ HEAD_WIDTH = ("head_dim", "attention_head_dim")
 def head_dim(fields: Fields, *names: str) -> int:
     """Return the width of a head: a field, or the model's width divided by the heads.
 
-    It is reported where there is no field, and the heads do not divide the width.
+    It is reported if there is no field and the heads do not divide the width.
     """
     width = fields.optional(*(names or HEAD_WIDTH))
     if width is not None:
@@ -36,7 +36,7 @@ def head_dim(fields: Fields, *names: str) -> int:
 
 
 def window_of(fields: Fields, kind: MixerKind) -> int | None:
-    """Return the keys that a token sees at most, None for all."""
+    """Return the most keys that a token reads; None for all."""
     if kind == "sliding":
         return fields.count("sliding_window", "sliding_window_size")
     return None
@@ -146,7 +146,7 @@ def latent(fields: Fields, family: Family, kind: MixerKind) -> LatentAttention:
             f"qk_head_dim ({whole}) is not qk_nope_head_dim + qk_rope_head_dim ({nope} + {rope})",
             "correct one of the three, or omit qk_head_dim",
         )
-    fields.skip("head_dim")  # of the rotary part, or of none: the class ignores it
+    fields.skip("head_dim")  # of the rotary part, or unused: the class ignores it
     biases = d_model + kv_rank + rope + (q_rank or 0)
     return LatentAttention(
         d_model=d_model,
@@ -184,7 +184,7 @@ def compressed(fields: Fields, _family: Family, kind: MixerKind) -> Mixer:
 
 
 def mimo(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
-    """Return MiMo-V2's attention: windows have twice the key heads unless the fields say else."""
+    """Return MiMo-V2's attention; windows have twice the key heads by default."""
     full = grouped_query(fields, family, "full")
     has_sinks = fields.flag("add_full_attention_sink_bias")
     if kind == "full":
@@ -225,7 +225,7 @@ def step(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
 
 
 def dots_note(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
-    """Return dots3-note's latent attention: the rotary key has a norm of its own."""
+    """Return dots3-note's latent attention: the rotary key has a further norm."""
     plain = latent(fields, family, kind)
     return replace(plain, norm_parameters=plain.rope_dim)
 
@@ -233,7 +233,7 @@ def dots_note(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
 def gemma(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     """Return Gemma 4's attention: full blocks have wider heads, whose keys may be the values.
 
-    Blocks that share keys and values with earlier ones are reported: they are not supported.
+    Blocks that share keys and values with earlier blocks are reported: they are not supported.
     """
     fields.only("num_kv_shared_layers", (0,))
     shares = fields.flag("attention_k_eq_v")
@@ -280,7 +280,7 @@ def gated_delta(fields: Fields, _family: Family, _kind: MixerKind) -> Mixer:
 def _delta(
     fields: Fields, *, heads: int, width: int, kernel: int, gate_width: int, gate_rank: int = 0
 ) -> GatedDeltaNet:
-    """Return delta attention with a decay of each channel, and as many key heads as value heads."""
+    """Return delta attention with a decay for each channel, and equal key and value heads."""
     return GatedDeltaNet(
         d_model=fields.count(*WIDTH),
         num_key_heads=heads,
@@ -296,7 +296,7 @@ def _delta(
 
 
 def kimi_delta(fields: Fields, _family: Family, _kind: MixerKind) -> Mixer:
-    """Return Kimi Delta Attention: decay of each channel and output gate of low rank."""
+    """Return Kimi Delta Attention: decay for each channel, and output gate, of low rank."""
     nested = fields.nested_fields("linear_attn_config")
     inner, prefix = (fields, "linear_") if nested is None else (nested, "")
     heads, width = inner.count(f"{prefix}num_heads"), inner.count(f"{prefix}head_dim")
@@ -311,7 +311,7 @@ def kimi_delta(fields: Fields, _family: Family, _kind: MixerKind) -> Mixer:
 def bailing_delta(fields: Fields, _family: Family, _kind: MixerKind) -> Mixer:
     """Return Ling's delta attention: decay and output gate are projected at full rank.
 
-    The code of its authors, BailingMoeV3, has the heads of full attention and `head_dim` for them.
+    The authors' code, BailingMoeV3, uses the heads of full attention and `head_dim`.
     """
     fields.skip("kda_safe_gate", "short_conv_kernel_size")
     heads = fields.optional("linear_num_heads") or fields.count(*HEADS)
@@ -321,7 +321,7 @@ def bailing_delta(fields: Fields, _family: Family, _kind: MixerKind) -> Mixer:
 
 
 def lightning(fields: Fields, _family: Family, _kind: MixerKind) -> Mixer:
-    """Return lightning attention (MiniMax-Text-01): every head has its own keys and values."""
+    """Return lightning attention (MiniMax-Text-01): every head has separate keys and values."""
     heads, width = fields.count(*HEADS), head_dim(fields)
     fields.skip("block_size")
     return LinearAttention(

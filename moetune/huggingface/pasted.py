@@ -1,6 +1,6 @@
-"""Configurations that people paste: JSON or refused.
+"""Configurations that people paste, which must be JSON.
 
-Nothing in a text is run, and no file or network is read. It is bounded, and told from other files.
+A text is not run, and no file or network is read. Its size is bounded, and other files are refused.
 """
 
 import json
@@ -16,11 +16,11 @@ from moetune.huggingface.reader import read_decoder
 from moetune.huggingface.registry import check_fields
 
 MOST_BYTES = 256 * 2**10
-"""Largest size of a configuration: the largest that is known has 30 KiB, most of it names of
-labels."""
+"""Largest size of a configuration. The largest known configuration has 30 KiB, most of it names
+of labels."""
 NAME = "pasted"
-"""Name of a pasted model; `moetune plan --model pasted/config.json` plans the same under the same
-name."""
+"""Name of a pasted model; `moetune plan --model pasted/config.json` plans the same model under the
+same name."""
 _WHERE = "the configuration"
 _MOST_DEPTH = 16
 _LARGEST = 2**53
@@ -40,7 +40,7 @@ class PastedConfig:
     text: str
 
     def decoder(self) -> Decoder:
-        """Return the model; it may take long, as the sizes in a text are anybody's.
+        """Return the model; it may take long, because a text may have any sizes.
 
         Raises:
             InputError: the configuration describes no known model.
@@ -52,7 +52,7 @@ def pasted_config(text: str) -> PastedConfig:
     """Return the configuration in a pasted text.
 
     Raises:
-        InputError: it is too long, another kind of file, or not an object of JSON.
+        InputError: the text is too long, another kind of file, or not a JSON object.
     """
     if len(text.encode("utf-8", errors="replace")) > MOST_BYTES:
         raise InputError(
@@ -70,7 +70,7 @@ def configuration_of(value: object) -> PastedConfig:
     """Return the configuration in a program's values.
 
     Raises:
-        InputError: as of `pasted_config`.
+        InputError: as in `pasted_config`.
     """
     if isinstance(value, PastedConfig):
         return value
@@ -84,7 +84,7 @@ def configuration_of(value: object) -> PastedConfig:
 
 
 def _check_kind(start: str) -> None:
-    """Raise InputError for files that people take for a configuration."""
+    """Raise InputError for files that people confuse with a configuration."""
     if is_pointer(start):
         raise InputError(
             f"{_WHERE} is a Git LFS pointer: it names a file, and does not have its text",
@@ -120,7 +120,7 @@ def _no_number(word: str) -> object:
 
 
 def _check_values(value: object, depth: int) -> None:
-    """Raise ValueError for what is nested deeply, or counts beyond what any model has."""
+    """Raise ValueError for values nested too deeply, or numbers larger than any model's."""
     if isinstance(value, Mapping | list):
         if not depth:
             raise ValueError(f"it is nested more than {_MOST_DEPTH} levels deep")
@@ -131,7 +131,7 @@ def _check_values(value: object, depth: int) -> None:
 
 
 def _check_layers(document: Mapping[str, object]) -> None:
-    """Raise InputError for so many layers that to write them down takes long."""
+    """Raise InputError for more layers than can be read in a short time."""
     for key, value in document.items():
         if isinstance(value, Mapping):
             _check_layers(value)

@@ -1,4 +1,4 @@
-"""Reading of a `config.json`: its fields as a decoder, or an error that names those in the way."""
+"""Reading of a `config.json` into a decoder, or into an error that names all wrong fields."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -37,7 +37,7 @@ _NESTED = (
     "llm_text_config",
 )  # fmt: skip
 _SHARED = ("model_type", "tie_word_embeddings")
-"""Fields that a nested configuration has from the outer one where it lacks them."""
+"""Fields that a nested configuration takes from the outer configuration if it lacks them."""
 _TOWERS: Mapping[str, str] = {
     "vision_config": "vision",
     "visual_config": "vision",
@@ -65,14 +65,14 @@ def read_decoder(document: Mapping[str, object], *, name: str, where: str) -> De
     """Return the language model that a configuration describes.
 
     Args:
-        document: the values of a `config.json`; those of a vision-language model hold the language
-            model's in `text_config`.
-        name: of the model.
+        document: the values of a `config.json`; a vision-language model has the values of its
+            language model in `text_config`.
+        name: name of the model.
         where: the file or name, for errors.
 
     Raises:
-        InputError: the architecture is unknown, or fields are missing, wrong, contradict each other
-            or may change sizes and are not understood; all of them are named.
+        InputError: the architecture is unknown, or fields are missing, wrong, contradict each
+            other, or are not understood and may change sizes. The error names all of them.
     """
     values, towers = language_model(document)
     fields = Fields(values=values)
@@ -84,7 +84,7 @@ def read_decoder(document: Mapping[str, object], *, name: str, where: str) -> De
         )
     decoder = _read(fields, family, name=name, towers=towers)
     if decoder is None:
-        for tried, _ in _readings(values).values():  # what was not reached is not in the way
+        for tried, _ in _readings(values).values():  # fields that were not reached are not wrong
             fields.read |= tried.read
     if decoder is None or fields.is_flawed or fields.unread():
         raise refusals.unreadable(where, fields, family.name, decoder)
@@ -92,10 +92,10 @@ def read_decoder(document: Mapping[str, object], *, name: str, where: str) -> De
 
 
 def language_model(document: Mapping[str, object]) -> tuple[Mapping[str, object], tuple[str, ...]]:
-    """Return the fields of the language model, and what the parts beside it are for.
+    """Return the fields of the language model, and the purposes of the towers next to it.
 
     A vision-language model nests its language model. Configurations next to it are of towers, such
-    as ("vision", "audio"), and no part of the fields that are returned.
+    as ("vision", "audio"), and are left out of the returned fields.
     """
     values, towers = document, dict.fromkeys(_towers_of(document))
     for _ in range(2):
@@ -115,7 +115,7 @@ def _towers_of(values: Mapping[str, object]) -> Iterator[str]:
 
 
 def _others_of(values: Mapping[str, object]) -> Iterator[str]:
-    """Return names of nested configurations that are neither the language model nor known."""
+    """Yield names of nested configurations that are neither the language model nor known."""
     for key, value in values.items():
         is_named = key in _NESTED or key in _TOWERS or is_harmless(key, value)
         if isinstance(value, Mapping) and value and key.endswith("_config") and not is_named:
@@ -123,7 +123,7 @@ def _others_of(values: Mapping[str, object]) -> Iterator[str]:
 
 
 def _flatten_dbrx(values: Mapping[str, object]) -> Mapping[str, object]:
-    """Return DBRX's fields with those of its two nested configurations."""
+    """Return DBRX's fields together with the fields of its two nested configurations."""
     flat = dict(values)
     for key in ("ffn_config", "attn_config"):
         inner = flat.pop(key, None)
@@ -133,7 +133,7 @@ def _flatten_dbrx(values: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _family_of(values: Mapping[str, object], stated: str) -> Family | None:
-    """Return the family by the type, else by the name of a class; None where neither is known."""
+    """Return the family by the type, else by the name of a class; None if neither is known."""
     for name in (stated, f"{stated}_text"):
         if name in FAMILIES:
             return FAMILIES[name]
@@ -142,14 +142,14 @@ def _family_of(values: Mapping[str, object], stated: str) -> Family | None:
 
 
 def _class_of(values: Mapping[str, object]) -> str:
-    """Return the name of the model's class without what it is for; "" without one."""
+    """Return the name of the model's class without its task; "" without a class."""
     classes = values.get("architectures")
     match = _CLASS.match(str(classes[0])) if isinstance(classes, list) and classes else None
     return "" if match is None else match[1]
 
 
 def _readings(values: Mapping[str, object]) -> dict[str, tuple[Fields, Decoder | None]]:
-    """Return the fields as each family reads them, with the decoder that comes of it."""
+    """Return the fields as each family reads them, with the resulting decoder or None."""
     readings = {}
     for name, family in FAMILIES.items():
         fields = Fields(values={**values, "model_type": name})
@@ -159,7 +159,7 @@ def _readings(values: Mapping[str, object]) -> dict[str, tuple[Fields, Decoder |
 
 
 def _read(fields: Fields, family: Family, *, name: str, towers: tuple[str, ...]) -> Decoder | None:
-    """Return the decoder; None, with problems among the fields, where there is none."""
+    """Return the decoder, or None with problems reported in the fields."""
     fields.skip(*family.harmless.split())
     for flag, allowed in family.only.items():
         fields.only(flag, allowed)
@@ -171,7 +171,7 @@ def _read(fields: Fields, family: Family, *, name: str, towers: tuple[str, ...])
 
 
 def _report(fields: Fields, error: InputError) -> None:
-    """Report sizes that do not go together, unless that may come of a value that stands in."""
+    """Report sizes that contradict each other, unless a stand-in value may be the cause."""
     if not fields.stand_ins:
         fields.report(error.what, error.hint or "correct the fields in the configuration")
 
@@ -208,8 +208,8 @@ def _decoder(fields: Fields, family: Family, *, name: str, towers: tuple[str, ..
 def _tables(fields: Fields, vocabulary: int) -> tuple[int, int]:
     """Return the parameters of LongCat's tables of n-grams, and of their projections.
 
-    Table i has ratio·vocabulary + 2i + 1 rows. Of k·(n − 1) tables, which share the width, each has
-    a projection to all of it (arXiv 2601.21204; modeling_longcat_ngram.py of LongCat-Flash-Lite).
+    Table i has ratio·vocabulary + 2i + 1 rows. The k·(n − 1) tables divide the width; each projects
+    to the whole width (arXiv 2601.21204; modeling_longcat_ngram.py of LongCat-Flash-Lite).
     """
     if not fields.has("ngram_vocab_size_ratio"):
         return 0, 0
@@ -260,13 +260,13 @@ def _blocks(fields: Fields, family: Family, *, streams: int) -> tuple[Block, ...
 
 
 def _expert_lists(fields: Fields, family: Family) -> list[list[object]]:
-    """Return the lists that have every block's experts, choices or widths."""
+    """Return the lists with the number of experts, the top-k or the width of every block."""
     values = (fields.values.get(name) for name in (*EXPERTS, *TOP_K, *family.expert_width))
     return [value for value in values if isinstance(value, list)]
 
 
 def _build(fields: Fields, build: Callable[[], Part]) -> Part:
-    """Return a part; sizes that do not go together are reported, and another part stands in."""
+    """Return a part; report sizes that contradict each other, and return a stand-in part."""
     try:
         return build()
     except InputError as error:
@@ -275,7 +275,7 @@ def _build(fields: Fields, build: Callable[[], Part]) -> Part:
 
 
 def _residual_norms(fields: Fields, family: Family) -> int:
-    """Return the parameters of a weighing of earlier residuals: a norm, and a number of each.
+    """Return the parameters that weigh earlier residuals: a norm and a vector of the same width.
 
     Source: Megatron-Bridge, `kimi_k3_layers.py`: before attention, FFN and the head.
     """
@@ -287,7 +287,7 @@ def _residual_norms(fields: Fields, family: Family) -> int:
 def _skip_unused(
     fields: Fields, family: Family, *, kinds: tuple[MixerKind, ...], sparse: tuple[bool, ...]
 ) -> None:
-    """Count fields as read that only blocks would use which this model does not have."""
+    """Mark fields as read that belong to kinds of blocks which this model does not have."""
     if all(sparse) and not family.has_dense_beside:
         fields.skip(*(set(family.dense_width) - set(family.expert_width)))
     if set(kinds) <= {"linear", "conv"}:
@@ -311,7 +311,7 @@ def _mixer(fields: Fields, family: Family, kind: MixerKind) -> Part:
 def _predictions(
     fields: Fields, family: Family, blocks: tuple[Block, ...]
 ) -> tuple[Prediction, ...]:
-    """Return the steps of multi-token prediction, with the blocks that each has."""
+    """Return the steps of multi-token prediction, with the blocks of each step."""
     d_model = fields.count(*WIDTH)
     fields.skip("mtp_transformer_layers", "mtp_use_dedicated_embeddings", "mtp_layer_types",
                 "mtp_mlp_layer_types")  # fmt: skip
@@ -331,7 +331,7 @@ def _predictions(
 
 
 def _hybrid_blocks(fields: Fields, family: Family) -> tuple[Block, ...]:
-    """Return the blocks of the pattern; () where there is none, which is reported."""
+    """Return the blocks of the pattern; report a missing pattern and return ()."""
     kinds = _pattern(fields, "hybrid_override_pattern", "layers_block_type", "layer_types")
     if kinds is None:
         fields.missing("hybrid_override_pattern", "layers_block_type")

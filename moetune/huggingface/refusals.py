@@ -1,7 +1,7 @@
-"""Errors of configurations that cannot be read: all fields in the way, and what to write instead.
+"""Errors of configurations that cannot be read: all wrong fields, and what to write instead.
 
-A family is proposed only after it was tried: all families that account for every field must come to
-the same parameters. The proposal states them, so that they can be compared with the authors'.
+A family is proposed only after a trial: all families that account for every field must give the
+same number of parameters. The proposal states it, to compare it with the authors' number.
 """
 
 import difflib
@@ -30,7 +30,7 @@ _OTHERWISE: Mapping[str, tuple[str, ...]] = {
     "first_k_dense_replace": ("n_dense_layers", "num_first_dense_layers", "moe_layers_enum"),
     "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts"),
 }  # fmt: skip
-"""Names that other software gives the same fields."""
+"""Names of the same fields in other software."""
 _SAME = 0.01
 
 
@@ -38,7 +38,7 @@ def unreadable(where: str, fields: Fields, family_name: str, decoder: Decoder | 
     """Return the error of a configuration of a known family.
 
     Args:
-        decoder: of the fields that were read; None where they make none.
+        decoder: decoder of the fields that were read; None if they give no decoder.
     """
     unread = fields.unread()
     absent = {name for name in fields.read if not fields.has(name)}
@@ -62,7 +62,7 @@ def _is(names: Mapping[str, object]) -> str:
 
 
 def _rest(decoder: Decoder | None) -> str:
-    """Return what to do about fields that have no other name; None where others are wrong, too."""
+    """Return what to do about fields without another name; None if further fields are wrong."""
     if decoder is None:
         return "remove the rest if it changes no size; else it is another architecture"
     return (
@@ -84,10 +84,10 @@ def unknown_architecture(
     family_name: str,
     readings: Mapping[str, tuple[Fields, Decoder | None]],
 ) -> InputError:
-    """Return the error of an unknown architecture, with a family that reads it if there is one.
+    """Return the error of an unknown architecture, with a family that reads it if any does.
 
     Args:
-        family_name: the type, or the name of the class where there is none.
+        family_name: the type, or the name of the class if there is no type.
         readings: the same fields as each family reads them.
     """
     fields.skip(*ACTIVATION)
@@ -118,7 +118,7 @@ def _in_the_way(
     readings: Mapping[str, tuple[Fields, Decoder | None]],
     fitting: Mapping[str, Decoder],
 ) -> str:
-    """Return why no family is proposed, with what the nearest by name does not take."""
+    """Return why no family is proposed, with the fields that the nearest family by name refuses."""
     models = "`moetune models list` names the models that are known"
     if fitting:
         return f"families that account for all of its fields differ in their sizes; {models}"

@@ -1,8 +1,8 @@
-"""Models by name or by path: of the papers, of sizes, of the registry, of a `config.json`.
+"""Models by name or by path: from the papers, by sizes, from the registry or a `config.json`.
 
 Each model of the registry is a JSON file: its `title`, the `source` of its configuration,
-`aliases`, what its authors published, and the `config`. The last has the fields that give sizes,
-which are read like a user's file.
+`aliases`, the `published` size, and the `config`. The config has the fields that give sizes, and is
+read like a user's file.
 """
 
 import json
@@ -34,15 +34,15 @@ _DIFFUSION = ("_diffusers_version", "sample_size", "cross_attention_dim")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundModel:
-    """A model that was found.
+    """The model of a name or a path.
 
     Args:
         decoder: None for a layer alone.
-        published: what its authors say of its size; "" where nothing is known.
-        paper: the entry of a paper's layer; None for others.
-        whole: the entry of a paper's whole model, or of one that is named by its sizes; None for
-            others.
-        config: of Hugging Face, as far as it is known.
+        published: size that the authors state; "" if it is not known.
+        paper: the entry of a paper's layer; None for other models.
+        whole: the entry of a paper's whole model, or of a model named by its sizes; None for other
+            models.
+        config: fields of the Hugging Face configuration, as far as they are known.
     """
 
     title: str
@@ -56,14 +56,14 @@ class FoundModel:
 
 
 def find_decoder_model(name: str, *, world_size: int, reads_files: bool = True) -> FoundModel:
-    """Return a model: a paper's name, sizes, a `config.json` or its folder, or a registry's name.
+    """Return a model by a paper's name, sizes, a `config.json` or its folder, or a registry's name.
 
     Args:
         world_size: ranks, for papers' layers whose experts grow with them.
-        reads_files: whether it may be a file of this machine.
+        reads_files: whether the name may be a path on this machine.
 
     Raises:
-        InputError: there is none, or its configuration is wrong or not understood.
+        InputError: the model is unknown, or its configuration is wrong or not understood.
     """
     if name in MODELS:
         return _paper(MODELS[name], world_size)
@@ -90,28 +90,28 @@ def find_decoder_model(name: str, *, world_size: int, reads_files: bool = True) 
 
 
 def is_decoder_name(name: str) -> bool:
-    """Return whether a name is that of a whole model, and not of a layer."""
+    """Return whether a name is of a whole model, not of a layer."""
     return name not in MODELS and (known_name(name) is not None or _is_there(name))
 
 
 def known_name(name: str) -> str | None:
-    """Return the name of a whole model without a file: a paper's, sizes, or the registry's."""
+    """Return a whole model's known name: of a paper, of sizes, or of the registry; else None."""
     return name if _whole(name) is not None else resolve_name(name)
 
 
 def whole_names() -> tuple[str, ...]:
-    """Return the names of all whole models: of the papers, and of the registry."""
+    """Return the names of all whole models of the papers and of the registry."""
     return *WHOLE_MODELS, *model_names()
 
 
 def check_known(name: str) -> None:
-    """Raise InputError where a name is of no model, with the nearest of all names."""
+    """Raise InputError with the nearest known name if a name is of no model."""
     if name not in MODELS and not is_decoder_name(name):
         raise _unknown_model(name)
 
 
 def _is_there(name: str) -> bool:
-    """Return whether a name is a path; the empty one, which is the working directory's, is none."""
+    """Return whether a name is a path; the empty name, the working directory's, is not."""
     return bool(name) and (Path(name).expanduser().exists() or name.endswith(".json"))
 
 
@@ -149,9 +149,9 @@ class PublishedModel:
     """A model as its authors published it, and as its configuration describes it.
 
     Args:
-        source: of the configuration.
+        source: source of the configuration.
         published: parameters in words, as the authors count them; "" for a user's file.
-        config: its configuration; of the registry's models the fields that give sizes.
+        config: the configuration; for models of the registry only the fields that give sizes.
     """
 
     title: str
@@ -172,7 +172,7 @@ class RegisteredModel:
 
 
 def registered_models() -> tuple[RegisteredModel, ...]:
-    """Return every entry of the registry, in the order of their names."""
+    """Return every entry of the registry, in the order of names."""
     return tuple(
         RegisteredModel(
             name=name, title=entry["title"], source=entry["source"], published=entry["published"]
@@ -188,7 +188,7 @@ def model_names() -> tuple[str, ...]:
 
 
 def resolve_name(name: str) -> str | None:
-    """Return the registry's name of a model, None where it does not have it.
+    """Return the registry's name of a model; None if the registry does not have the model.
 
     The owner before a slash, capitals, underscores and words such as "-Instruct" do not matter.
     """
@@ -208,7 +208,7 @@ def named_model(name: str) -> PublishedModel:
     """Return a model of the registry.
 
     Raises:
-        InputError: it does not have it; the error names the nearest.
+        InputError: the registry does not have it; the error gives the nearest name.
     """
     registered = resolve_name(name)
     if registered is None:
@@ -232,10 +232,10 @@ def named_model(name: str) -> PublishedModel:
 
 
 def read_model(path: Path) -> PublishedModel:
-    """Return the model of a `config.json`, or of a folder with one.
+    """Return the model of a `config.json`, or of its folder.
 
     Raises:
-        InputError: there is no such file, it is not JSON, or describes no known model.
+        InputError: the file does not exist, is not JSON, or describes no known model.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -272,7 +272,7 @@ def _entry(name: str) -> dict[str, Any]:
 
 
 def check_fields(document: Mapping[str, object], where: str, hint: str) -> None:
-    """Raise InputError for other documents that lie beside a configuration, by their kind.
+    """Raise InputError for documents that are not a configuration but are often next to it.
 
     Args:
         hint: what to give instead of an index of weights.
