@@ -21,11 +21,11 @@ from moetune.domain.errors import InputError, MoetuneError, needed_by
 
 INTERRUPTED = 130
 _LONG = frozenset({"profile", "verify", "serve"})
-"""Commands that run layers or answer for long, and collect their garbage as usual."""
+"""Commands that run layers or serve for long: Python collects their garbage as usual."""
 _ALLOCATIONS = 1_000_000
-"""Allocations between collections of garbage elsewhere, where they took a fifth of the time."""
+"""Allocations between garbage collections of other commands, which took a fifth of their time."""
 _ADAPTERS = ("--lora", "--qlora", "--peft", "--adapter")
-"""Beginnings of options of fine-tuning by adapters, to which no option here is near."""
+"""Beginnings of other tools' options for adapters, which resemble no option here."""
 
 _BEFORE_THE_COMMAND = ("--db", "--config", "--no-config", "-v", "-vv", "-q", "--no-color")
 _WORDS = "Measure a cluster once, solve for the best Mixture-of-Experts plan, and run it."
@@ -58,12 +58,12 @@ COMMANDS = {
     "doctor": "Print this installation and its problems.",
     "completion": "Print the script that completes commands and names.",
 }
-"""Summaries by name."""
+"""Summaries of the commands by name."""
 _MODULES = MappingProxyType({
     "sensitivity": "explain", "observations": "plans", "observe": "check", "memory": "models",
     "trace": "export", "report": "export",
 })  # fmt: skip
-"""Modules of `moetune.cli` that have commands of another name."""
+"""Modules of `moetune.cli` by command, for commands that are named otherwise."""
 
 
 _BEFORE = (
@@ -82,10 +82,10 @@ _BEFORE = (
 
 
 def program(names: Container[str] = COMMANDS) -> typer.Typer:
-    """Return the command line, in which the commands of these names can be run.
+    """Return the command line, which can run the commands of these names.
 
-    Importing all of them takes half a second: the others are only named, for help, for
-    completions and for suggestions.
+    Importing all commands takes half a second: the others have only a name and a summary, for
+    help, completions and suggestions.
     """
     app = new_program(name="moetune", help=_WORDS)
     app.callback(invoke_without_command=True)(with_parameters(_begin, *_BEFORE))
@@ -123,12 +123,12 @@ def run() -> None:
         from moetune.app.launch import leave
 
         leave(code)
-    gc.freeze()  # what the process ends with is not looked through once more
+    gc.freeze()  # without another garbage collection at exit
     sys.exit(code)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command, or answer a shell that completes one, and return the exit code."""
+    """Run a command, or answer a shell's request for completions, and return the exit code."""
     if environment().get(completion.VARIABLE):
         return _complete()
     session = Session(arguments=tuple(arguments))
@@ -155,7 +155,7 @@ def _command(arguments: Sequence[str]) -> str:
 
 
 def _complete() -> int:
-    """Answer a shell; nothing is printed over the line that is typed, whatever goes wrong."""
+    """Answer a shell's request for completions, and print no error over the line that is typed."""
     with redirect_stderr(io.StringIO()):
         try:
             app = program(completion.prepare_answer(environment()))
@@ -175,7 +175,7 @@ def _fail(session: Session, error: MoetuneError) -> int:
 def _usage_error(error: Exception, command: str) -> InputError:
     context, option = getattr(error, "ctx", None), str(getattr(error, "option_name", ""))
     what = str(getattr(error, "format_message", error.__str__)())
-    what = what.replace(": Value error, ", ": ")  # typer's, of pydantic
+    what = what.replace(": Value error, ", ": ")  # pydantic's words, from typer
     path = context.command_path if context else command
     hint = f"see `{path} --help`"
     if option in _BEFORE_THE_COMMAND:

@@ -1,4 +1,4 @@
-"""Commands, their groups, options and arguments as values, of which typer makes the program."""
+"""Commands, groups, options and arguments as values, from which typer makes the program."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
 
 MOST_ROWS = 20
-"""Rows of a table that is not asked for whole."""
+"""Most rows of a table without `--all`."""
 _USUAL = "Options"
 _WIDEST = 24
-"""Columns of an option in help, next to its words."""
+"""Width of the options' column in help, in characters."""
 _FORMS = MappingProxyType(
     {Path: "FILE", parse_bytes: "SIZE", parse_seconds: "TIME", parse_age: "TIME", parse_count: "N"}
 )
 """Placeholders of values in help."""
 Names = Callable[[typer.Context, str], Iterable[str]]
-"""Names that a shell may complete, by the running command and the letters so far."""
+"""Function from the context and the letters so far to names that a shell may complete."""
 
 
 class Between(NamedTuple):
@@ -54,13 +54,13 @@ def option(
     """Return an option.
 
     Args:
-        flags: one or several, with spaces between them, and the parameter's name if it differs.
+        flags: flags with spaces between them, and the parameter's name if it differs.
         words: its help.
         kind: str, bool for a flag without a value, Path, a tuple of choices, `Between`, or a
             function that reads a text, such as `parse_bytes`.
-        form: of its value in help; None for that of its kind, of a text the flag's last word.
-        names: that a shell completes.
-        title: under which it stands in help.
+        form: placeholder of its value in help. Default: by its kind, or a text flag's last word.
+        names: returns the names that a shell completes.
+        title: heading above it in help.
         multiple: whether it may be given several times; its value is then a list.
         count: whether its value is how often it is given.
     """
@@ -109,8 +109,8 @@ class Command(NamedTuple):
     epilog: str
 
     def add_to(self, app: typer.Typer, name: str) -> None:
-        """Add it under a name."""
-        # A short help that is given is wrapped; one that typer makes is cut.
+        """Add the command to a program under a name."""
+        # Typer wraps a short help that it is given, but cuts a short help that it makes.
         short = summary_of(self.words)
         app.command(name, help=self.words, short_help=short, epilog=self.epilog, cls=_Command)(
             self.run
@@ -118,7 +118,7 @@ class Command(NamedTuple):
 
 
 def new_program(**attributes: Any) -> typer.Typer:  # noqa: ANN401 - typer's
-    """Return a program, or a group of it, without commands."""
+    """Return a program, or a group of commands, without commands."""
     # No rich markup: importing rich takes longer than the command line may take to start.
     return typer.Typer(
         add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
@@ -132,7 +132,7 @@ def command(
     """Return a decorator that makes a command of a function, with these parameters and `--json`.
 
     The function gets the session, and the parameters by their names. It may return an exit code.
-    Its name is the command's, and its docstring the help.
+    Its name is the command's, and its docstring is the help.
     """
 
     def decorate(function: Callable[..., int | None]) -> Command:
@@ -152,7 +152,7 @@ def command(
 def with_parameters(
     run: Callable[..., int | None], *parameters: inspect.Parameter
 ) -> Callable[..., int | None]:
-    """Return the function of a context and any values with the signature that typer reads."""
+    """Return the function with the signature that typer reads: a context and these parameters."""
     context = inspect.Parameter(
         "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
     )
@@ -162,7 +162,7 @@ def with_parameters(
 
 
 def group(words: str, *commands: Command, **named: Command) -> typer.Typer:
-    """Return a group of commands; `named` have another name than their function's."""
+    """Return a group of commands; those in `named` have that name instead of their function's."""
     made = new_program(help=words, no_args_is_help=False)
     for name, command in ({command.name: command for command in commands} | named).items():
         command.add_to(made, name)
@@ -173,7 +173,7 @@ class _Command(TyperCommand):
     """A command whose help has its options under their titles."""
 
     def format_options(self, ctx: "Context", formatter: "HelpFormatter") -> None:
-        """Write arguments, the titles in the order of their options, and last what has none."""
+        """Write the arguments, the options by title, and last the options without a title."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             title = getattr(parameter, "rich_help_panel", "") or _USUAL
@@ -213,7 +213,7 @@ def _parameter(
 
 
 def _reading(kind: Any, flag: str, names: Names | None) -> dict[str, Any]:  # noqa: ANN401 - as of `option`
-    """Return what typer needs to complete and to read a value, whose errors name the flag."""
+    """Return typer's arguments to complete and to read a value; errors name the flag."""
     reading: dict[str, Any] = {"autocompletion": _completer(names)}
     if isinstance(kind, Between):
         reading |= {"min": kind.low, "max": kind.high}

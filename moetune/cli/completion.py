@@ -1,6 +1,6 @@
-"""Completion by a shell: its script, and names of models, profiles and plans.
+"""Shell completion: its script, and names of models, profiles and plans.
 
-Names are silent where something is wrong: the user has not run a command.
+When something is wrong there are no names and no message: the user has not run a command.
 """
 
 import shlex
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from moetune.store import SqlStore
 
 VARIABLE = "_MOETUNE_COMPLETE"
-"""Set by a shell that asks for completions."""
+"""Environment variable that a shell sets to ask for completions."""
 _LINES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
-"""Variables in which bash, and zsh and fish, pass the line so far."""
+"""Environment variables with the line so far: bash's, and that of zsh and fish."""
 ID_LETTERS = 8
 """Letters of a plan's id: as unique as a store needs, and still readable."""
 
@@ -45,7 +45,7 @@ def completion(session: "Session", shell: str) -> None:
 
 
 def prepare_answer(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Let typer answer a shell, and return the words of the line that is completed."""
+    """Set up typer's completion, and return the words of the line to complete."""
     from typer._completion_classes import completion_init
 
     completion_init()
@@ -57,7 +57,7 @@ def prepare_answer(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def model_names(_context: typer.Context, _letters: str) -> Iterable[str]:
-    """Return the named models, of the papers and of Hugging Face."""
+    """Return the names of models, of the papers and of Hugging Face."""
     from moetune.domain.model import MODELS, WHOLE_MODELS
     from moetune.huggingface.registry import model_names as registered
 
@@ -65,32 +65,32 @@ def model_names(_context: typer.Context, _letters: str) -> Iterable[str]:
 
 
 def profile_names(context: typer.Context, letters: str) -> Iterable[str]:
-    """Return the profiles of the store and the reference machines."""
+    """Return the names of the store's profiles and of the reference machines."""
     from moetune.app.files import bundled_profiles
 
     return *stored_profiles(context, letters), *bundled_profiles()
 
 
 def gpu_names(_context: typer.Context, _letters: str) -> Iterable[str]:
-    """Return the GPUs of the reference machines."""
+    """Return the names of the reference machines' GPUs."""
     from moetune.app.describe import gpus
 
     return gpus()
 
 
 def stored_profiles(context: typer.Context, _letters: str) -> Iterable[str]:
-    """Return the profiles of the store, newest first."""
+    """Return the names of the store's profiles, newest first."""
     return _stored(context, lambda store: [run.name for run in store.runs()])
 
 
 def plan_ids(context: typer.Context, letters: str) -> Iterable[str]:
-    """Return short ids of the stored plans, newest first; whole ones where more is typed."""
+    """Return short ids of the stored plans, newest first; whole ids if more letters are typed."""
     length = None if len(letters) > ID_LETTERS else ID_LETTERS
     return _stored(context, lambda store: [plan.id[:length] for plan in store.plans()])
 
 
 def _stored(context: typer.Context, names: Callable[["SqlStore"], list[str]]) -> list[str]:
-    """Return names from the store; none where there is no store or it cannot be read."""
+    """Return names from the store; [] if there is no store or it cannot be read."""
     from moetune.app import wiring
 
     before = context.find_root().params

@@ -1,4 +1,4 @@
-"""`moetune explain` and `moetune sensitivity`: the reasons of a plan, and what its step follows."""
+"""`moetune explain` and `moetune sensitivity`: a plan's reasons, and what its step depends on."""
 
 from functools import partial
 

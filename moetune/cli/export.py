@@ -124,7 +124,7 @@ def _words(overlap: "Overlap") -> str:
 
 
 def _predict(planner: "Planner", plan: AnyPlan, model: str | None) -> "Trace":
-    """Return the prediction; without a profile a layer's step can be recorded all the same."""
+    """Return the predicted trace; for a layer, a ProfileError also says how to record a step."""
     try:
         return planner.trace(plan, model=model)
     except ProfileError as error:

@@ -116,7 +116,7 @@ def memory(session: Session, model: str, device_memory: str, **sizes: str | None
         job = answer.job
         asked = {"world_size": job.world_size, "global_batch": job.global_batch, "seq": job.length}
         flags = {"target": question.target.name} | texts | asked
-        if process_bytes(device_memory) != process_bytes("80GB"):  # of the profile's devices
+        if process_bytes(device_memory) != process_bytes("80GB"):  # the memory in h100-x8
             flags["memory_limit"] = f"{answer.question.limit_bytes / 2**30:.1f}GiB"
         named = (f"--{name.replace('_', '-')} {value}" for name, value in flags.items())
         screen.hint(f"Plan it:  moetune plan --model {model} --profile h100-x8 {' '.join(named)}")

@@ -1,4 +1,4 @@
-"""Options that commands share: of a plan that is there, and the fields of the question."""
+"""Options that commands share: those of an existing plan, and the fields of the question."""
 
 import inspect
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def plan_argument(name: str) -> inspect.Parameter:
-    """Return the argument of a plan that is there."""
+    """Return the argument that names an existing plan."""
     words = "A plan's JSON file, or the beginning of an id in the store."
     return argument(name, words, names=plan_ids)
 
@@ -40,7 +40,7 @@ MODEL = option(
 OVERSUBSCRIBE = option("--oversubscribe", "Start more ranks than there are cores.", bool)
 
 OF_STORES = StoreUnavailableError, SchemaMismatchError
-"""Errors of a store that a command may do without."""
+"""Errors of a store, after which some commands go on without it."""
 _FORMS: Mapping[type, str] = MappingProxyType({int: "N", float: "SHARE", str: "NAME"})
 
 
@@ -50,7 +50,7 @@ def removed_words(removed: "Removed") -> str:
 
 
 def pair(text: str) -> tuple[str, str]:
-    """Return the name and the value of "NAME=VALUE"; InputError for another text."""
+    """Return the name and the value of "NAME=VALUE"; raise InputError for any other text."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise InputError(f"{text!r} is not NAME=VALUE", "such as TP=2")
@@ -58,19 +58,19 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def words_in(text: str) -> list[str]:
-    """Return the words of a list with commas between them."""
+    """Return the words of a comma-separated list."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def fields(
     *names: str, defaults: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[inspect.Parameter, ...]:
-    """Return the options of fields, in help's order; `texts_of` has the texts that were given."""
+    """Return the options of the question's fields, in help's order; see also `texts_of`."""
     return tuple(_field(ASKS[name], defaults.get(name)) for name in names)
 
 
 def texts_of(values: Mapping[str, str | bool | None]) -> dict[str, str]:
-    """Return the texts of the fields that were given, which `question.read_texts` reads."""
+    """Return the given fields as the texts that `question.read_texts` reads."""
     words = {True: "yes", False: "no"}
     return {
         name: words[value] if isinstance(value, bool) else value

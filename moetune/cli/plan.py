@@ -74,7 +74,7 @@ def plan(
 
 
 def _say_saved(session: Session, made: "AnyPlan", machine: "Machine", *, is_saved: bool) -> None:
-    """Say whether the store has the plan, and what explains and runs it."""
+    """Say whether the plan is saved, and which commands explain and run it."""
     short, screen = made.id[:6], session.screen
     if not is_saved:
         screen.note(f"Plan {short} is not saved in the store.")
@@ -88,10 +88,10 @@ def _say_saved(session: Session, made: "AnyPlan", machine: "Machine", *, is_save
 def save_or_write(
     session: Session, plan: Callable[..., T], *, save: bool, output: Path | None
 ) -> tuple[T, bool]:
-    """Return a plan and whether the store has it; errors as of `plan`.
+    """Return a plan and whether the store has it; raise the errors of `plan`.
 
-    A plan is printed, so that a store which cannot be written is a warning; a file that is no
-    database is an error, unless the plan is written to a file.
+    A store that cannot be written is only a warning, because the plan is printed. A file that is
+    no database is an error, unless the plan is written to `output`.
     """
     try:
         return plan(settings=session.settings, save=save), save
@@ -101,14 +101,14 @@ def save_or_write(
         reason = problem
     try:
         made = plan(settings=session.settings, save=False)
-    except StoreUnavailableError:  # nor can it be read
+    except StoreUnavailableError:  # it cannot be read either
         made = plan(settings=replace(session.settings, db=NO_STORE), save=False)
     session.screen.note(f"warning: the plan is not saved in the store: {reason}")
     return made, False
 
 
 def _what_runs_it(plan: "AnyPlan", machine: "Machine") -> str:
-    """Return the command that writes a plan for its runtime, or runs a layer where it has room."""
+    """Return the command that exports a model's plan, or that verifies a layer's on its ranks."""
     from moetune.domain.cluster import torchrun
 
     if plan.kind == "training":
@@ -123,7 +123,7 @@ def _what_runs_it(plan: "AnyPlan", machine: "Machine") -> str:
 
 
 def num_devices(visible: str | None, devices: Path = Path("/dev")) -> int:
-    """Return the NVIDIA devices that `visible` allows, else the cores, without loading torch."""
+    """Return the number of visible NVIDIA devices, or else of cores, without loading torch."""
     count = len(list(devices.glob("nvidia[0-9]*")))
     if visible is not None:
         count = min(count, len([device for device in visible.split(",") if device]))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _TOKENS = 4096
 _INTERRUPTED = 130
 _BUDGET_SECONDS = 80.0
-"""Budget of a run that names neither budget nor preset, which then takes two minutes in all."""
+"""Budget of a run without --budget and --preset, which takes two minutes in all."""
 _MEASURED = (
     "model", "d_model", "d_hidden", "num_experts", "top_k", "activation", "num_layers",
     "num_heads", "vocab", "moe_every", "seq",
@@ -32,7 +32,7 @@ _MEASURED = (
 def _dtypes(text: str) -> tuple[str, ...]:
     names = tuple(map(full_dtype, words_in(text)))
     for name in names:
-        dtype_bytes(name)  # which refuses an unknown one
+        dtype_bytes(name)  # which refuses an unknown name
     return names
 
 
@@ -180,7 +180,7 @@ def _show(session: Session, request: "ProfileRequest", outcome: "ProfileOutcome"
 
 
 def _planned(request: "ProfileRequest") -> str:
-    """Return the flags that plan what was measured: a layer of the request, else a small one."""
+    """Return flags that plan for the measured layer, or for a small layer if none was measured."""
     if not request.layers:
         return f"--d-model 512 --d-hidden 2048 --num-experts {4 * request.num_ranks} --tokens 2k"
     layer = request.layers[0]

@@ -157,6 +157,6 @@ def _hint_at_plan(session: Session, model: str, profile: str) -> None:
 
 
 def _model_for(num_devices: int) -> str:
-    """Return a named layer whose experts divide by the ranks."""
+    """Return the name of a model whose number of experts the ranks divide."""
     experts = find_model("gpt-s").layer(num_devices).num_experts
     return "gpt-s" if experts % num_devices == 0 else "tm-1"

@@ -1,4 +1,4 @@
-"""Progress on stderr: of a measurement, and of what is counted."""
+"""Progress on stderr, of measurements and of counted work."""
 
 import itertools
 import sys
@@ -15,7 +15,7 @@ _WIDTH = 79
 
 
 class StatusLine:
-    """A line on stderr, written anew on a terminal; without one it comes every ten seconds."""
+    """A status line on stderr: rewritten on a terminal, else printed every ten seconds."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -23,7 +23,7 @@ class StatusLine:
         self._printed_at = time.monotonic()
 
     def show(self, words: str, seconds_left: float) -> None:
-        """Show what is done, and the time that is left."""
+        """Show the finished work and the remaining time."""
         line = f"{words}, {clock(seconds_left)} left"
         if self._is_terminal:
             sys.stderr.write(f"{_NEW_LINE}{line[:_WIDTH]}")
@@ -33,7 +33,7 @@ class StatusLine:
             self._screen.note(line)
 
     def counter(self, noun: str, total: int) -> Callable[[str], None]:
-        """Return a function that counts, and shows the name of what is done."""
+        """Return a function that counts a finished item and shows its name."""
         start, numbers = time.monotonic(), itertools.count(1)
 
         def advance(name: str) -> None:
@@ -54,7 +54,7 @@ class ScreenProgress(Progress):
 
     Args:
         resume: command that measures the points for which the budget was too short.
-        longer: command that measures more than all of these points; "" where there is none.
+        longer: command that measures more than all of these points; "" if there is none.
 
     Attributes:
         num_done, num_points: finished points, and points to measure.
@@ -83,7 +83,7 @@ class ScreenProgress(Progress):
         self._line.show(f"measuring points again, {group}", seconds_left)
 
     def finish(self, *, is_complete: bool) -> None:
-        """Print what a longer run would add, where the measurement was not interrupted."""
+        """Print what a longer run would add, unless the measurement was interrupted."""
         self._line.close()
         if is_complete and self.num_done < self.num_points:
             self._screen.note(

@@ -44,7 +44,7 @@ class Screen(SectionPrinter):
             self.sections(sections)
 
     def show(self, document: object, view: Callable[[], Iterable[Section]]) -> None:
-        """Print a JSON document, or the sections of its view, which is made only then."""
+        """Print a JSON document, or the sections of `view`, which is called only then."""
         if self.as_json:
             self.document(document)
         else:
@@ -64,7 +64,7 @@ class Screen(SectionPrinter):
             self._console(stderr=True).print(text, soft_wrap=True, markup=False, highlight=False)
 
     def hint(self, text: str) -> None:
-        """Print how to go on, on stderr, unless quiet or as JSON."""
+        """Print a next step on stderr, unless quiet or as JSON."""
         if not self.as_json:
             self.note(text)
 

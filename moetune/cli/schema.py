@@ -1,4 +1,4 @@
-"""`moetune schema`: the JSON schemas of documents; answers of one line of facts have none.
+"""`moetune schema`: the JSON schemas of documents; answers with a single line have none.
 
 `python -m tests.schemas` writes the files from the classes of the documents.
 """

@@ -1,4 +1,4 @@
-"""Session of one run: the options before the command, and what commands open by them."""
+"""Session of a run: the options before the command, and the stores and plans that they select."""
 
 import shlex
 from contextlib import AbstractContextManager, contextmanager
@@ -25,9 +25,9 @@ class Session:
     """One run of the command line; settings are read only by commands that need them.
 
     Args:
-        arguments: all of this run, for commands that say how to go on.
-        most_rows: of a table; None for all, as of commands without `--all`.
-        is_missing_said: that the store which was named is not there, which is said once.
+        arguments: all arguments of this run, from which commands print the next command.
+        most_rows: most rows of a table; None for all, as in commands that have no `--all`.
+        is_missing_said: whether this run has said that the store named by `--db` is missing.
     """
 
     arguments: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Session:
 
     @contextmanager
     def find_store(self) -> "Iterator[SqlStore | None]":
-        """Open the store to read, None where none was made yet, and say so where one was named."""
+        """Open the store to read; None if there is none yet, with a note if `--db` names it."""
         from moetune.app import wiring
 
         with wiring.find_store(self.settings) as store:
@@ -83,13 +83,13 @@ class Session:
             yield store
 
     def open_store(self) -> AbstractContextManager["SqlStore"]:
-        """Open the store to write; it is made where there is none."""
+        """Open the store to write; make it if there is none."""
         from moetune.app import wiring
 
         return wiring.open_store(self.settings)
 
     def made_store(self) -> AbstractContextManager["SqlStore"]:
-        """Open the store to write, for a command that removes; raise InputError for want of it."""
+        """Open an existing store to write, for a command that removes; else raise InputError."""
         from moetune.app import wiring
 
         settings = self.settings
@@ -117,9 +117,9 @@ class Session:
         return local_planner(self.settings, profile=profile)
 
     def command_again(self, *more: str, without: tuple[str, ...] = ()) -> str:
-        """Return this run's command with other flags, to be pasted.
+        """Return this run's command with other flags, ready to paste.
 
-        `more` is added at its end, unless it is there; `without` is left out with its values.
+        Missing words of `more` are added at its end; flags of `without` go with their values.
         """
         words: list[str] = []
         left = iter(self.arguments)

@@ -49,7 +49,7 @@ def verify(
 
 
 def _judge(session: Session, made: "Plan", verification: "Verification") -> int:
-    """Say whether the plan holds, and return the exit code; QualityError where it does not."""
+    """Say whether the plan holds, and return the exit code; raise QualityError if it does not."""
     from moetune.app.views.observed import verdict
 
     words, hint = verdict(made, verification), "measure again, for longer:  moetune profile"

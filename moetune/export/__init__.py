@@ -29,10 +29,10 @@ _EXPORTS: MappingProxyType[TargetName, Callable[[Planned], Export]] = MappingPro
 
 
 def export_layout(planned: Planned) -> Export:
-    """Return what the plan's target reads.
+    """Return the file and the command that the plan's target reads.
 
     Raises:
-        InputError: the layout is none of the job's.
+        InputError: the layout does not fit the job.
         InfeasiblePlanError: the target cannot run it.
     """
     check_layout(planned.layout, planned.job)

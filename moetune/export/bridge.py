@@ -1,7 +1,7 @@
 """Megatron-Bridge: a program that takes a recipe's configuration, gives it the layout, and trains.
 
-Written for the version of the plan's row; `configuration()` is what the launch oracle puts through
-the version's own `validate()`.
+The program is for the version in the plan's target row. The launch oracle passes the result of
+`configuration()` to that version's `validate()`.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ _OVERLAP = (
     "overlap_moe_expert_parallel_comm", "delay_wgrad_compute", "overlap_grad_reduce",
     "overlap_param_gather",
 )  # fmt: skip
-"""Fields that `CommOverlapConfig` writes over those of the model and of the gradients."""
+"""Fields of `CommOverlapConfig`, which overwrites them in the model's and the DDP configuration."""
 _PRECISION = ("fp8", "fp8_recipe", "fp4", "fp4_recipe")
 _DTYPES = MappingProxyType({"fp32": "torch.float32", "bf16": "torch.bfloat16"})
 _RESET: MappingProxyType[str, Value] = MappingProxyType({
@@ -39,13 +39,13 @@ _RESET: MappingProxyType[str, Value] = MappingProxyType({
     "moe_shared_expert_overlap": False, "moe_expert_capacity_factor": None,
     "moe_pad_expert_input_to_capacity": False, "microbatch_group_size_per_vp_stage": None,
 })  # fmt: skip
-"""Fields that a recipe may have set and that the layout may not need."""
+"""Values that unset fields which a recipe may set and the layout may not need."""
 _ASYNCHRONOUS: MegatronCore = (0, 18)
-"""First core whose Bridge saves the shards of Megatron-FSDP beside the training."""
+"""First core whose Bridge can save the shards of Megatron-FSDP asynchronously."""
 _GRAPHED_FSDP: MegatronCore = (0, 18)
-"""First core whose FSDP has a mode for graphs."""
+"""First core whose Megatron-FSDP has a mode for CUDA graphs."""
 _SEQUENCE_LENGTH: MegatronCore = (0, 17)
-"""First core whose Bridge keeps a data set's length as `seq_length`."""
+"""First core whose Bridge names a data set's sequence length `seq_length`."""
 _USE = (
     "configuration() returns the recipe's configuration in the planned layout; set its data, its "
     "tokenizer and its checkpoints there. The program trains on mock data as it is."
@@ -92,7 +92,7 @@ _TRUST = (
     "(trust_remote_code): read it first."
 )
 _CODE_ON_THE_HUB = ABSENT | {"nemotron_h"}
-"""Families whose class comes with the model in the transformers that Bridge 0.3 pins, 4.57."""
+"""Families whose class is code on the Hub: transformers 4.57, which Bridge 0.3 pins, lacks it."""
 _WHOLE_MODEL = "    bridge = AutoBridge.from_hf_pretrained({name!r}{trust})\n"
 _TEXT_ALONE = """\
     text = AutoConfig.from_pretrained({name!r}{trust}).text_config
@@ -108,7 +108,7 @@ _FROM_CONFIGURATION = """\
 
 
 def bridge_export(planned: Planned) -> Export:
-    """Return the program."""
+    """Return the program, its file name and the command that starts it."""
     values = megatron_values(planned)
     imports, recipe = _recipe(planned)
     said = [_TRUST] if "trust_remote_code" in recipe else []
@@ -134,7 +134,7 @@ def bridge_export(planned: Planned) -> Export:
 
 
 def _recipe(planned: Planned) -> tuple[str, str]:
-    """Return the imports and the statements that make the model's own configuration.
+    """Return the imports and the statements that make the model's configuration.
 
     A model without a recipe is made from its configuration on the Hugging Face Hub, or in a folder.
     """
@@ -167,7 +167,7 @@ def _statements(planned: Planned) -> Iterator[str]:
     yield f"cfg.train.global_batch_size = {job.global_batch}"
     is_muon = values.optimizer.get("optimizer") == "muon"
     for name, value in values.ddp.items():
-        is_shared = is_muon and name == "use_distributed_optimizer"  # by whole matrices
+        is_shared = is_muon and name == "use_distributed_optimizer"  # Muon updates whole matrices
         yield f"cfg.ddp.{name} = {_literal(False if is_shared else value)}"
     if "use_megatron_fsdp" in values.ddp:
         yield 'cfg.checkpoint.ckpt_format = "fsdp_dtensor"'
@@ -178,7 +178,7 @@ def _statements(planned: Planned) -> Iterator[str]:
     else:
         yield "cfg.ddp.use_megatron_fsdp = False"
         if layout.cuda_graphs == "partial" and layout.overlap == "batch":
-            # Weight gradients that wait are written by graphs, which need one address for them.
+            # Graphs write the delayed weight gradients, and need a fixed address for them.
             yield "cfg.model.gradient_accumulation_fusion = True"
     if layout.cuda_graphs == "full":
         yield "cfg.rerun_state_machine.check_for_nan_in_loss = False"
@@ -224,10 +224,10 @@ def _tuning(planned: Planned) -> Iterator[str]:
 
 
 def _graphed_fsdp(planned: Planned) -> Iterator[str]:
-    """Yield what Megatron-FSDP needs for its graphs, as Megatron-LM's `training.py` sets it.
+    """Yield what Megatron-FSDP needs for CUDA graphs, as Megatron-LM's `training.py` sets it.
 
-    Without it sharded gradients are dereferenced that a replayed graph has written
-    (`megatron_fsdp/param_and_grad_buffer.py`, `zero_grad`).
+    Without it `zero_grad` dereferences sharded gradients that a replayed graph has written
+    (`megatron_fsdp/param_and_grad_buffer.py`).
     """
     graphs = planned.layout.cuda_graphs
     if graphs == "none" or planned.core < _GRAPHED_FSDP:
@@ -238,7 +238,7 @@ def _graphed_fsdp(planned: Planned) -> Iterator[str]:
 
 
 def _model(planned: Planned, values: MegatronValues) -> Iterator[str]:
-    """Yield the lines of the model's own fields."""
+    """Yield the lines that set the fields of `cfg.model`."""
     layout, decoder = planned.layout, planned.decoder
     unset = dict(_RESET)
     if planned.core >= GRAPHS_BY_MODULE:
@@ -252,7 +252,7 @@ def _model(planned: Planned, values: MegatronValues) -> Iterator[str]:
             yield f"cfg.model.{name} = {_literal(value)}"
     if decoder.family == "ernie4_5_moe" and all(
         part is None or part.shared is None for part in decoder.routed_kinds
-    ):  # of which Bridge's provider makes shared experts of width 0 (`ernie_45_bridge.py`)
+    ):  # else Bridge's provider makes shared experts of width 0 (`ernie_45_bridge.py`)
         yield "cfg.model.moe_shared_expert_intermediate_size = None"
     virtual = layout.vpp if layout.vpp > 1 else None
     yield f"cfg.model.virtual_pipeline_model_parallel_size = {virtual}"
@@ -260,7 +260,7 @@ def _model(planned: Planned, values: MegatronValues) -> Iterator[str]:
     yield f"cfg.model.pipeline_model_parallel_layout = {stages!r}"
     yield "cfg.model.pipeline_dtype = torch.bfloat16"
     if all(_is_swiglu(part) and not part.biases for part in _ffns(decoder)):
-        # The plan's memory has it, and Bridge's provider of Qwen leaves it off.
+        # The plan's memory assumes this fusion, which Bridge's provider of Qwen leaves off.
         yield "cfg.model.bias_activation_fusion = True"
 
 
@@ -274,7 +274,7 @@ def _is_swiglu(part: DenseFfn | RoutedExperts) -> bool:
 
 
 def _optimizer(values: MegatronValues) -> Iterator[str]:
-    """Yield the lines of the optimizer; a recipe may have set another one."""
+    """Yield the lines of the optimizer, as the recipe may have set another."""
     given, is_shared = values.optimizer, values.ddp["use_distributed_optimizer"]
     name = "adam"
     if given.get("optimizer") == "muon":
@@ -289,7 +289,7 @@ def _optimizer(values: MegatronValues) -> Iterator[str]:
             yield f"cfg.optimizer.{name} = {given[name]}"
     for name in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
         yield f"cfg.optimizer.{name} = {_DTYPES[str(given.get(name, 'fp32'))]}"
-    if "main_grads_dtype" in given:  # of a training without fp8 it decides on the master copy alone
+    if "main_grads_dtype" in given:  # without fp8 the recipe decides on the master copy only
         recipe = "delayed" if values.keeps_remainders else "tensorwise"
         yield f"cfg.mixed_precision.fp8_recipe = {recipe!r}"
     for part in ("ddp", "mixed_precision"):

@@ -1,4 +1,4 @@
-"""DeepSpeed 0.19.8: a program with its configuration, AutoEP and AutoTP in it, and the model."""
+"""DeepSpeed 0.19.8: a program with the model and a configuration that covers AutoEP and AutoTP."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -27,8 +27,8 @@ _CUTS = (
     },
     {"patterns": [r".*\.(mlp|shared_expert)\.down_proj\.weight$"], "partition_type": "row"},
 )  # fmt: skip
-"""Cuts of attention and dense FFNs. The tensor plan of transformers, which AutoTP takes otherwise,
-cuts experts in ways that `module_inject/tp_plan_converter.py` refuses."""
+"""Tensor-parallel cuts of attention and dense FFNs. Without them AutoTP takes the tensor plan of
+transformers, whose cuts of experts `module_inject/tp_plan_converter.py` refuses."""
 _SHARDS_WEIGHTS = 3
 """ZeRO stage that shards parameters, too."""
 _RATE = 5e-5
@@ -71,7 +71,7 @@ CONFIG = (
         write=lambda planned: (planned.layout.tp if planned.layout.tp > 1 else None,),
     ),
 )  # fmt: skip
-"""Settings of DeepSpeed's configuration, by their paths."""
+"""Settings of DeepSpeed's configuration, by the paths of their keys."""
 
 
 def deepspeed_export(planned: Planned) -> Export:
@@ -98,7 +98,7 @@ def deepspeed_export(planned: Planned) -> Export:
 def _config(planned: Planned) -> dict[str, object]:
     """Return DeepSpeed's configuration.
 
-    The global batch follows from two of its sizes and the replicas, which DeepSpeed counts itself.
+    DeepSpeed derives the global batch from the micro-batch, the accumulation and its replicas.
     """
     layout, keys = planned.layout, write_keys(CONFIG, planned)
     batch = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -127,19 +127,19 @@ def _config(planned: Planned) -> dict[str, object]:
 
 
 def _under(name: str, keys: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the keys of an object of the configuration."""
+    """Return the keys of a nested object of the configuration."""
     paths = (key.partition(".") for key in keys)
     return {key: keys[f"{first}.{key}"] for first, _, key in paths if first == name}
 
 
 def _literal(document: dict[str, object]) -> str:
-    """Return a document as Python, which writes JSON's true and false large."""
+    """Return a JSON document as a Python literal, with True and False."""
     text = json.dumps(document, indent=4)
     return text.replace(": true", ": True").replace(": false", ": False")
 
 
 def _nodes(planned: Planned) -> tuple[str, str]:
-    """Return the nodes and the GPUs of each in words; "" where the machine is not known."""
+    """Return the numbers of nodes and of GPUs per node as text; "" for both if not known."""
     ranks = planned.job.world_size
     width = min(planned.site.devices_per_node, ranks) if planned.site else ranks + 1
     return ("", "") if ranks % width else (str(ranks // width), str(width))

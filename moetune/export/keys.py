@@ -1,6 +1,6 @@
-"""Keys of a runtime with what they say of a plan: what writes them and what reads them share these.
+"""Settings that relate values of a plan to keys of a runtime, for both writing and reading them.
 
-Read in reverse a table gives back the plan that it was written from.
+Reading the keys that a table wrote gives back the values of the plan.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -23,13 +23,13 @@ Value: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A value of a plan, and the runtime's keys that say it.
+    """A value of a plan, and the runtime's keys that express it.
 
     Args:
-        name: an attribute of `FoldedLayout` or of `TrainingJob`, a fact of `Target`, or another.
-        keys: each with the value that the runtime takes where it is not given.
+        name: an attribute of `FoldedLayout` or `TrainingJob`, a fact of `Target`, or another name.
+        keys: the runtime's keys, each with its default.
         write: returns the keys' values in their order; None for a key that is left out.
-        read: returns the value that the keys' values say, in their order.
+        read: takes the keys' values in their order, and returns the plan's value.
     """
 
     name: str
@@ -38,12 +38,12 @@ class Setting:
     read: Callable[..., object]
 
     def of(self, values: Mapping[str, Value]) -> object:
-        """Return the value that keys say, of which those that are not given have defaults."""
+        """Return the plan's value for the given keys; missing keys have their defaults."""
         return self.read(*(values.get(key, default) for key, default in self.keys.items()))
 
 
 def size(name: str, key: str, default: Value = 1) -> Setting:
-    """Return the setting of a layout's size, or of another number, that a single key says."""
+    """Return the setting of a number, such as a size of the layout, with a single key."""
     return Setting(
         name=name, keys={key: default}, write=lambda planned: (_number(planned, name),),
         read=lambda value: value,
@@ -51,7 +51,7 @@ def size(name: str, key: str, default: Value = 1) -> Setting:
 
 
 def switch(name: str, key: str, writes: Callable[[Planned], bool], *, default: bool) -> Setting:
-    """Return the setting of a truth value that a single key says."""
+    """Return the setting of a Boolean with a single key."""
     return Setting(
         name=name, keys={key: default}, write=lambda planned: (writes(planned),), read=bool
     )
@@ -64,7 +64,7 @@ def _number(planned: Planned, name: str) -> int:
 
 
 def write_keys(settings: Iterable[Setting], planned: Planned) -> dict[str, Value]:
-    """Return the keys that say a plan; those without a value are left out."""
+    """Return the keys that express a plan, with their values; keys without a value are left out."""
     pairs = (
         pair for setting in settings
         for pair in zip(setting.keys, setting.write(planned), strict=True)
@@ -73,7 +73,7 @@ def write_keys(settings: Iterable[Setting], planned: Planned) -> dict[str, Value
 
 
 def read_settings(settings: Iterable[Setting], values: Mapping[str, Value]) -> dict[str, Any]:
-    """Return what keys say, by the settings' names."""
+    """Return the plan's values that the keys express, by the settings' names."""
     return {setting.name: setting.of(values) for setting in settings}
 
 
@@ -83,5 +83,5 @@ def names_of(settings: Iterable[Setting]) -> tuple[str, ...]:
 
 
 def keys_of(settings: Iterable[Setting], name: str) -> tuple[str, ...]:
-    """Return the keys of a setting; () where there is no such one."""
+    """Return the keys of the setting with this name; () if there is none."""
     return next((tuple(setting.keys) for setting in settings if setting.name == name), ())

@@ -1,4 +1,4 @@
-"""moetune's own runtime: groups, layers of experts, stages and optimizer, for the user's model."""
+"""moetune's runtime: process groups, MoE layers, stages and optimizer for the user's model."""
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -18,7 +18,7 @@ _TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
 
 
 def layer_export(planned: Planned) -> Export:
-    """Return a module that makes the groups, the layers, the stages and the optimizer.
+    """Return a Python module that makes the process groups, MoE layers, stages and optimizer.
 
     Raises:
         InfeasiblePlanError: the model has no experts.
@@ -42,10 +42,10 @@ def layer_export(planned: Planned) -> Export:
 
 
 def _expression(layout: FoldedLayout) -> str:
-    """Return the layout as an expression, without what is as by default."""
+    """Return the layout as a Python expression, without fields that have their default."""
     plain = FoldedLayout()
     if layout.order == usual_schedule(layout.vpp):
-        layout = replace(layout, schedule=None)  # plans' documents name it all the same
+        layout = replace(layout, schedule=None)  # plans' documents name the usual schedule, too
     values = (
         (item.name, getattr(layout, item.name))
         for item in fields(FoldedLayout)
@@ -56,7 +56,7 @@ def _expression(layout: FoldedLayout) -> str:
 
 
 def _not_expressed(layout: FoldedLayout) -> Iterator[str]:
-    """Yield what the parts of the model, which are the user's, have to do themselves."""
+    """Yield the parts of the layout that the user's model must implement itself."""
     if layout.recompute:
         yield "recomputation of blocks: call them by torch.utils.checkpoint.checkpoint"
     if layout.tp > 1:

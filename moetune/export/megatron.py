@@ -19,9 +19,9 @@ NEGATIVES = MappingProxyType({
     "add_bias_linear": "--disable-bias-linear", "apply_rope_fusion": "--no-rope-fusion",
     "dsa_indexer_rotate_activation": "--no-dsa-indexer-rotate-activation",
 })  # fmt: skip
-"""Flags of fields that are False."""
+"""Flags of fields whose value is False."""
 NO_ARGUMENT = "cpu_offloading"
-"""A field without a flag: it follows from the number of layers."""
+"""A field without a flag: it follows from `cpu_offloading_num_layers`."""
 _LISTS = frozenset({"moe_layer_freq", "linear_attention_freq"})
 """Fields that a flag takes as a Python list."""
 _FILE = "megatron_layout.sh"
@@ -38,11 +38,11 @@ _HYBRID_SCRIPTS = MappingProxyType({
         "pretrain_hybrid.py", "megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec",
     ),
 })  # fmt: skip
-"""Script and `--spec` of hybrids with Mamba, from a core on."""
+"""Script and `--spec` of hybrids with Mamba, by the first core that they are for."""
 
 
 def megatron_export(planned: Planned) -> Export:
-    """Return the script; its own arguments are the data's and the schedule's."""
+    """Return the script, which passes on the arguments of the data and of the schedule."""
     values = megatron_values(planned)
     model = megatron_model(planned.decoder, planned.core, planned.config, planned.job.length)
     notes = {"delay_wgrad_compute": _DELAYED}
@@ -94,7 +94,7 @@ def _model_arguments(planned: Planned, model: MegatronModel) -> Iterator[str]:
 
 
 _HYBRID_PATTERN = (0, 17)
-"""First core whose hybrids have their layers and stages from `--hybrid-layer-pattern`."""
+"""First core that takes the layers and stages of hybrids from `--hybrid-layer-pattern`."""
 
 
 def _arguments(planned: Planned, model: MegatronModel) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """A decoder as fields of Megatron-Core's `TransformerConfig`, and as arguments of its scripts.
 
-`MegatronModel.fields` are those of the class, by their names in core 0.16 to 0.19; `flags` are what
-`megatron/training/arguments.py` has beside them. What the sizes of a model do not tell, rotary
-bases and epsilons, comes from the configuration where it is a user's own.
+`MegatronModel.fields` are fields of that class in core 0.16 to 0.19. `flags` are further arguments
+of `megatron/training/arguments.py`. A model's sizes do not tell rotary bases and epsilons: these
+come from the Hugging Face configuration if it is known.
 """
 
 from collections.abc import Mapping
@@ -22,9 +22,9 @@ from moetune.export.megatron_values import Keys, values_of
 _LAYER_NORMS = frozenset({"gpt2", "nemotron"})
 """Families whose norms are LayerNorm."""
 _ZERO_CENTERED = frozenset({"nemotron", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
-"""Families whose norms' weights are around 0 (`layernorm_zero_centered_gamma`)."""
+"""Families whose norms store weights centred on 0 (`layernorm_zero_centered_gamma`)."""
 _BALANCED_SCORES = ("sigmoid", "sqrtsoftplus")
-"""Scores of routers with a bias that balances loads."""
+"""Score functions for which Megatron has a router bias that balances loads."""
 _EPSILONS = ("rms_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps")
 _ROPE_FIELDS = {"rope_theta": "rotary_base", "partial_rotary_factor": "rotary_percent"}
 _ROUTER_SCALES = ("routed_scaling_factor", "router_scaling_factor", "moe_router_scaling_factor")
@@ -34,7 +34,7 @@ _SCALED = frozenset({
 })  # fmt: skip
 """Families whose configuration scales the chosen experts' weights (`configuration_*.py`)."""
 _INTERLEAVED = frozenset({"ernie4_5_moe"})
-"""Families whose rotary embedding turns neighbours (Megatron-Bridge 0.6, `models/ernie`)."""
+"""Families whose rotary embedding rotates adjacent pairs (Megatron-Bridge 0.6, `models/ernie`)."""
 _GPT_OSS: Mapping[str, Value] = {
     "activation_func_clamp_value": 7.0, "glu_linear_offset": 1.0, "softmax_type": "learnable",
 }  # fmt: skip
@@ -47,7 +47,7 @@ _GLM_INDEXER: Mapping[str, Value] = {
 _YARN_FIELDS = {"factor": "rotary_scaling_factor", "mscale": "mscale",
                 "mscale_all_dim": "mscale_all_dim"}  # fmt: skip
 _YARN_LENGTH = 4096
-"""`original_max_position_embeddings` of `MLATransformerConfig`, which has no argument."""
+"""`original_max_position_embeddings` of `MLATransformerConfig`, which no argument sets."""
 _YARN: Mapping[str, Value] = {
     "rotary_scaling_factor": 32.0, "yarn_original_max_position_embeddings": 4096,
     "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0,
@@ -123,12 +123,12 @@ _KEYS: Mapping[type, Keys] = MappingProxyType({
 
 @dataclass(slots=True, kw_only=True)
 class MegatronModel:
-    """A decoder in Megatron's words.
+    """A decoder as fields and arguments of Megatron.
 
     Args:
         fields: of `TransformerConfig`, or `MLATransformerConfig` with latent attention.
         flags: other arguments of the script; True for a flag without a value.
-        notes: what the arguments do not say.
+        notes: parts of the model that the arguments do not express.
     """
 
     fields: dict[str, Value] = field(default_factory=dict)
@@ -137,17 +137,17 @@ class MegatronModel:
 
     @property
     def is_hybrid(self) -> bool:
-        """Whether it is a hybrid with Mamba, which has a script of its own."""
+        """Whether the model is a hybrid with Mamba, which has a separate script."""
         return "is_hybrid_model" in self.fields
 
 
 def megatron_model(
     decoder: Decoder, core: MegatronCore, config: Mapping[str, object], length: int
 ) -> MegatronModel:
-    """Return a model that `megatron_models` allows.
+    """Return the fields and arguments of a decoder that `megatron_models` allows.
 
     Args:
-        config: of Hugging Face, as far as it is known.
+        config: configuration of Hugging Face, as far as it is known.
         length: tokens of a sequence.
     """
     model = MegatronModel(fields=values_of(_KEYS[Decoder], decoder))
@@ -177,9 +177,9 @@ def megatron_model(
 
 
 def _share_indexers(model: MegatronModel, decoder: Decoder) -> None:
-    """Say which blocks read the keys that an earlier block selects.
+    """Set which blocks reuse the keys that an earlier block's indexer selects.
 
-    From an offset on, every so many blocks select some (`core/transformer/
+    After an offset, every `dsa_indexer_topk_freq`-th block selects keys (`core/transformer/
     experimental_attention_variant/dsa.py`, `is_dsa_skip_topk_layer`).
     """
     selects, num = decoder.stage_starts, decoder.num_layers
@@ -193,7 +193,7 @@ def _share_indexers(model: MegatronModel, decoder: Decoder) -> None:
 
 
 def _add_query_groups(model: MegatronModel, mixer: GroupedQueryAttention) -> None:
-    """Say what the fields of grouped-query attention do not."""
+    """Add what the fields of grouped-query attention do not express."""
     if mixer.num_kv_heads != mixer.num_heads:
         model.flags["group_query_attention"] = True
     if mixer.norm_parameters > 2 * mixer.head_dim:
@@ -223,9 +223,9 @@ def _feed_forward(model: MegatronModel, decoder: Decoder, config: Mapping[str, o
 
 
 def _scale_routing(model: MegatronModel, family: str, config: Mapping[str, object]) -> None:
-    """Add the factor of the chosen experts' weights, which is 1 where none is said, and the bias.
+    """Add the router's bias, and the factor of the chosen experts' weights if it is not 1.
 
-    A configuration of Ling says by a flag whether its router has a bias.
+    Ling's configuration has a flag for whether its router has a bias.
     """
     if config.get("moe_router_enable_expert_bias") is True and (
         model.fields.get("moe_router_score_function") in _BALANCED_SCORES
@@ -303,10 +303,10 @@ def _rotary(model: MegatronModel, config: Mapping[str, object]) -> None:
 
 
 def _add_rope_scaling(model: MegatronModel, config: Mapping[str, object]) -> None:
-    """Add how rotary embeddings are stretched to longer sequences (`arguments.py`).
+    """Add the scaling of rotary embeddings to longer sequences (`arguments.py`).
 
-    YaRN has arguments with latent attention alone, whose original length is 4,096, and Llama 3's
-    scaling has its factor alone.
+    Megatron has arguments of YaRN for latent attention only, with an original length of 4,096. Of
+    Llama 3's scaling it has only the factor.
     """
     given = config.get("rope_scaling") or config.get("rope_parameters")
     scaling: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
@@ -327,7 +327,7 @@ def _add_rope_scaling(model: MegatronModel, config: Mapping[str, object]) -> Non
 
 
 def _add_hybrid_pattern(model: MegatronModel, decoder: Decoder, core: MegatronCore) -> None:
-    """Add the pattern of a hybrid's layers; each letter is a layer of its own."""
+    """Add the pattern of a hybrid's layers; each letter is a separate layer."""
     pattern = "".join(map(hybrid_symbols, decoder.blocks))
     model.fields |= {"num_layers": len(pattern), "is_hybrid_model": True}
     if decoder.predictions:

@@ -1,4 +1,4 @@
-"""Modules of Megatron-Core that adapters are on, and names of the parameters of frozen parts."""
+"""Modules of Megatron-Core that get adapters, and parameter names of frozen parts."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -24,7 +24,7 @@ FROZEN_NAMES: Mapping[ModelPart, str] = MappingProxyType({
     "norms": r"(input|pre_mlp|final)_layernorm|layer_norm_weight|final_norm",
     "head": r"output_layer\.",
 })  # fmt: skip
-"""Patterns of the parameters of parts; norms are those before and behind the parts."""
+"""Patterns of parameter names by model part; `norms` are the norms before and after the parts."""
 
 
 def attention_modules(decoder: Decoder) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def attention_modules(decoder: Decoder) -> tuple[str, ...]:
 
 
 def ffn_modules(decoder: Decoder, targets: AdaptedParts) -> tuple[str, ...]:
-    """Return the modules of a model's FFNs that adapters are on."""
+    """Return the modules of a model's FFNs that get adapters."""
     if targets == "attention":
         return ()
     return ROUTED if targets == "experts" and decoder.has_other_ffns else FFNS

@@ -1,7 +1,7 @@
 """A layout as fields of Megatron-Core 0.16 to 0.19, by the class that has them.
 
-Names and values of `TransformerConfig`, `DistributedDataParallelConfig`, `OptimizerConfig` and the
-training loop; the command line and Megatron-Bridge write the same ones.
+The fields are those of `TransformerConfig`, `DistributedDataParallelConfig`, `OptimizerConfig` and
+the training loop. The exports for Megatron-LM's command line and Megatron-Bridge share them.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,12 +29,12 @@ from moetune.export.keys import Setting, Value, size, switch, write_keys
 from moetune.export.planned import Planned
 
 Keys: TypeAlias = Mapping[str, str | Callable[[Any], Value]]
-"""Fields of a runtime's class, each with the attribute whose value it has, or what makes it."""
+"""Fields of a runtime's class, each with an attribute's name or a function for its value."""
 _DISPATCHERS: Mapping[TokenDispatcher, tuple[str, str | None]] = MappingProxyType({
     "all_gather": ("allgather", None), "all_to_all": ("alltoall", None),
     "deepep": ("flex", "deepep"), "hybrid_ep": ("flex", "hybridep"),
 })  # fmt: skip
-"""Type and flexible backend of each."""
+"""Megatron's dispatcher type and flex backend of each token dispatcher."""
 _NARROW: Mapping[TrainingDtype, tuple[Value, ...]] = MappingProxyType({
     "fp8": ("e4m3", "blockwise", None, None), "mxfp8": ("e4m3", "mxfp8", None, None),
     "nvfp4": (None, None, "e2m1", "nvfp4"),
@@ -44,13 +44,13 @@ _MOMENTS = MappingProxyType({4: "bf16", 8: "fp32"})
 _FP32_BYTES = 4
 SHARED_CONNECTIONS = 32
 GRAPHS_BY_MODULE: MegatronCore = (0, 18)
-"""First core whose graphs of parts are `cuda_graph_modules`, and whose whole steps an own kind."""
+"""First core with `cuda_graph_modules` for partial graphs and `full_iteration` for whole steps."""
 _STASH: Mapping[str, Value] = MappingProxyType({
     "moe_paged_stash": True, "moe_expert_rank_capacity_factor": 1.5,
     "moe_paged_stash_buffer_size_factor_cuda": 1.2, "moe_paged_stash_buffer_size_factor_cpu": 1.0,
     "use_transformer_engine_op_fuser": True,
 })  # fmt: skip
-"""Fields for graphs of whole steps with experts: Megatron-Bridge 0.6,
+"""Fields for CUDA graphs of whole steps with experts: Megatron-Bridge 0.6,
 `perf_recipes/qwen/common.py`."""
 _FIRST_FSDP_STAGE = 2
 
@@ -132,7 +132,7 @@ def _read_optimizer(
     is_aware: object, grads: str, _: object, average: str, square: str, reduces_narrow: object,
     name: object, __: object,
 ) -> OptimizerName:  # fmt: skip
-    """Return the optimizer with these bytes; one with float32 gradients is Adam's."""
+    """Return the optimizer with these dtypes; with float32 main gradients it is Adam."""
     if "muon" in str(name):
         return "muon"
     if not is_aware or grads != "bf16":
@@ -141,7 +141,7 @@ def _read_optimizer(
 
 
 def _write_half(planned: Planned) -> tuple[Value, ...]:
-    """Return the type; gradients of bfloat16 are added up in float32 without being asked."""
+    """Return the dtype flags; Megatron accumulates bfloat16 gradients in float32 by default."""
     if planned.job.dtype != "float16":
         return True, None, None
     gradient_bytes = optimizer_of(planned.job.optimizer).gradient_bytes
@@ -186,7 +186,7 @@ LAYOUT = (
     size("pp", "pipeline_model_parallel_size"),
     size("cp", "context_parallel_size"),
     size("ep", "expert_model_parallel_size"),
-    size("etp", "expert_tensor_parallel_size", None),  # that of tp
+    size("etp", "expert_tensor_parallel_size", None),  # as tp
     switch("splits_sequence", "sequence_parallel", lambda planned: planned.layout.tp > 1,
            default=False),
     Setting(
@@ -227,14 +227,14 @@ EXPERTS = (
         write=lambda planned: ("fp32" if _DISPATCHERS[planned.layout.dispatcher][1] else None,),
     ),
 )  # fmt: skip
-"""The same of models with experts."""
+"""Settings of `TransformerConfig` for models with experts."""
 NARROW = (
     Setting(
         name="narrow", write=_write_narrow, read=_read_narrow,
         keys={"fp8": None, "fp8_recipe": "delayed", "fp4": None, "fp4_recipe": "nvfp4"},
     ),
 )  # fmt: skip
-"""The same of GEMMs in 8 bits or fewer."""
+"""Settings of `TransformerConfig` for GEMMs in 8 bits or fewer."""
 DDP = (
     Setting(
         name="zero", write=_write_zero, read=_read_zero,
@@ -276,15 +276,15 @@ SETTINGS = (*LAYOUT, *EXPERTS, *NARROW, *DDP, *OPTIMIZER, *JOB)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronValues:
-    """Fields and their values.
+    """Megatron's fields for a layout, with their values.
 
     Args:
-        model: of `TransformerConfig`.
-        ddp: of `DistributedDataParallelConfig`.
-        optimizer: of `OptimizerConfig`; dtypes as "fp32" and "bf16".
-        reduces_in_fp32: whether gradients are added up and reduced in float32.
-        keeps_remainders: whether the optimizer keeps no whole master copy.
-        max_connections: of CUDA_DEVICE_MAX_CONNECTIONS.
+        model: fields of `TransformerConfig`.
+        ddp: fields of `DistributedDataParallelConfig`.
+        optimizer: fields of `OptimizerConfig`; dtypes as "fp32" and "bf16".
+        reduces_in_fp32: whether gradients are accumulated and reduced in float32.
+        keeps_remainders: whether the optimizer stores remainders instead of a whole master copy.
+        max_connections: value of CUDA_DEVICE_MAX_CONNECTIONS.
     """
 
     model: dict[str, Value]
@@ -332,7 +332,7 @@ def stage_letters(planned: Planned) -> str:
 
 
 def _stash(planned: Planned) -> dict[str, Value]:
-    """Return what bounds and keeps the rows of experts in graphs of whole steps."""
+    """Return the fields that bound and stash the experts' rows in CUDA graphs of whole steps."""
     routed = next((part for part in planned.decoder.routed_kinds if part is not None), None)
     if routed is None:
         return {}
@@ -341,7 +341,7 @@ def _stash(planned: Planned) -> dict[str, Value]:
 
 
 def _exchanged_sequence(planned: Planned) -> dict[str, Value]:
-    """Return how ranks that share sequences exchange them where not in a ring of keys."""
+    """Return `cp_comm_type` for attention that context parallelism cannot run as a ring of keys."""
     if planned.layout.cp == 1:
         return {}
     for mixer in planned.decoder.mixers:
@@ -356,9 +356,9 @@ def _exchanged_sequence(planned: Planned) -> dict[str, Value]:
 
 
 def _captured_modules(planned: Planned) -> tuple[str, ...]:
-    """Return what is captured: all but the exchanges and the experts.
+    """Return the modules that CUDA graphs capture: all except the exchanges and the experts.
 
-    Dense FFNs are no graphs of their own beside overlap of exchanges (`transformer_config.py`).
+    Dense FFNs are not captured when exchanges are overlapped (`transformer_config.py`).
     """
     parts = [part for kind in planned.decoder.kinds for part in kind.parts]
     modules = ["attn"]
@@ -372,10 +372,10 @@ def _captured_modules(planned: Planned) -> tuple[str, ...]:
 
 
 def _connections(planned: Planned) -> int:
-    """Return 1, so that kernels start in their order, but where several streams must run.
+    """Return 1, which keeps kernels in launch order, unless several streams must run.
 
-    Megatron asks for 1 with tensor or context parallelism before Blackwell, for more with its
-    overlap of exchanges, and refuses 1 with FSDP.
+    Megatron asks for 1 with tensor or context parallelism before Blackwell. It asks for more with
+    overlapped exchanges, and refuses 1 with FSDP.
     """
     layout = planned.layout
     runs_streams = layout.overlap == "batch" or layout.zero >= _FIRST_FSDP_STAGE

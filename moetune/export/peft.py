@@ -1,7 +1,7 @@
-"""transformers with PEFT: a program that trains adapters, or all but frozen parts, with Trainer.
+"""transformers with PEFT: a program that trains adapters with Trainer.
 
-Replicas are torch's DDP, or FSDP2 as the trainer has it. Experts of a 4-bit base are quantized
-behind the load, as bitsandbytes quantizes linear layers alone (`nn/parametrize.py`).
+Replicas use torch's DDP, or FSDP2 by the trainer's options. Experts of a 4-bit base are quantized
+after loading, because bitsandbytes quantizes only linear layers itself (`nn/parametrize.py`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ FROZEN_NAMES: Mapping[ModelPart, str] = MappingProxyType({
     "experts": r"\.experts\.", "shared_experts": r"shared_expert",
     "norms": r"layernorm\.|model\.norm\.|\.norm\.weight$", "head": r"lm_head",
 })  # fmt: skip
-"""Patterns of the parameters of parts."""
+"""Patterns of parameter names by model part."""
 _TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
 MAIN = Path(__file__).with_name("trainer_main.txt").read_text(encoding="utf-8")
 """The end of a program with Trainer."""
@@ -82,7 +82,7 @@ def peft_export(planned: Planned, arguments: str) -> Export:
 
 
 def model_words(planned: Planned) -> str:
-    """Return the expression of the model's name or folder in a program."""
+    """Return the Python expression of the model's name or folder."""
     if planned.hub_name:
         return f'os.environ.get("MODEL", "{planned.hub_name}")'
     return 'os.environ["MODEL"]  # the folder of its config.json and weights'
@@ -107,7 +107,7 @@ def _imports(*, is_narrow: bool) -> str:
 
 
 def modules_of(planned: Planned) -> Iterator[str]:
-    """Yield the linear modules that adapters are on, by the names of their classes."""
+    """Yield the names of the linear modules that get adapters."""
     adapters, decoder = planned.job.tuning.adapters, planned.decoder
     if adapters is None or adapters.targets == "experts":
         return
@@ -124,7 +124,7 @@ def modules_of(planned: Planned) -> Iterator[str]:
 
 
 def parameters_of(planned: Planned) -> Iterator[str]:
-    """Yield the fused matrices of routed experts."""
+    """Yield the parameter names of the routed experts' fused matrices."""
     part = next((part for part in planned.decoder.routed_kinds if part is not None), None)
     if part is not None:
         yield f"experts.{'gate_up_proj' if part.is_gated else 'up_proj'}"

@@ -1,4 +1,4 @@
-"""A training plan as exports read it, and what they write."""
+"""A training plan as exports read it, and the export that they return."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,9 +22,9 @@ class Planned:
     """A layout to export.
 
     Args:
-        plan_id: of the plan.
-        hub_name: the model on the Hugging Face Hub, None where the plan's model is a file.
-        site: the plan's machine, None where its profile is not there.
+        plan_id: identifier of the plan.
+        hub_name: the model on the Hugging Face Hub; None if the plan's model is a file.
+        site: the plan's machine; None if its profile is missing.
         predicted: the step and the memory in words, for the head of the export.
         warnings: about the plan, for the head of the export.
         config: the model's configuration of Hugging Face, as far as it is known.
@@ -53,7 +53,7 @@ class Planned:
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches of a step, of one replica."""
+        """Micro-batches per step and replica."""
         return self.job.micro_batches(self.layout)
 
     @property
@@ -65,7 +65,7 @@ class Planned:
 
     @property
     def torchrun(self) -> str:
-        """The launcher with the plan's ranks."""
+        """The words of a torchrun command for the plan's ranks."""
         ranks = self.job.world_size
         width = None if self.site is None else self.site.devices_per_node
         if width is None or ranks % min(width, ranks):
@@ -76,7 +76,7 @@ class Planned:
 
     @property
     def where_to_start(self) -> str:
-        """The nodes that a script is started on."""
+        """The sentence that says on which nodes to start a script."""
         ranks, site = self.job.world_size, self.site
         if site is None:
             return "Start it on every node, with MASTER_ADDR and NNODES set alike on all of them."
@@ -90,7 +90,7 @@ class Planned:
 
     @property
     def asks_for_address(self) -> str:
-        """The lines of a shell script that set MASTER_ADDR, or ask for it by a clear message."""
+        """The lines of a shell script that set MASTER_ADDR, or ask for it with a clear message."""
         ranks, site = self.job.world_size, self.site
         if site is not None and ranks <= site.devices_per_node:
             return 'MASTER_ADDR="${MASTER_ADDR:-localhost}"\n'
@@ -101,7 +101,7 @@ class Planned:
 
     @property
     def asks_in_line(self) -> str:
-        """The same before a command, on its line."""
+        """The lines of `asks_for_address` as a prefix on a command's line."""
         return self.asks_for_address.replace("\n", "; ")
 
     @property
@@ -113,7 +113,7 @@ class Planned:
 
     @property
     def head(self) -> tuple[str, ...]:
-        """The plan that the export is of, line by line."""
+        """The lines that describe the plan at the head of an export."""
         job, layout = self.job, self.layout
         sizes = " · ".join(f"{name} {getattr(layout, name)}" for name in _SIZES)
         what = f"Layout of {self.decoder.name} on {job.world_size} ranks"
@@ -134,7 +134,7 @@ class Export:
 
     Args:
         text: the file.
-        file_name: that the launch line names.
+        file_name: name of the file in the launch line.
         launch: the command that starts the training, with its environment.
         not_expressed: parts of the plan that the runtime has no key for.
     """
@@ -159,5 +159,5 @@ def remarks(planned: Planned, not_expressed: tuple[str, ...], *more: str) -> str
 
 
 def refuse(planned: Planned, what: str, hint: str) -> InfeasiblePlanError:
-    """Return the error for a layout that the runtime's own checks would refuse."""
+    """Return the error for a layout that the runtime's checks would refuse."""
     return InfeasiblePlanError(f"{planned.target.label} cannot run {what}", hint)

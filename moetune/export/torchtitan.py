@@ -1,4 +1,4 @@
-"""torchtitan 0.3.0: a function for `--config`, which changes a recipe of the model's family."""
+"""torchtitan 0.3.0: a function for `--config` that changes a recipe of the model's family."""
 
 import json
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ PARALLELISM = (
         name="copies", keys={"data_parallel_replicate_degree": 1}, write=lambda _: (1,),
         read=lambda copies: copies,
     ),
-    size("dp", "data_parallel_shard_degree", -1),  # all that is left
+    size("dp", "data_parallel_shard_degree", -1),  # all remaining ranks
     Setting(
         name="zero", keys={"fsdp_reshard_after_forward": "default"},
         write=lambda planned: (_RESHARD[planned.layout.zero],),
@@ -171,13 +171,13 @@ def _statements(planned: Planned, recipe: Recipe) -> Iterator[str]:
 
 
 def _local(planned: Planned) -> int:
-    """Return the local batch: a pipeline splits it; without one it is a micro-batch."""
+    """Return the local batch: a pipeline splits it into micro-batches; else it is a micro-batch."""
     layout = planned.layout
     return planned.job.global_batch // layout.dp if layout.pp > 1 else layout.micro_batch
 
 
 def _model_lines(planned: Planned, recipe: Recipe) -> Iterator[str]:
-    """Yield the lines that choose the flavor, its exchange and its number format."""
+    """Yield the lines that choose the flavor, its expert exchange and its number format."""
     yield "config.model_spec = model_registry("
     yield f'    "{recipe.flavor}",'
     yield '    attn_backend="flex",'
@@ -213,10 +213,10 @@ def _parallelism(planned: Planned, recipe: Recipe) -> Iterator[str]:
 
 
 def stage_modules(planned: Planned, *, has_tower: bool) -> list[list[str]]:
-    """Return the modules of each stage by their names.
+    """Return the module names of each pipeline stage.
 
     Args:
-        has_tower: whether a tower for pictures stands before the embedding.
+        has_tower: whether the model has a vision encoder before the embedding.
     """
     stages = [[f"layers.{block}" for block in blocks] for blocks in planned.stages]
     stages[0].insert(0, "tok_embeddings")

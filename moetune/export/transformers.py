@@ -17,17 +17,17 @@ from moetune.export.peft import (
 from moetune.export.planned import Export, Planned, remarks
 
 _IN_FOUR_BITS = frozenset({"gpt_oss"})
-"""Families whose published weights are MXFP4, which only a dequantized copy trains."""
+"""Families whose published weights are MXFP4; only a dequantized copy of them can be trained."""
 OWN_EXPERTS = frozenset({"dbrx", "llama4_text", "longcat_flash"})
-"""Families whose experts have modules without `use_experts_implementation`
-(`transformers/integrations/moe.py`): they refuse a kernel by name, and run none without it."""
+"""Families whose expert modules lack `use_experts_implementation`
+(`transformers/integrations/moe.py`): naming a kernel for them is an error, and they call none."""
 _DIVIDES_BY_GROUPS = frozenset({"beam", "deepseek_v3", "dots1"})
-"""Families whose configuration may leave `n_group` null, by which their router divides
+"""Families whose configuration may leave `n_group` null although their router divides by it
 (`transformers/models/dots1/modeling_dots1.py`, Dots1TopkRouter)."""
 
 
 def load_imports(planned: Planned) -> str:
-    """Return the names of transformers that `load_arguments` needs, "" for none."""
+    """Return the imports from transformers that `load_arguments` needs; "" if none."""
     return "Mxfp4Config, " if planned.decoder.family in _IN_FOUR_BITS else ""
 
 
@@ -40,7 +40,7 @@ def _arguments(planned: Planned) -> Iterator[str]:
     family, config = planned.decoder.family, planned.config
     if planned.decoder.num_moe_layers and family not in OWN_EXPERTS:
         yield 'experts_implementation="grouped_mm",'
-    if planned.job.packing is not None:  # whose kernels stop at the ends of documents
+    if planned.job.packing is not None:  # its kernels stop at the ends of documents
         yield 'attn_implementation="flash_attention_2",'
     if family in _IN_FOUR_BITS:
         yield "quantization_config=Mxfp4Config(dequantize=True),"
@@ -84,8 +84,8 @@ SHARDED: MappingProxyType[str, Mapping[str, str]] = MappingProxyType({
     },
     "nemotron_h": {"model.embeddings": _FREE, "model.norm_f": _KEEP},
 })  # fmt: skip
-"""Modules of families whose names `base_model_fsdp_plan` (`configuration_utils.py`) does not have:
-without them FSDP gathers those parts, or all blocks, for the whole of a step."""
+"""Modules to shard of families whose names `base_model_fsdp_plan` (`configuration_utils.py`) lacks.
+Without this FSDP gathers those parts, or all blocks, for the whole step."""
 
 
 _TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
@@ -116,7 +116,7 @@ def transformers_export(planned: Planned) -> Export:
 
 
 def _freeze_lines(planned: Planned) -> str:
-    """Return the lines that freeze parts; "" for none."""
+    """Return the lines that freeze parts of the model; "" if it trains all."""
     if not planned.job.tuning.frozen:
         return ""
     names = "|".join(map(FROZEN_NAMES.__getitem__, planned.job.tuning.frozen))
@@ -128,7 +128,7 @@ def _freeze_lines(planned: Planned) -> str:
 
 
 def _fsdp_plan_argument(planned: Planned) -> str:
-    """Return the argument that names what FSDP shards, where the family's own does not."""
+    """Return the argument `fsdp_plan` for families in `SHARDED` with replicas; else ""."""
     rules = SHARDED.get(planned.decoder.family)
     if rules is None or planned.layout.dp == 1:
         return ""

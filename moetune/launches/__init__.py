@@ -1,1 +1,1 @@
-"""Files that start a training run, as they are read: nothing of them is run."""
+"""Readers and editors of files that start a training run; they run no part of a file."""

@@ -1,6 +1,6 @@
-"""accelerate's YAML: the keys of FSDP, of DeepSpeed and of replicas, and what accelerate refuses.
+"""accelerate's YAML: the keys of FSDP, DeepSpeed and replicas, and what accelerate refuses.
 
-Read in accelerate 1.15: `commands/launch.py`, `parallelism_config.py`, `utils/dataclasses.py`.
+Source: accelerate 1.15, `commands/launch.py`, `parallelism_config.py`, `utils/dataclasses.py`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ _COPIES, _SHARDS, _TENSOR, _CONTEXT, _SEQUENCE = (
 )
 _SOURCE = "accelerate/parallelism_config.py"
 _FULLY_SHARD = 2
-"""Version of FSDP that composes with other sizes."""
+"""Version of FSDP that combines with other parallel sizes."""
 
 
 def _arrange_shards(settings: SettingValues, values: Mapping[str, Any], ranks: int) -> None:
@@ -42,7 +42,7 @@ def _arrange_shards(settings: SettingValues, values: Mapping[str, Any], ranks: i
 
 
 def _shard_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
-    """Yield what accelerate refuses, and what is priced as something else."""
+    """Yield the values that accelerate refuses, and those priced as something else."""
     places = [given[key] for key in (_COPIES, _SHARDS, _TENSOR) if key in given]
     started = prod(place.value for place in places if isinstance(place.value, int))
     line, version = min((place.line for place in places), default=None), given.get("fsdp_version")
@@ -118,14 +118,14 @@ ENGINE = Dialect(
         COMMAND: (CONFIG[0], *TRAINER),
     },
 )  # fmt: skip
-"""DeepSpeed, or no engine at all."""
+"""DeepSpeed, or replicas without an engine."""
 
 
 def dialect_of(kind: str) -> Dialect:
     """Return the dialect of a file by its `distributed_type`.
 
     Raises:
-        InputError: it is of an engine that is not read.
+        InputError: the file is for an engine that is not read.
     """
     if kind == "MEGATRON_LM":
         raise InputError(

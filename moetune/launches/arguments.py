@@ -26,9 +26,9 @@ _ACTORS = ("actor-num-nodes", "actor-num-gpus-per-node")
 _ALL_RANKS = "num_processes"
 """Argument of accelerate's launcher."""
 PER_DEVICE = "per_device_train_batch_size"
-"""Argument by which those of transformers' Trainer are known."""
+"""Argument that identifies the arguments of transformers' Trainer."""
 TITAN_STARTER = "run_train.sh"
-"""torchtitan's script that starts the ranks of a node, NGPU of them."""
+"""torchtitan's script that starts NGPU ranks on a node."""
 _TITAN_RANKS = 8
 RECIPE_FILE = "config"
 """Argument of TRL's programs that names a YAML with Trainer's arguments."""
@@ -41,7 +41,7 @@ class Argument(Placed):
     """An argument with its values.
 
     Args:
-        name: without dashes, as it is written.
+        name: the name as written, without leading dashes.
     """
 
     name: str
@@ -53,10 +53,10 @@ class Launch:
     """A command that starts a training.
 
     Args:
-        program: the Python file or module that it runs; "" where it is none of both.
-        starter: what starts the ranks, such as "torchrun"; "" where nothing does.
-        launcher: arguments of what starts the ranks.
-        arguments: of the program.
+        program: the Python file or module that it runs; "" if it runs neither.
+        starter: the launcher of the ranks, such as "torchrun"; "" if there is none.
+        launcher: arguments of the launcher.
+        arguments: arguments of the program.
         overrides: words `name=value` of the program.
     """
 
@@ -76,7 +76,7 @@ class Launch:
 
     @property
     def packing(self) -> str:
-        """What to add where slime fills micro-batches with sequences; "" where it does not."""
+        """The hint to add sizes if slime packs sequences into micro-batches; "" if it does not."""
         words = (row.values[0].text for row in self.arguments
                  if row.name == "max-tokens-per-gpu" and row.values)  # fmt: skip
         hint = "--max-tokens-per-gpu packs sequences: add -- --micro-batch-size 1 --seq-length"
@@ -84,12 +84,12 @@ class Launch:
 
     @property
     def is_mindspeed(self) -> bool:
-        """Whether MindSpeed changes Megatron-LM's program, for chips of Ascend."""
+        """Whether MindSpeed patches Megatron-LM's program for Ascend devices."""
         names = {argument.name for argument in self.arguments}
         return bool(names & _OF_ASCEND) or any(_ASCEND.match(name) for name in self.environment)
 
     def ranks(self, asked: Asked) -> int:
-        """Return the ranks that are started.
+        """Return the number of ranks that are started.
 
         Raises:
             InputError: the launcher's numbers have no value.
@@ -137,13 +137,13 @@ class Launch:
 
 
 def check_values(values: Iterable[tuple[str, Word]]) -> None:
-    """Check that no value is a variable without a value.
+    """Check that every variable in the values is set.
 
     Args:
-        values: arguments as they are written, with the word behind each.
+        values: arguments as they are written, each with the word after it.
 
     Raises:
-        InputError: there are some; it names all of them, and the flags that give them.
+        InputError: variables are not set; it names all of them, and the flags that set them.
     """
     lacking = [(written, word) for written, word in values if word.missing]
     if not lacking:
@@ -170,12 +170,12 @@ def _values_wanted(missing: Iterable[str]) -> str:
 
 
 def find_launch(script: ShellScript, fields: Collection[str]) -> tuple[Launch, list[Problem]]:
-    """Return the command of a script that has most arguments that are known, and what breaks it.
+    """Return a script's command with the most known arguments, and the problems that break it.
 
-    Words behind the script that it does not pass on are further arguments of that command.
+    Words after the script's name that it does not pass on are further arguments of that command.
 
     Raises:
-        InputError: no command has any.
+        InputError: no command has a known argument.
     """
     mended, cuts = _mend(script.commands)
     commands = [row for row in mended if row.words[0].text not in _NO_LAUNCHERS]
@@ -204,7 +204,7 @@ def _with_more(launch: Launch, more: tuple[Word, ...], fields: Collection[str]) 
     """Return a launch with further arguments and overrides.
 
     Raises:
-        InputError: a word is none of both, or no argument that is known.
+        InputError: a word is neither, or is an unknown argument.
     """
     arguments, overrides = tuple(arguments_of(more)), tuple(_overrides(more))
     is_trainer = any(argument.name == PER_DEVICE for argument in launch.arguments)
@@ -226,21 +226,21 @@ def _overrides(words: tuple[Word, ...]) -> Iterator[Word]:
 
 
 def _is_known(name: str, fields: Collection[str]) -> bool:
-    """Return whether an argument is Megatron's, Trainer's batch, or a path of torchtitan's."""
+    """Return whether an argument is Megatron's, the Trainer's batch, or a torchtitan path."""
     field = name.replace("-", "_")
     return field in fields or field == PER_DEVICE or name.startswith(("parallelism.", "training."))
 
 
 def _names_file(argument: Argument) -> bool:
-    """Return whether an argument may name a file of the Trainer's, as TRL's programs take it."""
+    """Return whether an argument may name a YAML of Trainer's arguments, as in TRL's programs."""
     words = [word.text for word in argument.values[:1]]
     return argument.name == RECIPE_FILE and any(text.endswith((".yaml", ".yml")) for text in words)
 
 
 def _mend(commands: tuple[ShellCommand, ...]) -> tuple[list[ShellCommand], list[Problem]]:
-    """Return commands with what is cut off from them, and the lines that cut it off.
+    """Return commands with their cut-off arguments restored, and a problem for each cut.
 
-    A line that begins with an argument is a command by itself: the one before does not go on.
+    A line that begins with an argument was cut off from the command of the line before it.
     """
     mended: list[ShellCommand] = []
     cuts = []
@@ -291,7 +291,7 @@ def _program_at(words: tuple[Word, ...]) -> int:
 
 
 def arguments_of(words: tuple[Word, ...]) -> Iterator[Argument]:
-    """Yield the arguments among words; a value is what follows up to the next argument."""
+    """Yield the arguments among words; the words up to the next argument are its values."""
     name, values, head = "", list[Word](), Word("", 0)
     for word in (*words, None):
         if word is None or _FLAG.match(word.text):

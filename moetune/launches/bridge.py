@@ -1,4 +1,4 @@
-"""Megatron-Bridge's keys, which are Megatron's fields by their paths, and what scripts say so."""
+"""Readers of Megatron-Bridge's keys, torchtitan's arguments, and Megatron's arguments in YAML."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -42,19 +42,19 @@ _BASES: Mapping[str, Mapping[str, Value]] = MappingProxyType({
         **_COMMON, "global_batch_size": 128, "micro_batch_size": 1, "seq_length": 2048,
     },
 })  # fmt: skip
-"""What recipes begin with, `src/megatron/bridge/recipes/common.py` of Megatron-Bridge 0.6."""
+"""Values that recipes start from: `src/megatron/bridge/recipes/common.py`, Megatron-Bridge 0.6."""
 _USUAL: Mapping[str, Value] = MappingProxyType({
     "bf16": True, "moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True,
 })  # fmt: skip
-"""What its models' providers begin with, and NeMo's configurations."""
+"""Values that Bridge's model providers and NeMo's configurations start from."""
 _NEMO = "MegatronStrategy"
 _TRAINER = ("num_nodes", "devices")
 _SAYS = MappingProxyType({"peft_scheme": "peft", "mode": "peft", "recipe": "recipe"})
-"""Arguments of its scripts that are no overrides."""
+"""Arguments of Bridge's scripts that are no overrides, with the keys that they set."""
 _OF_TOKENIZER = "tokenizer."
-"""Section with the vocabulary of a tokenizer that there is not, which pads the model's at most."""
+"""Section of a null tokenizer, whose vocabulary at most pads that of the model."""
 _LAYOUT = "_pipeline_model_parallel_layout"
-"""End of the names of functions that set a layout of stages."""
+"""Suffix of functions that set a layout of pipeline stages."""
 _FLEX, _SHARED = "apply_flex_dispatcher_backend", "moe_shared_expert_overlap"
 """Bridge's function that sets the dispatcher, and the field that it switches off."""
 _ALL = (None, "none", "None", "", "pretrain", "sft", "finetune")
@@ -80,7 +80,7 @@ def bridge_entries(launch: Launch) -> tuple[Entry, ...]:
 
 
 def titan_entries(launch: Launch) -> tuple[Entry, ...]:
-    """Return the paths of torchtitan's arguments, such as `--training.seq_len`; () of others'."""
+    """Return the paths of torchtitan's arguments, such as `--training.seq_len`; else ()."""
     entries = tuple(
         Entry(argument.name, plain_value(argument.values[0].text), argument.line, argument.file)
         for argument in launch.arguments if "." in argument.name and argument.values
@@ -97,7 +97,7 @@ def titan_entries(launch: Launch) -> tuple[Entry, ...]:
 
 
 def yaml_launch(entries: tuple[Entry, ...], asked: Asked) -> Launch:
-    """Return Megatron's arguments as a YAML file has them under MODEL_ARGS."""
+    """Return a launch with the Megatron arguments that a YAML file has under MODEL_ARGS."""
     scope = Scope({name: (plain(value, 0),) for name, value in asked.values.items()})
     arguments, environment = [], {}
     for entry in entries:
@@ -118,7 +118,7 @@ def yaml_launch(entries: tuple[Entry, ...], asked: Asked) -> Launch:
 
 
 def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Reading:
-    """Return the training of Megatron-Bridge's keys.
+    """Return the training that Megatron-Bridge's keys describe.
 
     Raises:
         InputError: a value is missing or wrong, or neither the file nor `--model` names the model.
@@ -165,13 +165,13 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
     refused = core_problems(reading) if base or is_nemo else ()  # else a recipe may say more
     if any(_LAYOUT in entry.path for entry in entries):  # set by a function that is not read
         refused = (problem for problem in refused if problem.what != UNEVEN)
-    if any(entry.path == f"import.{_FLEX}" for entry in entries):  # which switches it off
+    if any(entry.path == f"import.{_FLEX}" for entry in entries):  # which switches the field off
         refused = (problem for problem in refused if _SHARED not in problem.what)
     return replace(reading, problems=(*reading.problems, *refused))
 
 
 def _check_all_trained(entries: tuple[Entry, ...]) -> None:
-    """Raise InputError where adapters are trained, and nothing but a recipe says which."""
+    """Raise InputError if adapters train and only a recipe sets their rank and modules."""
     for entry in () if names_adapters(entries) else entries:
         leaf, match = _leaf(entry), _OF_RECIPE.fullmatch(str(entry.value))
         has_adapters = leaf == "recipe" and match is not None and match[2] in ("peft", "lora")
@@ -195,7 +195,7 @@ def _value(entry: Entry) -> Value:
 
 
 def _ranks(entries: tuple[Entry, ...]) -> int | None:
-    """Return the ranks of NeMo's trainer, of nodes times devices; None where it has none."""
+    """Return the ranks of NeMo's trainer, nodes times devices; None if it lacks either."""
     numbers = {_leaf(entry): entry.value for entry in entries if _leaf(entry) in _TRAINER}
     counts = [number for number in numbers.values() if isinstance(number, int)]
     return prod(counts) if len(counts) == len(_TRAINER) else None

@@ -18,8 +18,8 @@ class Entry(NamedTuple):
     """A value of a configuration.
 
     Args:
-        path: its keys, with points between them.
-        line: 0 for an argument behind `--`, and of a file that the launch names.
+        path: its keys, joined by dots.
+        line: its line; 0 for an argument after `--`, and in a file that the launch names.
         file: the name of that file; "" for the launch itself.
     """
 
@@ -30,10 +30,10 @@ class Entry(NamedTuple):
 
 
 def entries_of(name: str, text: str) -> tuple[Entry, ...]:
-    """Return the values of a configuration, by its ending.
+    """Return the values of a configuration, whose name's ending gives its kind.
 
     Raises:
-        InputError: the text is none of that kind, or has a key twice.
+        InputError: the text is not of that kind, or has a key twice.
     """
     ending = name.rpartition(".")[2].lower()
     try:
@@ -78,7 +78,7 @@ def _toml_lines(text: str) -> dict[str, int]:
 
 
 def _of_json(text: str) -> Iterator[Entry]:
-    """Yield the values; keys stand in the text in the order in which they are met."""
+    """Yield the values with their lines: keys are visited in the order of the text."""
     lines = [text.count("\n", 0, match.start()) + 1 for match in _JSON_KEY.finditer(text)]
     numbers = iter(lines)
 
@@ -106,13 +106,13 @@ def _of_json(text: str) -> Iterator[Entry]:
 
 
 def _on_line(entries: Iterator[Entry], line: int, value: object) -> Iterator[Entry]:
-    """Yield entries, a plain value with the line of its key."""
+    """Yield entries with the line of their key; items of a list keep a line that they have."""
     for entry in entries:
         yield entry if isinstance(value, list) and entry.line else entry._replace(line=line)
 
 
 def _of_yaml(text: str) -> Iterator[Entry]:
-    """Yield the values of nested mappings with scalars and lists of scalars, as launchers write."""
+    """Yield the values of nested mappings with scalars and lists of scalars, launchers' YAML."""
     above: list[tuple[int, str]] = []
     seen: dict[str, int] = {}
     items: dict[str, tuple[list[Any], int]] = {}

@@ -1,4 +1,4 @@
-"""Words of a shell script with its variables put in: what has no value says so, nothing is run."""
+"""Expansion of a shell script's words: nothing is run, and a word without a value says so."""
 
 import ast
 import operator
@@ -14,7 +14,7 @@ _PARAMETER = re.compile(
     r"(#?)([A-Za-z_]\w*|\d+|[@*#?!$-])(\[[@*]\]|\[\d+\])?(:?[-=?+])?(.*)", re.DOTALL
 )
 _CHOICE = re.compile(r"^([^?:]+)\?([^?:]+):([^?:]+)$")
-"""A choice of C, which Python writes otherwise."""
+"""C's conditional operator, which Python writes differently."""
 _SCRIPT = re.compile(r"BASH_SOURCE|\$0|\$\{0\}")
 """The script's path, whose folder is "." here."""
 _NAME = re.compile(r"[A-Za-z_]\w*|\d|[@*#?!$]")
@@ -32,7 +32,7 @@ class Run(NamedTuple):
     """Text of a single line.
 
     Args:
-        missing: what it has no value for, such as "$TP"; its text is then empty.
+        missing: the expression without a value, such as "$TP"; its text is then empty.
     """
 
     text: str
@@ -48,8 +48,8 @@ class Word(NamedTuple):
     """A word of a command, and the line that it stands in.
 
     Args:
-        missing: the first variable of it that has no value, such as "$TP".
-        file: that the script reads, and that has the word; "" for the script itself.
+        missing: its first variable without a value, such as "$TP".
+        file: the file that has the word and that the script reads; "" for the script itself.
     """
 
     text: str
@@ -64,7 +64,7 @@ class Word(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """A part of words: a run, whether white space in it ends a word, or the end of one."""
+    """A part of words: a run, and whether its white space splits words; None ends a word."""
 
     run: Run | None
     splits: bool = False
@@ -79,23 +79,23 @@ def text_of(text: Text) -> str:
 
 
 def plain(value: str, line: int) -> Text:
-    """Return a value of one line."""
+    """Return a value that stands on a single line."""
     return (Run(value, line),)
 
 
 def missing_of(text: Text) -> str:
-    """Return the first variable in a value that has none; "" where all have."""
+    """Return the first variable without a value in a text; "" if all have a value."""
     return next((run.missing for run in text if run.missing), "")
 
 
 @dataclass(slots=True)
 class Scope:
-    """Variables of a script, and the words behind it.
+    """Variables of a script, and its positional words.
 
     Args:
-        variables: a text for each element; of those that are no arrays a single one.
-        is_passed_on: whether the script has asked for the words behind it.
-        empty: names that only a branch sets which is not taken: they are empty.
+        variables: a text for each element of an array; a single text for other variables.
+        is_passed_on: whether the script has read its positional words.
+        empty: names that are set only in a branch that is not taken: their value is empty.
     """
 
     variables: dict[str, tuple[Text, ...]] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Scope:
     deep: int = 0
 
     def words(self, raw: str, line: int) -> list[Word]:
-        """Return the words that a word of the script becomes: none, one or several."""
+        """Return the words that a word of the script expands to, which may be none or several."""
         return [*map(_word_of, self._texts(raw, line))]
 
     def _texts(self, raw: str, line: int) -> list[Text]:
@@ -128,7 +128,7 @@ class Scope:
         return words
 
     def text(self, raw: str, line: int) -> Text:
-        """Return the text that a word becomes where nothing splits it, as in `NAME=word`."""
+        """Return the text that a word becomes without splitting, as in `NAME=word`."""
         pieces = self._pieces(raw, line, quoted=False)
         return tuple(Run(" ", line) if run is None else run for run, _ in pieces)
 
@@ -198,7 +198,7 @@ class Scope:
             yield from self._parameter(body, inside, line, quoted=quoted)
 
     def _parameter(self, body: str, inside: str, line: int, *, quoted: bool) -> Iterator[_Piece]:
-        """Yield a parameter's value, its default, or that it has none."""
+        """Yield a parameter's value or its default, or name it as missing."""
         match = _PARAMETER.fullmatch(body)
         if match is None:
             yield _Piece(Run("", line, inside))
@@ -228,7 +228,7 @@ class Scope:
                 yield from (_Piece(run, splits=not quoted) for run in element)
 
     def _value(self, name: str, index: str) -> tuple[Text, ...] | None:
-        """Return the elements of a variable; None where it has no value."""
+        """Return the elements of a variable; None if it has no value."""
         self.is_passed_on = self.is_passed_on or name in "@*" or name.isdigit()
         if name in "@*":
             return self.positional
@@ -245,7 +245,7 @@ class Scope:
         return ((),) if name in self.empty else None
 
     def number(self, text: str) -> int | None:
-        """Return the value of an arithmetic expression; None where it has none."""
+        """Return the value of an arithmetic expression; None if it has none."""
         self.deep += 1
         try:
             if self.deep > _DEEPEST:
@@ -292,7 +292,7 @@ class Scope:
 
 
 def _length(raw: str, start: int) -> int:
-    """Return the length of what a quote or a dollar begins."""
+    """Return the length of the string or the expansion that begins with a quote or a dollar."""
     char, following = raw[start], raw[start + 1 : start + 2]
     if char == "$" and following not in ("(", "{"):
         match = _NAME.match(raw, start + 1)
@@ -315,7 +315,7 @@ def _length(raw: str, start: int) -> int:
 
 
 def _cased(value: tuple[Text, ...] | None, rest: str) -> tuple[tuple[Text, ...] | None, str]:
-    """Return a value in the case that ${NAME,,} or ${NAME^^} asks for, and what else it asks."""
+    """Return a value in the case that ${NAME,,} or ${NAME^^} asks for, and the unused rest."""
     change = _CASES.get(rest)
     if value is None or change is None:
         return value, rest
@@ -323,7 +323,7 @@ def _cased(value: tuple[Text, ...] | None, rest: str) -> tuple[tuple[Text, ...] 
 
 
 def _word_of(runs: Text) -> Word:
-    """Return a word; a script in it keeps the names of variables that have no value."""
+    """Return a word; if it has spaces, as a script, it keeps the names of unset variables."""
     text = text_of(runs)
     if any(map(str.isspace, text)):
         text = "".join(run.text or run.missing for run in runs)
@@ -331,7 +331,7 @@ def _word_of(runs: Text) -> Word:
 
 
 def _split(run: Run) -> Iterator[Run | None]:
-    """Yield the parts of a run between white space, which is None."""
+    """Yield the parts of a run, and None for the white space between them."""
     if run.missing:
         yield run
         return

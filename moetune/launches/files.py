@@ -57,9 +57,9 @@ _TITAN_KEYS = {
     "expert_parallel_degree", "pipeline_parallel_degree", "num_tokens_per_microbatch_per_dp_rank",
 }  # fmt: skip
 _DATA = (".json", ".yaml", ".yml")
-"""Endings of files without code, which a command or a program takes."""
+"""Endings of files without code, which a command or a program reads."""
 _MODE, _POLICY = "activation_checkpoint.mode", "activation_checkpoint"
-"""What torchtitan checkpoints: a word of a TOML, and in programs a class that they import."""
+"""torchtitan's activation checkpointing: a word in TOML, and in programs an imported class."""
 _POLICIES = "torchtitan.distributed.activation_checkpoint"
 _IMPORTS = re.compile(r"(?m)^from torchtitan\b")
 _STAGE = "zero_optimization.stage"
@@ -76,27 +76,27 @@ class Copy(NamedTuple):
 
 
 class LaunchFile(Protocol):
-    """A launch of a runtime."""
+    """A file that launches a training in some runtime."""
 
     @property
     def reading(self) -> Reading:
-        """What it says."""
+        """The training that the file starts."""
         ...
 
     def problems(self, site: Site | None) -> Iterator[Problem]:
-        """Yield what of it stops, costs or surprises, rules of layouts aside."""
+        """Yield what stops, costs or surprises, except for broken rules of layouts."""
         ...
 
     def changes(self, layout: FoldedLayout, facts: Collection[str]) -> dict[str, Value]:
-        """Return the keys that another layout has otherwise."""
+        """Return the keys whose value differs in another layout, with their new values."""
         ...
 
     def words(self, changes: Mapping[str, Value]) -> str:
-        """Return changes as the file would have them."""
+        """Return changes as the file would write them."""
         ...
 
     def key_of(self, name: str) -> str:
-        """Return the runtime's key of an attribute of the layout, as it is written."""
+        """Return the runtime's key for an attribute of the layout, as it is written."""
         ...
 
     def written(self, changes: Mapping[str, Value]) -> Copy:
@@ -104,7 +104,7 @@ class LaunchFile(Protocol):
         ...
 
     def read_again(self, copy: Copy) -> "LaunchFile":
-        """Return a copy as the same question asks for it."""
+        """Return a copy of the file, read with the same question."""
         ...
 
 
@@ -112,7 +112,7 @@ def launch_text(file: Path) -> str:
     """Return the text of a launch file.
 
     Raises:
-        InputError: it cannot be read, is too large, or no text.
+        InputError: the file cannot be read, is too large, or is no text.
     """
     try:
         if file.stat().st_size > LARGEST_BYTES:
@@ -125,13 +125,13 @@ def launch_text(file: Path) -> str:
 
 
 def open_launch(name: str, text: str, asked: Asked) -> LaunchFile:
-    """Return a launch file.
+    """Return a launch file from its text.
 
     Args:
-        name: of the file, whose ending says its kind.
+        name: name of the file, whose ending gives its kind.
 
     Raises:
-        InputError: it is of an unknown kind, or something of it is missing or wrong.
+        InputError: the kind is unknown, or a value is missing or wrong.
     """
     if len(text) > LARGEST_BYTES or "\0" in text:
         fault = "larger than 1 MiB" if len(text) > LARGEST_BYTES else "no text"
@@ -185,7 +185,7 @@ def _engine(entries: tuple[Entry, ...], starter: str = "") -> Dialect:
     """Return the dialect of Trainer's keys, by the engine that they name.
 
     Args:
-        starter: what starts the ranks; "" where the keys are not of a command.
+        starter: the launcher of the ranks; "" if the keys are not a command's.
     """
     paths = {entry.path for entry in entries}
     values = {path.rpartition(".")[2]: value for path, value, *_ in entries}
@@ -206,7 +206,7 @@ def _engine(entries: tuple[Entry, ...], starter: str = "") -> Dialect:
 
 
 def _configuration(name: str, text: str, asked: Asked) -> LaunchFile:
-    """Return a configuration, by the keys that it has."""
+    """Return a configuration as a launch file; its keys decide which kind it is."""
     function = asked.extra[0] if asked.extra and asked.extra[0].isidentifier() else ""
     if name.endswith(".py"):
         entries = program_entries(name, text, function, asked.values)
@@ -258,10 +258,10 @@ def _keyed_file(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedFile:
-    """A configuration whose keys say the layout.
+    """A configuration whose keys set the layout.
 
     Args:
-        dialect: None for Megatron-Bridge's, whose keys are Megatron's fields.
+        dialect: form of the configuration; None for Megatron-Bridge, whose keys are fields.
     """
 
     reading: Reading
@@ -271,12 +271,12 @@ class KeyedFile:
     dialect: Dialect | None = None
 
     def problems(self, site: Site | None) -> Iterator[Problem]:
-        """Yield what of the keys surprises."""
+        """Yield the problems of the keys."""
         del site
         yield from self.reading.problems
 
     def changes(self, layout: FoldedLayout, facts: Collection[str]) -> dict[str, Value]:
-        """Return the keys that another layout has otherwise."""
+        """Return the keys whose value differs in another layout, with their new values."""
         if self.dialect is None:
             changes = megatron_changes(self.reading, layout, facts)
             if self.reading.job.optimizer == "muon" and _DISTRIBUTED in changes:
@@ -294,7 +294,7 @@ class KeyedFile:
         return {**changes, **dict.fromkeys(keys, True)}
 
     def words(self, changes: Mapping[str, Value]) -> str:
-        """Return changes as assignments, and as arguments what the file's command takes."""
+        """Return changes as assignments, and as arguments those that the file's command takes."""
         flags = self._flags(changes)
         given = {key: place.written for key, place in self.reading.given.items()}
         inside = (f"{key_as_written(key, given)} = {short_value(value)}"
@@ -303,12 +303,12 @@ class KeyedFile:
         return ", ".join((*inside, *arguments))
 
     def key_of(self, name: str) -> str:
-        """Return the key of an attribute of the layout."""
+        """Return the key for an attribute of the layout."""
         settings = SETTINGS if self.dialect is None else self.dialect.settings
         return next(iter(keys_of(settings, name)), "")
 
     def written(self, changes: Mapping[str, Value]) -> Copy:
-        """Return the file with other values, and with keys that it lacks."""
+        """Return the file with changed values and added keys."""
         groups = BRIDGE_GROUPS if self.dialect is None else self.dialect.keys_by_table
         given = self.reading.given
         arguments = self._flags(changes)
@@ -323,7 +323,7 @@ class KeyedFile:
         return Copy(text, tuple(chain.from_iterable(pairs)))
 
     def _flags(self, changes: Mapping[str, Value]) -> dict[str, str]:
-        """Return flags, by key, of values that are of the file's command and not of the file."""
+        """Return the flags, by key, of values that the file's command sets, not the file."""
         given = self.reading.given
         return {
             key: f"--{given[key].written if key in given else key}"
@@ -339,7 +339,7 @@ class KeyedFile:
         return not place.line and not place.file
 
     def read_again(self, copy: Copy) -> LaunchFile:
-        """Return a copy."""
+        """Return a copy of the file, read with the same question."""
         asked = replace(self.asked, extra=(*self.asked.extra, *copy.words))
         return open_launch(self.name, copy.text, asked)
 
@@ -356,7 +356,7 @@ class MegatronFile:
     name: str = "the copy"
 
     def problems(self, site: Site | None) -> Iterator[Problem]:
-        """Yield what of the script and its arguments stops, costs or surprises."""
+        """Yield what stops, costs or surprises in the script and its arguments."""
         yield from self.cuts
         generation = None if site is None else site.generation
         yield from megatron_problems(
@@ -367,7 +367,7 @@ class MegatronFile:
             yield Problem(severity="note", line=note.line, what=note.text)
 
     def changes(self, layout: FoldedLayout, facts: Collection[str]) -> dict[str, Value]:
-        """Return the fields that another layout has otherwise."""
+        """Return the fields whose value differs in another layout, with their new values."""
         return megatron_changes(self.reading, layout, facts)
 
     def words(self, changes: Mapping[str, Value]) -> str:
@@ -375,7 +375,7 @@ class MegatronFile:
         return argument_words(changes)
 
     def key_of(self, name: str) -> str:
-        """Return the argument of an attribute of the layout."""
+        """Return the argument for an attribute of the layout."""
         if name in ("vpp", "stages", "schedule"):
             return "--num-virtual-stages-per-pipeline-rank"
         keys = keys_of(SETTINGS, name)
@@ -396,5 +396,5 @@ class MegatronFile:
         return Copy(edit_script(self.text, self.reading.given, texts))
 
     def read_again(self, copy: Copy) -> LaunchFile:
-        """Return another script."""
+        """Return a copy of the script, read with the same question."""
         return open_launch(self.name, copy.text, self.asked)

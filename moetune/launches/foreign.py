@@ -1,4 +1,4 @@
-"""Files and commands of runtimes that are not read, although some of their keys are known."""
+"""Checks for files and commands of runtimes that are not read, although some keys are known."""
 
 import re
 import tomllib
@@ -11,7 +11,7 @@ from moetune.domain.errors import InputError
 from moetune.launches.entries import Entry
 
 BRIDGE_KEYS = frozenset(f"{name}_model_parallel_size" for name in ("tensor", "pipeline", "expert"))
-"""Keys by which Megatron-Bridge's configurations are known."""
+"""Keys that identify Megatron-Bridge's configurations."""
 _OF_AXOLOTL = frozenset({"base_model", "micro_batch_size"})
 _NOT_OF_TRAINER = frozenset({"tensor_parallel_size", "context_parallel_size",
                              "sequence_parallel_degree", "expert_parallel_size"})  # fmt: skip
@@ -24,31 +24,31 @@ def _table() -> Mapping[str, Any]:
 
 
 def check_text(name: str, text: str, field: str = "keys") -> None:
-    """Raise InputError where the text of a file is of a runtime that is not read."""
+    """Raise InputError if the text of a file is for a runtime that is not read."""
     for words, line, runtime in _matches(field, text):
         what = f"{name}, line {line}: {words[-1].strip()} is of {runtime['name']}"
         raise InputError(f"{what}, whose files are not read", runtime["instead"])
 
 
 def check_command(text: str, line: int) -> None:
-    """Raise InputError where the words of a command start a runtime that is not read."""
+    """Raise InputError if the words of a command start a runtime that is not read."""
     for words, _, runtime in _matches("command", text):
         what = f"line {line}: {words[0].split()[-1]} is of {runtime['name']}"
         raise InputError(f"{what}, whose arguments are not read", runtime["instead"])
 
 
 def _matches(field: str, text: str) -> Iterator[tuple[list[str], int, Mapping[str, str]]]:
-    """Yield runtimes whose pattern fits a text, with the lines that fit and the first's number."""
+    """Yield matched lines, the first line's number, and the runtime whose pattern matches."""
     for runtime in _table()["runtimes"]:
         if match := re.search(runtime.get(field, "(?!)"), text, re.MULTILINE):
             yield match[0].strip().splitlines(), text.count("\n", 0, match.start()) + 1, runtime
 
 
 def is_axolotl(entries: Iterable[Entry]) -> bool:
-    """Return whether a file is axolotl's, whose keys are the Trainer's by other names.
+    """Return whether a file is axolotl's, which names the Trainer's keys differently.
 
     Raises:
-        InputError: it cuts what is not planned for the Trainer.
+        InputError: the file uses a parallelism that is not planned for the Trainer.
     """
     values = {entry.path: entry for entry in entries}
     if not values.keys() >= _OF_AXOLOTL:
@@ -61,9 +61,9 @@ def is_axolotl(entries: Iterable[Entry]) -> bool:
 
 
 def check_runtime(entries: Iterable[Entry]) -> None:
-    """Raise InputError where a file names Megatron's sizes in a section of another runtime.
+    """Raise InputError if a file has Megatron's sizes in a section of another runtime.
 
-    Such are Primus, and NeMo 1, which has a section for its trainer.
+    Examples are Primus and NeMo 1, which has a section for its trainer.
     """
     paths = {entry.path: entry.line for entry in entries}
     sections = {path.rpartition(".")[0] for path in paths}

@@ -1,4 +1,4 @@
-"""torchtitan, DeepSpeed and transformers: configurations whose keys say a layout and a batch."""
+"""torchtitan, DeepSpeed and transformers: configurations whose keys set a layout and a batch."""
 
 import json
 import re
@@ -45,15 +45,15 @@ from moetune.launches.trainer import trainer_tuning
 SettingValues = dict[str, Any]
 _FULLY_SHARDED = 3
 _USUAL_STAGE = 2
-"""Of accelerate's `--use_deepspeed` (`DeepSpeedPlugin.zero_stage`)."""
+"""Default ZeRO stage of accelerate's `--use_deepspeed` (`DeepSpeedPlugin.zero_stage`)."""
 _NUMBERS = frozenset({"dp", "tp", "cp", "pp", "ep", "local", "copies", "global_batch", "length"})
 _FILLED_IN = {"dp": None, "tp": None}
-"""What the ranks say where the file does not."""
+"""Values of sizes that the file may leave to the number of ranks."""
 _MICRO_TOKENS = "num_tokens_per_microbatch_per_dp_rank"
 _USUAL_CONTEXT = 2048
 _POLICIES = {"full": ("full",), "selective": ("selective",), "none": ()}
 COMMAND = "command"
-"""The group of keys that a configuration leaves to its command."""
+"""Name of the group of keys that the command sets instead of the configuration."""
 CHECKPOINTING = "fsdp_activation_checkpointing"
 TRAINER = (
     size("length", "seq_len", None),
@@ -70,13 +70,13 @@ TRAINER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """A runtime's configuration.
+    """The form of a runtime's configuration.
 
     Args:
-        groups: settings whose keys stand together, by the name of their table.
-        unknown: how grave a key is that it does not have.
-        arrange: completes what its keys say to a layout's and a job's values, for so many ranks.
-        problems: yields what of its keys stops or surprises, with so many ranks.
+        groups: settings by the name of the table that has their keys.
+        unknown: severity of an unknown key.
+        arrange: completes the settings to values of a layout and a job, for a number of ranks.
+        problems: yields the keys that stop or surprise, for a number of ranks.
     """
 
     target: str
@@ -92,7 +92,7 @@ class Dialect:
 
     @property
     def keys_by_table(self) -> Mapping[str, tuple[str, ...]]:
-        """The keys that stand together, by the name of their table."""
+        """The keys of each table, by its name."""
         return {table: names_of(group) for table, group in self.groups.items()}
 
 
@@ -119,7 +119,7 @@ _POLICY = Setting(
 
 def _titan(settings: SettingValues, values: Mapping[str, Any], ranks: int) -> None:
     shards, stages = settings["dp"], settings.pop("stages")
-    del settings["policy"]  # of which there are two ways
+    del settings["policy"]  # read below, as it is written in two ways
     sharers = settings["tp"] * settings["cp"] * settings["pp"]
     copies = settings.pop("copies")
     settings["dp"] = max(1, ranks // sharers) if shards == -1 else shards * copies
@@ -136,7 +136,7 @@ def _titan(settings: SettingValues, values: Mapping[str, Any], ranks: int) -> No
         settings["schedule"] = schedule
         settings["stages"] = stages
         several = schedule in V_SCHEDULES or schedule == "interleaved"
-        settings["vpp"] = 2 if several else 1  # of torchtitan where nothing says the stages
+        settings["vpp"] = 2 if several else 1  # torchtitan's default
     if settings.get("dispatcher", "") is None:
         kind = values.get("moe_comm_backend")
         raise InputError(f"moe_comm_backend {kind} is not planned", "use standard or deepep")
@@ -152,7 +152,7 @@ def hugging_face(settings: SettingValues, _: Mapping[str, Any], ranks: int) -> N
     """Complete the values of Trainer's keys.
 
     Raises:
-        InputError: nothing says the batch.
+        InputError: no key gives the batch, or the ZeRO stage is wrong.
     """
     settings["tp"] = settings["tp"] or 1
     settings["dp"] = max(1, ranks // settings["tp"])
@@ -178,7 +178,7 @@ TITAN = Dialect(
 )  # fmt: skip
 DEEPSPEED = Dialect(
     target="deepspeed", groups={"": CONFIG, COMMAND: TRAINER}, arrange=hugging_face,
-    unknown="note", problems=engine_problems,  # it ignores them
+    unknown="note", problems=engine_problems,  # it ignores unknown keys
 )  # fmt: skip
 REPLICATED = replace(DEEPSPEED, problems=replica_problems)
 TRANSFORMERS = Dialect(
@@ -188,7 +188,7 @@ TRANSFORMERS = Dialect(
 
 
 def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Reading:
-    """Return the training that a configuration says.
+    """Return the training that a configuration describes.
 
     Raises:
         InputError: a value is missing or wrong, or the model is not named.
@@ -242,7 +242,7 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
 
 
 def _with_stage(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values with the ZeRO stage of an engine's name, or of accelerate's launcher."""
+    """Return values with the ZeRO stage from the engine's name, or from accelerate's launcher."""
     engine = values.get("deepspeed")
     usual = _USUAL_STAGE if values.get("use_deepspeed") else None
     stage = stage_of(engine) if isinstance(engine, str) else usual
@@ -250,9 +250,9 @@ def _with_stage(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _runtime(dialect: Dialect, tuning: Tuning, settings: SettingValues) -> str:
-    """Return the runtime that is asked: transformers for adapters, whose states are small.
+    """Return the runtime to price: transformers for adapters, whose optimizer states are small.
 
-    Of these a stage below 3 shares nothing else, so that the ranks are replicas.
+    With adapters a ZeRO stage below 3 shards nothing else, so that the ranks are replicas.
     """
     if tuning.adapters is None:
         return dialect.target
@@ -261,7 +261,7 @@ def _runtime(dialect: Dialect, tuning: Tuning, settings: SettingValues) -> str:
 
 
 def _in_sequences(given: Mapping[str, Given]) -> dict[str, Given]:
-    """Return batches in sequences where a file has them in tokens, as torchtitan behind 0.3 has.
+    """Return batches in sequences for a file that has them in tokens, as torchtitan after 0.3.
 
     Source: `TrainingConfig` of torchtitan/config/configs.py.
     """
@@ -286,7 +286,7 @@ def _in_sequences(given: Mapping[str, Given]) -> dict[str, Given]:
 
 
 def _keys(dialect: Dialect, entry: Entry) -> Iterator[tuple[str, Any]]:
-    """Yield the keys of a dialect that an entry says: a path, or the end of one."""
+    """Yield the keys of a dialect that an entry sets, by its path or the end of its path."""
     leaf = entry.path.rpartition(".")[2]
     leaf = ALIASES.get(leaf, leaf)
     keys = {key for setting in dialect.settings for key in setting.keys}
@@ -299,19 +299,19 @@ def _keys(dialect: Dialect, entry: Entry) -> Iterator[tuple[str, Any]]:
 
 
 def _ranks(values: Mapping[str, Any]) -> int | None:
-    """Return the ranks of an accelerate file, or of a layout that names its replicas."""
+    """Return the ranks that an accelerate file gives; None if it gives none."""
     if isinstance(values.get("num_processes"), int):
         return int(values["num_processes"])
     return None
 
 
 def _model(values: Mapping[str, Any]) -> str | None:
-    """Return the model that a file names: a flavor of torchtitan's, or one of Hugging Face's."""
+    """Return the model that a file names: a flavor of torchtitan, or a Hugging Face model."""
     module = str(values.get("import.model_registry", ""))
     family = values.get("model.name") or module.rpartition(".")[2]
     flavor = values.get("model.flavor") or values.get("model_spec.0")
     recipes = [recipe for recipe in RECIPES if recipe.flavor == flavor]
-    if len(recipes) > 1:  # a registry's own file names its family by its folder
+    if len(recipes) > 1:  # a registry's file names its family by its folder
         recipes = [recipe for recipe in recipes if recipe.family == family]
     for recipe in recipes:
         decoders = (named_model(name).decoder for name in model_names())
@@ -321,7 +321,7 @@ def _model(values: Mapping[str, Any]) -> str | None:
 
 
 def _stages(names: Any, settings: SettingValues, decoder: Any) -> StageLetters:  # noqa: ANN401
-    """Return the stages of torchtitan's names of modules, or as many as the schedule has."""
+    """Return the stages from torchtitan's module names, or even stages for the schedule."""
     predictions = 0
     if not names:
         return even_stages(decoder.num_layers, predictions, settings["pp"] * settings["vpp"])
@@ -334,7 +334,7 @@ def _stages(names: Any, settings: SettingValues, decoder: Any) -> StageLetters: 
 
 
 def keyed_changes(dialect: Dialect, reading: Reading, layout: FoldedLayout) -> dict[str, Value]:
-    """Return the keys that another layout has otherwise; None for one that is left out."""
+    """Return the keys whose value differs in another layout; None for a key to remove."""
     before, after = (
         write_keys(dialect.settings, Planned(plan_id="", job=reading.job, target=reading.target,
                                           layout=row.explicit(reading.decoder)))
@@ -354,7 +354,7 @@ def keyed_changes(dialect: Dialect, reading: Reading, layout: FoldedLayout) -> d
 
 
 def short_value(value: Value) -> str:
-    """Return a value as JSON; of lists in a list only their number."""
+    """Return a value as JSON; for a list of lists only their number."""
     if isinstance(value, Code):
         return value
     if isinstance(value, tuple) and value and isinstance(value[0], tuple):
@@ -363,6 +363,6 @@ def short_value(value: Value) -> str:
 
 
 def key_as_written(key: str, given: Mapping[str, str]) -> str:
-    """Return a key as a file has it that calls it otherwise, such as axolotl's."""
+    """Return a key as the file writes it, if the file has another name for it, as axolotl's."""
     written = given.get(key, key)
     return key if written.rpartition(".")[2] == key.rpartition(".")[2] else written

@@ -1,4 +1,4 @@
-"""A configuration with other keys: changed where they stand, added next to what they belong to."""
+"""Edits of a configuration: keys are changed in place, or added next to keys of their table."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -20,11 +20,11 @@ from moetune.launches.places import (
 from moetune.launches.reading import Given
 
 Groups = Mapping[str, tuple[str, ...]]
-"""Keys that stand together, by the name of their table."""
+"""Keys of each table, by its name."""
 
 
 class _Item(NamedTuple):
-    """An item by what does not move with the text: its form and keys, and which of equal ones."""
+    """An item's identity, which edits keep: its form, its keys, and its number among equals."""
 
     form: str
     leaf: str
@@ -36,10 +36,10 @@ class KeyedText:
     """The text of a configuration, which is edited key by key."""
 
     def __init__(self, name: str, text: str, given: Mapping[str, Given], groups: Groups) -> None:
-        """Find where each key stands.
+        """Locate each key in the text.
 
         Args:
-            name: of the file, whose ending says its kind; a script for another one.
+            name: name of the file, whose ending gives its kind; other endings are scripts'.
             given: the keys of the configuration.
         """
         self.text = text
@@ -55,7 +55,7 @@ class KeyedText:
         """Give a key another value, or add it; None takes it out.
 
         Raises:
-            InputError: it stands nowhere, and nothing of its table does.
+            InputError: the text has neither the key nor another key of its table.
         """
         if key in self._items:
             self.text = with_value(self.text, self._places()[self._items[key]], value)
@@ -68,7 +68,7 @@ class KeyedText:
             raise no_place(key, value)
 
     def _places(self) -> dict[_Item, Place]:
-        """Return where each item stands now."""
+        """Return the current place of each item."""
         places = places_of(self._name, self.text) or tuple(words_of(self.text, self._given))
         seen: dict[tuple[str, str, str], int] = {}
         items = {}
@@ -105,7 +105,7 @@ class KeyedText:
         return self._in_new_table(key, value, places)
 
     def _siblings(self, key: str) -> Iterator[str]:
-        """Yield keys of the same table that stand in the text, the nearest first."""
+        """Yield the keys of the same table that the text has, the nearest first."""
         group = next((keys for keys in self._groups.values() if key in keys), ())
         ordered = sorted(group, key=lambda sibling: abs(group.index(sibling) - group.index(key)))
         for sibling in ordered:
@@ -145,12 +145,12 @@ def _is_in(place: Place, table: str) -> bool:
 
 
 def _is_renamed(leaf: str, key: str) -> bool:
-    """Return whether a file has a prefix of its kind before a key, which others would need, too."""
+    """Return whether a file writes a key with a prefix, which a new key would need, too."""
     return leaf != key and leaf.endswith(f"_{key}")
 
 
 def _takes_any(place: Place) -> bool:
-    """Return whether a call makes a configuration: functions may not have the argument."""
+    """Return whether a call makes a configuration; a function may not have the argument."""
     return place.parents.rstrip(".").rpartition(".")[2][:1].isupper()
 
 
@@ -160,7 +160,7 @@ def keyed_text(
     """Return a configuration's text with changes.
 
     Raises:
-        InputError: a key stands nowhere, and nothing of its table does; or behind `--`.
+        InputError: the text has no key of the table, or the key is in another file or after `--`.
     """
     edited = KeyedText(name, text, given, groups)
     for key, value in changes.items():

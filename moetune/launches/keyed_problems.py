@@ -1,4 +1,4 @@
-"""What of a configuration's keys is unknown, not read, or priced as something else."""
+"""Problems of a configuration's keys: unknown, not read, or priced as something else."""
 
 import difflib
 import re
@@ -23,14 +23,14 @@ ALIASES = {
     "use_gradient_checkpointing": "gradient_checkpointing",  # of unsloth
     "expert_parallel_comm_backend": "moe_comm_backend",  # of older torchtitan
 }  # fmt: skip
-"""Keys of others that say what a dialect's does."""
+"""Keys of other tools, with the dialects' keys that mean the same."""
 TITAN_FILE = "job.config_file"
 """Argument that names torchtitan's TOML."""
 _NEAR = 0.95
 _OF_SWIFT = re.compile(r"zero([0-3])(?:_offload)?$")
 _STAGE_IN_NAME = re.compile(r"(?i)(?:z|zero|stage)[-_]?([0-3])(?!\d)")
 _OF_A_FILE = 3
-"""ZeRO stage of a file of DeepSpeed's that is not read."""
+"""Assumed ZeRO stage of a DeepSpeed file that is not read."""
 _AS_ELSE: tuple[tuple[str, tuple[Value, ...], str], ...] = (
     (r"offload_(optimizer|param)[._]device|offload_params|cpu_offload",
      (None, False, "none"),
@@ -55,7 +55,7 @@ _AS_ELSE: tuple[tuple[str, tuple[Value, ...], str], ...] = (
     ("(use|enable)_liger(_kernel)?", (None, False),
      "logits are priced as without Liger's fused loss"),
 )  # fmt: skip
-"""Ends of keys, with the values that are priced as they are, and how others are priced."""
+"""Ends of keys, with the values that are priced exactly, and how other values are priced."""
 _OF_TITAN = (
     ("converters", "float8", "products in float8 are priced as in bfloat16"),
     ("optimizer", "muon", "Muon and its states are priced as AdamW"),
@@ -63,7 +63,7 @@ _OF_TITAN = (
 
 
 def priced_as_else(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
-    """Yield keys whose values are priced as others."""
+    """Yield the keys whose values are priced as another value."""
     del ranks
     for place in {place.written: place for place in given.values()}.values():
         for ends, priced, what in _AS_ELSE:
@@ -73,7 +73,7 @@ def priced_as_else(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
 
 
 def titan_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
-    """Yield what is priced as something else."""
+    """Yield torchtitan's keys that are not read, or priced as something else."""
     yield from priced_as_else(given, ranks)
     if (file := given.get(TITAN_FILE)) is not None:  # which is not there
         yield Problem(
@@ -96,7 +96,7 @@ def titan_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
 
 
 def engine_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
-    """Yield what of DeepSpeed's configuration is not read, or priced as something else."""
+    """Yield DeepSpeed's keys and files that are not read, or priced as something else."""
     yield from priced_as_else(given, ranks)
     engine = given.get("deepspeed")
     if engine is None or not isinstance(engine.value, str):
@@ -113,13 +113,13 @@ def engine_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]
 
 
 def stage_of(engine: str) -> int:
-    """Return the ZeRO stage that a name such as zero2_offload or ds_z2_config.json has, or 3."""
+    """Return the ZeRO stage in a name such as zero2_offload or ds_z2_config.json; else 3."""
     match = _STAGE_IN_NAME.search(engine.rpartition("/")[2])
     return int(match[1]) if match else _OF_A_FILE
 
 
 def shard_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
-    """Yield that a file names no engine, and what is priced as something else."""
+    """Yield keys that are priced as something else, and a note if the file names no engine."""
     yield from priced_as_else(given, ranks)
     engines = ("fsdp", *names_of(DISTRIBUTED))
     if ranks > 1 and not any(name in key for key in given for name in engines):
@@ -130,7 +130,7 @@ def shard_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
 
 
 def replica_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
-    """Yield that all states are of all ranks, and what is priced as something else."""
+    """Yield keys that are priced as something else, and a note that no states are sharded."""
     yield from priced_as_else(given, ranks)
     yield Problem(
         severity="note", line=None, what="no engine shards states: every rank has all of them",
@@ -140,7 +140,7 @@ def replica_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem
 
 
 def branches(entries: Iterable[Entry]) -> Iterator[Problem]:
-    """Yield that a program has branches of which nothing says which is taken."""
+    """Yield a note if a program has branches whose test has no value."""
     lines = ", ".join(dict.fromkeys(str(entry.line) for entry in entries if entry.path == BRANCH))
     if lines:
         yield Problem(

@@ -1,4 +1,4 @@
-"""Megatron-LM's arguments, and those of ms-swift that it passes on: the job and its layout."""
+"""The job and the layout of Megatron-LM's arguments, and of ms-swift's that it passes on."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -38,17 +38,17 @@ _FEATURES = (
 KEYS = frozenset(
     {*(key for setting in SETTINGS for key in setting.keys), *STAGES, *_FEATURES, *SIZES}
 )
-"""Keys that say a layout, a job or a model's sizes."""
+"""Keys that set a layout, a job or a model's sizes."""
 _MAY_BE_NONE = frozenset({"cpu_offloading_num_layers", "mtp_num_layers", "recompute_num_layers"})
 _NEEDED = (("micro_batch_size", "train", 1), ("seq_length", "model", 4096))
-"""Fields without which nothing is priced, their section in Megatron-Bridge, and a usual value."""
+"""Required fields, with their section in Megatron-Bridge and a usual value."""
 _NUMBERS = frozenset(
     {key for setting in SETTINGS for key, default in setting.keys.items() if key.endswith("_size")}
     | {key for key in SIZES if key.startswith(("num_", "kv_", "q_lora")) or key.endswith("_size")}
     | {key for key in STAGES if "num" in key or key.endswith("_size")}
     | {"seq_length", "moe_router_topk", "cpu_offloading_num_layers", "mtp_num_layers"}
 )
-"""Keys of whole numbers."""
+"""Keys whose value is a whole number."""
 _LISTS = frozenset({"recompute_modules", "cuda_graph_modules", "cuda_graph_scope"})
 _SWITCHES = frozenset(
     {key for setting in SETTINGS for key, default in setting.keys.items() if default is False}
@@ -62,9 +62,9 @@ _VALUED = KEYS - _SWITCHES - TOKENIZER
 _FIELDS = MappingProxyType({flag.removeprefix("--"): field for field, flag in FLAGS.items()})
 _FALSE = MappingProxyType({flag.removeprefix("--"): field for field, flag in NEGATIVES.items()})
 _HALF: Mapping[str, Any] = MappingProxyType({"dispatchers": ("all_to_all", "all_gather")})
-"""What of Megatron runs in float16 (`domain/megatron_rules.py`), in whatever type it is priced."""
+"""Dispatchers that Megatron runs in float16 (`domain/megatron_rules.py`), in any priced dtype."""
 _SHARDING_CORE: MegatronCore = (0, 18)
-"""First core whose FSDP shards all where no strategy is given."""
+"""First core whose FSDP shards all states if no strategy is given."""
 _OLDER: Mapping[str, tuple[str, Value]] = MappingProxyType(
     {
         "recompute_activations": ("recompute_granularity", "selective"),
@@ -72,7 +72,7 @@ _OLDER: Mapping[str, tuple[str, Value]] = MappingProxyType(
         "use_custom_fsdp": ("use_megatron_fsdp", True),
     }
 )
-"""Older arguments, and what they mean."""
+"""Older arguments, with the field and the value that they mean."""
 _SWIFT_KEYS = MappingProxyType({"max_length": "seq_length"})
 _SWIFT_DEFAULTS: Mapping[str, Value] = MappingProxyType({
     "micro_batch_size": 1, "global_batch_size": 16, "recompute_granularity": "selective",
@@ -80,9 +80,9 @@ _SWIFT_DEFAULTS: Mapping[str, Value] = MappingProxyType({
     "expert_tensor_parallel_size": 1, "moe_token_dispatcher_type": "alltoall",
     "moe_grouped_gemm": True,
 })  # fmt: skip
-"""modelscope/ms-swift, `swift/megatron/arguments/megatron_args.py`."""
+"""Defaults of modelscope/ms-swift, `swift/megatron/arguments/megatron_args.py`."""
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-"""Variable of the environment that the arguments' rules ask for."""
+"""Environment variable that rules of the arguments check."""
 SWIFT = "megatron"
 """Program of ms-swift's command."""
 
@@ -92,10 +92,10 @@ class MegatronArguments:
     """Arguments as fields of Megatron's classes.
 
     Args:
-        given: by field.
-        values: given ones and defaults that differ from a setting's.
-        unknown: names that Megatron-LM of no version, or not of this one, has.
-        adapters: that train alone; None where all parameters do.
+        given: the given arguments by field.
+        values: given values, and defaults that differ from those of the settings.
+        problems: problems of the arguments, such as two values for a field.
+        adapters: the adapters, if only they train; else None.
         frozen: parts that do not train.
     """
 
@@ -131,11 +131,11 @@ def reading_of(
     arguments: MegatronArguments, target: Target, ranks: int, *, model: str | None, line: int,
     reads_files: bool,
 ) -> Reading:  # fmt: skip
-    """Return the training of fields of Megatron's classes.
+    """Return the training that fields of Megatron's classes describe.
 
     Args:
-        model: its name; None to find it by its sizes.
-        line: of what starts the training.
+        model: its name; None to recognise it by its sizes.
+        line: line of the command that starts the training.
         reads_files: whether the model may be a file.
 
     Raises:
@@ -175,7 +175,7 @@ def reading_of(
 
 
 def _check_number(key: str, value: Value, given: Given | None) -> None:
-    """Raise InputError where a size is no whole number from 1 on, or from 0 where it may be 0."""
+    """Raise InputError unless a given size is a whole number of at least 1, or 0 where allowed."""
     least = 0 if key in _MAY_BE_NONE else 1
     if value is None or (isinstance(value, int) and value is not True and value >= least):
         return
@@ -238,7 +238,7 @@ def _fields_of(launch: Launch, target: Target) -> MegatronArguments:
 
 
 def _unset(argument: Argument) -> Iterator[Problem]:
-    """Yield variables among an argument's words that have no value, and are read as empty."""
+    """Yield a note for each unset variable in an argument's words, which is read as empty."""
     is_of_tokenizer = argument.name.replace("-", "_") in TOKENIZER
     for word in argument.values:
         if word.missing.startswith("$") and not word.text and not is_of_tokenizer:
@@ -248,7 +248,7 @@ def _unset(argument: Argument) -> Iterator[Problem]:
 
 
 def _field(name: str, *, is_swift: bool) -> tuple[str, bool]:
-    """Return the field of an argument, and whether it is on; "" where it is no spelling of one."""
+    """Return the field of an argument, "" for a wrong spelling, and whether the field is on."""
     if is_swift:
         plain = name.replace("-", "_")
         return _SWIFT_KEYS.get(plain, _FIELDS.get(name.replace("_", "-"), plain)), True
@@ -260,7 +260,7 @@ def _field(name: str, *, is_swift: bool) -> tuple[str, bool]:
 
 
 def resolve(values: dict[str, Value]) -> dict[str, Value]:
-    """Return values with what older names of arguments mean."""
+    """Return values, with the fields that older arguments mean."""
     values |= dict(means for older, means in _OLDER.items() if values.get(older))
     if values.get("optimizer") == "dist_muon":
         values["use_distributed_optimizer"] = True
@@ -270,7 +270,7 @@ def resolve(values: dict[str, Value]) -> dict[str, Value]:
 
 
 def _value(argument: Argument, field: str) -> Value:
-    """Return the value of an argument's words; behind a switch, or behind a value, come others."""
+    """Return the value of an argument, which is its first word; the fields of `_LISTS` take all."""
     texts = [word.text for word in argument.values if not word.missing]
     if field in _LISTS:
         return tuple(texts)
@@ -278,7 +278,7 @@ def _value(argument: Argument, field: str) -> Value:
 
 
 def plain_value(text: str) -> Value:
-    """Return the number, truth value or text that a word is."""
+    """Return a word as a number, a Boolean, None or text."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -294,7 +294,7 @@ def _layout(
     ranks: int,
     decoder: Any,  # noqa: ANN401
 ) -> FoldedLayout:
-    """Return the layout; where ranks do not divide, as many replicas as there is room for."""
+    """Return the layout; if the ranks do not divide, it has as many replicas as fit."""
     tp, cp, pp = (int(settings[name] or 1) for name in ("tp", "cp", "pp"))
     is_routed = decoder.num_moe_layers > 0
     stages = _stages(values, pp, decoder)
@@ -333,7 +333,7 @@ def _stages(values: Mapping[str, Any], pp: int, decoder: Any) -> StageLetters | 
 
 
 def _virtual(values: Mapping[str, Any], pp: int, layers: int) -> int:
-    """Return the stages of a pipeline rank that three arguments may say."""
+    """Return the number of stages per pipeline rank, which three arguments may set."""
     counts = ("num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size")
     for key in counts:
         if values.get(key):
@@ -347,7 +347,7 @@ def _virtual(values: Mapping[str, Any], pp: int, layers: int) -> int:
 
 
 def _uneven_sizes(layers: int, pp: int, vpp: int, ends: list[Any]) -> list[int]:
-    """Return the layers of stages of which the first or the last rank has a number of its own."""
+    """Return the layers of each stage if the first or the last rank has a different number."""
     first, last = ends
     num_inner = pp - (first is not None) - (last is not None)
     per_rank = (layers - (first or 0) - (last or 0)) // max(1, num_inner)
@@ -362,7 +362,7 @@ def _uneven_sizes(layers: int, pp: int, vpp: int, ends: list[Any]) -> list[int]:
 def _facts(
     settings: Mapping[str, Any], values: Mapping[str, Any], target: Target
 ) -> dict[str, Any]:
-    """Return what of the target's facts the arguments change."""
+    """Return the facts of the target that the arguments set."""
     is_fused = values.get("cross_entropy_loss_fusion") and (
         values.get("cross_entropy_fusion_impl") == "te"
     )
@@ -389,7 +389,7 @@ def flag_of_key(key: str) -> str:
 
 
 def _rows(given: Mapping[str, Given], layout: FoldedLayout, job: TrainingJob) -> Iterator[Row]:
-    """Yield what runs, and the stages of a pipeline, which several arguments may say."""
+    """Yield rows of what runs, and of the pipeline stages, which several arguments may set."""
     yield from rows_of(SETTINGS, given, layout, job, flag_of_key)
     if layout.stages is not None:
         place = next((given[key] for key in STAGES if key in given), None)

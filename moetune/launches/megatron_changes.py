@@ -1,6 +1,6 @@
-"""Another layout as changes of Megatron's arguments, and a copy of a script that has them.
+"""Changes of Megatron's arguments for another layout, and a copy of a script with them.
 
-Keys are those that exports write; nothing but the arguments is touched.
+Keys are those that exports write. The rest of the script stays as it is.
 """
 
 import re
@@ -27,10 +27,10 @@ _VALUE = r"(?:[ \t]+(?!--|\\|\)|#)(?:'[^'\n]*'|\"[^\"\n]*\"|[^\s'\"\\)]+))"
 def megatron_changes(
     reading: Reading, layout: FoldedLayout, facts: Collection[str]
 ) -> dict[str, Value]:
-    """Return the keys that another layout has otherwise; None or False for one that is left out.
+    """Return the keys whose value differs in another layout; None or False for a key to remove.
 
     Args:
-        facts: of the target that are to hold, such as `hides_gradients`.
+        facts: facts of the target that must hold, such as `hides_gradients`.
     """
     planned = Planned(plan_id="", job=reading.job, layout=layout, target=reading.target)
     wanted = write_keys(SETTINGS, planned)
@@ -66,7 +66,7 @@ def _differences(before: FoldedLayout, after: FoldedLayout) -> Iterator[str]:
 
 
 def _stages(reading: Reading, layout: FoldedLayout, planned: Planned) -> dict[str, Value]:
-    """Return the keys of a pipeline's stages: none where they are as Megatron cuts them itself."""
+    """Return the keys of the pipeline stages; even stages need only the virtual stages' number."""
     changes: dict[str, Value] = dict.fromkeys(STAGES)
     layers, is_even = reading.decoder.num_layers, layout.stages is None
     is_even = is_even or layout.stages == layout.even_stages(reading.decoder)
@@ -75,14 +75,14 @@ def _stages(reading: Reading, layout: FoldedLayout, planned: Planned) -> dict[st
         return {**changes, **(virtual if layout.vpp > 1 else {})}
     if not reading.decoder.has_mamba:
         return {**changes, "pipeline_model_parallel_layout": stage_letters(planned)}
-    # `validate_args` refuses a layout of hybrids, whose stages but the ends are equal
+    # `validate_args` refuses a layout for hybrids: only their first and last stage may differ
     sizes = hybrid_stages(layout, reading.decoder)
     names = (f"num_layers_in_{end}_pipeline_stage" for end in ("first", "last"))
     return changes | dict(zip(names, (sizes[0], sizes[-1]), strict=True))
 
 
 def _with(reading: Reading, layout: FoldedLayout, changes: Mapping[str, Value]) -> dict[str, Value]:
-    """Return what the changed keys need beside them."""
+    """Return the further keys that the changed keys need."""
     more: dict[str, Value] = {}
     is_routed = reading.decoder.num_moe_layers > 0
     says_etp = reading.values.get("expert_tensor_parallel_size") is not None
@@ -129,10 +129,10 @@ def edit_script(text: str, given: Mapping[str, Given], changes: Mapping[str, str
 
     Args:
         given: the script's arguments, by key.
-        changes: arguments by key, with their values; "" to leave one out.
+        changes: arguments by key, with their values; "" to remove an argument.
 
     Raises:
-        InputError: an argument stands in no line of the file, or not as it is written.
+        InputError: no line of the file has an argument as it is written.
     """
     lines = text.splitlines(keepends=True)
     added = []

@@ -1,7 +1,7 @@
-"""What Megatron refuses, ignores or leaves slow of a launch's arguments, each with its source.
+"""Checks for arguments of a launch that Megatron refuses, ignores or runs slowly, with sources.
 
-Rules of layouts are those of plans (`domain/target_rules.py`); these are of arguments alone, read
-in Megatron-LM at core_v0.16.1 to core_v0.19.0.
+Rules of layouts are those of plans (`domain/target_rules.py`). These checks are of arguments only,
+as Megatron-LM has them from core_v0.16.1 to core_v0.19.0.
 """
 
 import difflib
@@ -24,7 +24,7 @@ _CONFIG = "megatron/core/transformer/transformer_config.py"
 _LAYER = "megatron/core/transformer/moe/moe_layer.py"
 _EXPERTS = "megatron/core/transformer/moe/experts.py"
 _OWN_PROGRAMS = frozenset({"pretrain_gpt.py", "pretrain_mamba.py", "pretrain_hybrid.py"})
-"""Megatron-LM's programs, which refuse arguments that are not its parser's."""
+"""Megatron-LM's programs, whose parser refuses unknown arguments."""
 _NEAR = 0.85
 _KINDS = ("rlhf_type", "task_type")
 UNEVEN = "layers that the pipeline ranks do not divide"
@@ -33,11 +33,11 @@ _NEWEST_ASKING: tuple[Generation, ...] = ("ampere", "hopper")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a check is asked of.
+    """The launch and the machine that a check looks at.
 
     Args:
-        launch: None where the fields are not arguments of a command.
-        generation: of the machine's chips; None where it is not known.
+        launch: the command; None if the fields are not arguments of a command.
+        generation: generation of the machine's chips; None if it is not known.
     """
 
     reading: Reading
@@ -55,7 +55,7 @@ class Context:
 
     @property
     def connections(self) -> str | None:
-        """CUDA_DEVICE_MAX_CONNECTIONS as the script sets it; None where it does not."""
+        """CUDA_DEVICE_MAX_CONNECTIONS as the script sets it; None if it does not."""
         value = self.values.get(CONNECTIONS)
         return None if value is None else str(value)
 
@@ -75,8 +75,8 @@ class Check:
     """A rule of arguments.
 
     Args:
-        keys: whose line the problem has: the first that is given.
-        breaks: returns whether the problem is there.
+        keys: keys with spaces between them; the problem has the line of the first that is given.
+        breaks: returns whether a launch has the problem.
     """
 
     severity: Severity
@@ -88,12 +88,12 @@ class Check:
 
     @property
     def is_of_core(self) -> bool:
-        """Whether Megatron-Core refuses, whatever program configures it."""
+        """Whether Megatron-Core itself refuses this, from any program."""
         return self.severity == "stops" and (self.why != _ARGUMENTS or self.breaks is _is_uneven)
 
 
 def _is_uneven(context: Context) -> bool:
-    """Return whether layers do not divide among the pipeline ranks where nothing says how."""
+    """Return whether the pipeline ranks do not divide the layers, and no key sets the stages."""
     layout, values = context.reading.layout, context.values
     says = ("pipeline_model_parallel_layout", "num_layers_in_first_pipeline_stage",
             "num_layers_in_last_pipeline_stage")  # fmt: skip
@@ -113,7 +113,7 @@ def _splits_unevenly(context: Context) -> bool:
 
 
 def _needs_single(context: Context) -> bool:
-    """Return whether Megatron asks for a single connection: shards of layers before Blackwell."""
+    """Return whether Megatron asks for a single connection: tp or cp on GPUs before Blackwell."""
     layout = context.reading.layout
     is_asked = layout.tp * layout.cp > 1 and context.generation in _NEWEST_ASKING
     is_swift = context.launch is not None and context.launch.program == SWIFT  # which sets it
@@ -209,7 +209,7 @@ _CHECKS = (
     Check("costs", "use_distributed_optimizer", "parameters are gathered with nothing beside it",
           _ARGUMENTS, "--overlap-param-gather",
           lambda context: context.reading.layout.zero > 0 and context.reading.layout.dp > 1
-          and context.reading.job.optimizer != "muon"  # which gathers behind its own step
+          and context.reading.job.optimizer != "muon"  # which gathers after its step
           and not context.has("overlap_param_gather")),
     Check("note", "expert_model_parallel_size num_moe_experts",
           "each expert is cut over the tensor ranks: without --expert-tensor-parallel-size it is "
@@ -245,7 +245,7 @@ _CHECKS = (
 
 
 def megatron_problems(context: Context) -> Iterator[Problem]:
-    """Yield what is wrong with the arguments of a launch, those that stop it first."""
+    """Yield the problems of a launch's arguments; of the checks, those that stop it come first."""
     if context.launch is not None:
         yield from _unknown_arguments(context.launch, context.reading)
         yield from _of_other_trainings(context.launch)
@@ -255,7 +255,7 @@ def megatron_problems(context: Context) -> Iterator[Problem]:
 
 
 def core_problems(reading: Reading) -> Iterator[Problem]:
-    """Yield what Megatron-Core refuses of fields that another program sets, by their names."""
+    """Yield what Megatron-Core refuses in another program, with fields in place of arguments."""
     for check in _CHECKS:
         if check.is_of_core and check.breaks(Context(reading=reading)):
             problem = _problem(check, reading)
@@ -277,7 +277,7 @@ def _as_fields(text: str) -> str:
 
 @cache
 def known_names(core: MegatronCore) -> frozenset[str]:
-    """Return the arguments of Megatron-LM of a version, without dashes."""
+    """Return the names of the arguments of a Megatron-LM version, without dashes."""
     names: set[str] = set()
     for line in _NAMES.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
@@ -293,7 +293,7 @@ def known_names(core: MegatronCore) -> frozenset[str]:
 
 
 def _of_other_trainings(launch: Launch) -> Iterator[Problem]:
-    """Yield that a step does more than what is priced: slime's, and ms-swift's of some kinds."""
+    """Yield a note if a step does more than is priced, as slime's and some of ms-swift's do."""
     if launch.is_slime:
         what = "the actor's update is priced, and no rollout"
         yield Problem(severity="note", line=launch.line, what=what)
@@ -305,7 +305,7 @@ def _of_other_trainings(launch: Launch) -> Iterator[Problem]:
 
 
 def _unknown_arguments(launch: Launch, reading: Reading) -> Iterator[Problem]:
-    """Yield arguments that Megatron-LM does not have; programs of others may have more."""
+    """Yield the arguments that Megatron-LM does not have; other programs may have more."""
     if launch.program == SWIFT:
         return
     core = reading.target.core or (0, 16)

@@ -1,6 +1,6 @@
-"""The model of Megatron's arguments: a known one with the same sizes, else a decoder of the sizes.
+"""The model of Megatron's arguments: a known model with the same sizes, or a decoder of the sizes.
 
-A known model is compared by what `export` would write of it (`megatron_model`).
+A known model is compared by the fields that `export` would write for it (`megatron_model`).
 """
 
 import ast
@@ -37,7 +37,7 @@ _LINEAR = (
 )  # fmt: skip
 _PATTERNS = ("hybrid_layer_pattern", "hybrid_override_pattern")
 TOKENIZER = frozenset({"tokenizer_model", "tokenizer_type", "vocab_file", "merge_file"})
-"""Fields that say a vocabulary; a path in them may have variables without a value."""
+"""Fields that set a vocabulary; a path in them may have variables without a value."""
 SIZES = frozenset({
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups",
     "group_query_attention", "kv_channels", "moe_ffn_hidden_size", "moe_layer_freq",
@@ -45,7 +45,7 @@ SIZES = frozenset({
     "vocab_size", "padded_vocab_size", *TOKENIZER, "squared_relu",
     "untie_embeddings_and_output_weights", *_LATENT, *_ROUTED, *_LINEAR, *_PATTERNS,
 })  # fmt: skip
-"""Fields that say a model's sizes."""
+"""Fields that set a model's sizes."""
 _DEFAULT_TOP_K = 2
 _GPT2, _GPT2_TOKENS = "GPT2BPETokenizer", 50257
 _SWIGLU_MULTIPLE = 64
@@ -53,21 +53,21 @@ _LARGEST_LIST = 10_000
 
 
 class Recognised(NamedTuple):
-    """A model, and how it is known."""
+    """A model, and words on how it was recognised."""
 
     decoder: Decoder
     words: str
 
 
 def recognise(values: Values, *, name: str | None = None, reads_files: bool) -> Recognised:
-    """Return the model of arguments.
+    """Return the model that arguments describe.
 
     Args:
-        name: of the model that the arguments are of; None to find it by its sizes.
+        name: name of the model; None to recognise it by its sizes.
         reads_files: whether that name may be a file.
 
     Raises:
-        InputError: sizes are missing, or say no model that is understood.
+        InputError: sizes are missing, or are of no model that is supported.
     """
     if name is not None:
         named = find_decoder_model(name, world_size=1, reads_files=reads_files)
@@ -99,7 +99,7 @@ def recognise(values: Values, *, name: str | None = None, reads_files: bool) -> 
 
 
 def effective(values: Values) -> dict[str, Any]:
-    """Return the sizes that arguments amount to, with Megatron's defaults.
+    """Return the sizes that arguments give, completed by Megatron's defaults.
 
     Raises:
         InputError: the width, the heads or the layers are missing.
@@ -153,10 +153,10 @@ def _routing_pattern(given: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _read_pattern(text: str) -> tuple[int, ...] | int:
-    """Return a list in Python's words, such as "[0]*1+[1]*60"; nothing else is computed.
+    """Return a number or a list that is written in Python, such as "[0]*1+[1]*60".
 
     Raises:
-        InputError: it is none.
+        InputError: the text is anything else.
     """
 
     def compute(node: ast.expr) -> Any:  # noqa: ANN401 - a list or a number
@@ -188,7 +188,7 @@ def _read_pattern(text: str) -> tuple[int, ...] | int:
 
 @cache
 def _models_of(width: int) -> tuple[tuple[PublishedModel, Mapping[str, Any]], ...]:
-    """Return the registry's models of a width that Megatron's arguments describe, with sizes."""
+    """Return the registry's models of a width that Megatron can run, with their sizes."""
     target, described = find_target("megatron"), []
     for name in model_names():
         model = named_model(name)
@@ -201,7 +201,7 @@ def _models_of(width: int) -> tuple[tuple[PublishedModel, Mapping[str, Any]], ..
 
 
 def _is_same(theirs: Mapping[str, Any], sizes: Mapping[str, Any]) -> bool:
-    """Return whether a model has the sizes, whatever its number of layers."""
+    """Return whether a model has the sizes, except for its number of layers."""
     rest = {"num_layers", "first_routed"}
     if {key: value for key, value in theirs.items() if key not in rest} != {
         key: value for key, value in sizes.items() if key not in rest
@@ -216,7 +216,7 @@ _NEWEST: MegatronCore = (0, 19)
 
 
 def _change_decoder(decoder: Decoder, values: Values) -> Decoder:
-    """Return a known model with the layers, predictions, vocabulary and head of arguments."""
+    """Return a known model with the layers, predictions, vocabulary and head that arguments set."""
     layers = values.get("num_layers")
     if isinstance(layers, int) and layers != decoder.num_layers and not decoder.has_mamba:
         repeated = decoder.blocks[-1:] * max(0, layers - decoder.num_layers)
@@ -245,12 +245,12 @@ def _vocabulary(values: Values) -> int | None:
 def _assumed_vocabulary(
     values: Values, sizes: Mapping[str, Any], hint: str | None
 ) -> tuple[int, str]:
-    """Return a vocabulary that arguments do not say, and words on whose it is.
+    """Return a vocabulary size that arguments do not give, and words on whose it is.
 
     Raises:
         InputError: no tokenizer and no model of that shape is known.
     """
-    usual = _GPT2 if values.get("merge_file") else None  # as files of merges are
+    usual = _GPT2 if values.get("merge_file") else None  # merge files are GPT-2's
     if values.get("tokenizer_type", usual) == _GPT2:
         return _GPT2_TOKENS, ", with GPT-2's vocabulary"
     hint = hint or _near(sizes)
@@ -263,10 +263,10 @@ def _assumed_vocabulary(
 
 
 def _of_sizes(values: Values, sizes: Mapping[str, Any], vocabulary: int) -> Decoder:
-    """Return a decoder of a family that has such parts.
+    """Return a decoder with the sizes, of a family that has such parts.
 
     Raises:
-        InputError: the sizes are of none.
+        InputError: no family has such parts.
     """
     if "pattern" in sizes or "experimental_attention_variant" in sizes:
         raise InputError("no model is known by the script's sizes", "name it with --model")
@@ -277,7 +277,7 @@ def _of_sizes(values: Values, sizes: Mapping[str, Any], vocabulary: int) -> Deco
 
 
 def _near(sizes: Mapping[str, Any]) -> str | None:
-    """Return a known model of the same width, heads and layers, whose vocabulary may be theirs."""
+    """Return a known model of the same width, heads and layers, to assume its vocabulary."""
     keys = ("hidden_size", "num_attention_heads", "num_layers")
     same = (model.decoder.name for model, theirs in _models_of(sizes["hidden_size"])
             if all(theirs.get(key) == sizes.get(key) for key in keys))  # fmt: skip

@@ -1,6 +1,6 @@
-"""Where keys and values stand in TOML, JSON, YAML, Python and commands, and edits of that alone.
+"""Places of keys and values in TOML, JSON, YAML, Python and commands, and edits at these places.
 
-Everything but the item that is changed, added or taken out stays as it is: comments, order, quotes.
+An edit changes, adds or removes a single item. The rest stays as it is: comments, order, quotes.
 """
 
 import ast
@@ -28,11 +28,11 @@ _FORMS: Mapping[Form, str] = {
     "call": "{parents}{leaf}()",
 }  # fmt: skip
 LOADED = "from_pretrained"
-"""Leaf of the statement that loads a model, of which methods may be called behind it."""
+"""Leaf of the statement that loads a model; calls of the model's methods may be added after it."""
 _LINES = frozenset({"toml", "yaml", "statement", "call"})
-"""Forms of items that have lines of their own; most others stand between commas."""
+"""Forms of items that take whole lines; most other forms have commas between items."""
 WORDS = frozenset({"override", "argument"})
-"""Forms of words of a command."""
+"""Forms of items that are words of a command."""
 
 
 class Code(str):
@@ -42,14 +42,14 @@ class Code(str):
 
 
 class Place(NamedTuple):
-    """An item of a configuration in its text.
+    """The place of a configuration's item in its text.
 
     Args:
         leaf: the last of its keys.
-        parents: the keys before it with a point behind each, such as "cfg.model.".
-        line: of its value.
-        start, end: of the item, in characters.
-        value: where its value begins; it ends with the item.
+        parents: the keys before it, each with a dot after it, such as "cfg.model.".
+        line: line of its value.
+        start, end: span of the item, in characters.
+        value: start of its value, which ends with the item.
     """
 
     form: Form
@@ -65,7 +65,7 @@ class Place(NamedTuple):
         return _FORMS[self.form].format(parents=self.parents, leaf=leaf, value=self.text_of(value))
 
     def text_of(self, value: object) -> str:
-        """Return a value as this form has it."""
+        """Return a value as this form writes it."""
         if isinstance(value, Code):
             return value
         if self.form in WORDS:
@@ -79,7 +79,7 @@ class Place(NamedTuple):
 
 
 def places_of(name: str, text: str) -> tuple[Place, ...]:
-    """Return the items of a configuration, by its ending; the text was read before."""
+    """Return the items of a valid configuration, whose name's ending gives its kind."""
     kinds: dict[str, Callable[[str], Iterator[Place]]] = {
         "toml": _of_toml, "json": _of_json, "py": _of_python, "yaml": _of_yaml, "yml": _of_yaml,
     }  # fmt: skip
@@ -88,7 +88,7 @@ def places_of(name: str, text: str) -> tuple[Place, ...]:
 
 
 def with_value(text: str, place: Place, value: Value) -> str:
-    """Return the text in which an item has another value; None to take the item out."""
+    """Return the text with another value for an item; None removes the item."""
     if value is not None and place.form != "call":
         return text[: place.value] + place.text_of(value) + text[place.end :]
     if place.form == "statement":
@@ -106,7 +106,7 @@ def with_value(text: str, place: Place, value: Value) -> str:
 
 
 def with_item(text: str, place: Place, leaf: str, value: object) -> str:
-    """Return the text with an item of that leaf behind another one."""
+    """Return the text with a new item of that leaf after the item at a place."""
     line_start = text.rfind("\n", 0, place.start) + 1
     before = text[line_start : place.start]
     indent = before[: len(before) - len(before.lstrip())]
@@ -123,12 +123,12 @@ def with_item(text: str, place: Place, leaf: str, value: object) -> str:
 
 
 def with_table(text: str, table: str, leaf: str, value: object) -> str:
-    """Return a TOML text with a new table at its end, which has one item."""
+    """Return a TOML text with a new table of a single item at its end."""
     return f"{text.rstrip()}\n\n[{table}]\n{leaf} = {json.dumps(_plain(value))}\n"
 
 
 def with_mapping(text: str, table: str, leaf: str, value: object, places: Collection[Place]) -> str:
-    """Return a YAML text with an item more in a mapping, which is new where there is none."""
+    """Return a YAML text with an item added to a mapping, which is made if it is missing."""
     inside = [place for place in places if place.parents == f"{table}."]
     if inside:
         return with_item(text, inside[-1], leaf, value)
@@ -148,7 +148,7 @@ def _without_comment(rest: str) -> str:
 
 
 def _with_comma(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return the span of an item with the comma behind it, else with that before it."""
+    """Return the span of an item with the comma after it, or else the comma before it."""
     behind = end + len(_spaces(text, end))
     if text[behind : behind + 1] == ",":
         return start, behind + 1 + len(_spaces(text, behind + 1).partition("\n")[0])
@@ -185,7 +185,7 @@ def _of_toml(text: str) -> Iterator[Place]:
 
 
 def _end_of_toml(text: str, start: int) -> int:
-    """Return where a value ends: the first line's end, or comment, up to which it can be read."""
+    """Return where a value ends: at the first line end or comment up to which it can be read."""
     for match in re.finditer(r"[ \t]*(?:#[^\n]*)?(?:\n|$)", text[start:]):
         try:
             tomllib.loads(f"x = {text[start : start + match.start()]}")
@@ -216,7 +216,7 @@ def _of_json(text: str) -> Iterator[Place]:
     decoder = json.JSONDecoder()
 
     def members(start: int, parents: str) -> Iterator[Place]:
-        """Yield the members of the object that begins there."""
+        """Yield the members of the object that begins at `start`."""
         position = start + 1
         while True:
             position += len(_spaces(text, position))
@@ -244,7 +244,7 @@ def _of_json(text: str) -> Iterator[Place]:
 def _of_python(text: str) -> Iterator[Place]:
     source = _Source(text)
     paths: dict[int, str] = {}
-    for node in ast.walk(ast.parse(text)):  # what holds others comes first
+    for node in ast.walk(ast.parse(text)):  # outer nodes come first
         match node:
             case ast.Assign() | ast.Expr():
                 yield from _of_statement(source, node)
@@ -277,7 +277,7 @@ def _of_statement(source: "_Source", node: ast.Assign | ast.Expr) -> Iterator[Pl
 
 
 class _Source:
-    """Characters of a Python text by line and column, which are bytes."""
+    """Character offsets of a Python text by line and column; columns count bytes."""
 
     def __init__(self, text: str) -> None:
         self._lines = [(start, line) for _, start, line in _lines_of(text)]
@@ -315,6 +315,6 @@ def words_of(text: str, given: Mapping[str, Given]) -> Iterator[Place]:
 
 
 def no_place(key: str, value: object) -> InputError:
-    """Return the error for a key that stands nowhere, and has nothing to stand next to."""
+    """Return the error for a key that the text lacks, and that has no place in it."""
     hint = f"write it by hand: {key} = {json.dumps(_plain(value))}"
     return InputError(f"{key} stands in no line of the file", hint)

@@ -1,7 +1,7 @@
-"""Programs that make a configuration: what they assign to attributes, and named arguments.
+"""Reader of programs that make a configuration: assigned attributes, and named arguments.
 
-A program is read, and never run. Functions that it calls for a configuration to begin with are
-read before it where they stand in the same file.
+A program is read, and never run. A function that it calls to make the initial configuration is
+read before it, if the same file has it.
 """
 
 import ast
@@ -22,10 +22,10 @@ _LAYOUT = re.compile(
 _SIZE = re.compile(rf"{_LAYOUT.pattern}|(global_batch_size|seq_length|seq_len)$")
 _RANKS = re.compile(r"_(\d+)gpu_")
 BRANCH = "branch"
-"""Path of the test of branches that are all read, as it has no value."""
+"""Path of an entry for a test without a value, whose branches are all read."""
 _ENVIRONMENT = "os.environ"
 _ASKING = frozenset({"os.environ.get", "os.getenv"})
-"""Functions that ask for a variable, with its usual value behind its name."""
+"""Functions that read an environment variable, given its name and its default."""
 _KINDS: Mapping[str, type] = {"int": int, "float": float, "str": str}
 _OPERATORS = {
     ast.Mult: operator.mul, ast.Add: operator.add, ast.Sub: operator.sub,
@@ -41,15 +41,15 @@ _Bindings: TypeAlias = Mapping[str, Any]
 def program_entries(
     name: str, text: str, function: str = "", environment: Mapping[str, str] | None = None
 ) -> tuple[Entry, ...]:
-    """Return the values that a program gives.
+    """Return the values that a program sets.
 
     Args:
-        function: that makes the configuration; "" where there is one at most.
-        environment: variables that it asks for; of others it has the defaults that it gives.
+        function: the function that makes the configuration; "" if at most a single function does.
+        environment: variables that it reads; others have the defaults that the program gives.
 
     Raises:
-        InputError: the text is no Python, has no such function, or several make a configuration
-            and none is named.
+        InputError: the text is no Python, has no such function, or has several that make a
+            configuration and none is named.
     """
     try:
         tree = ast.parse(text)
@@ -81,7 +81,7 @@ def program_entries(
 
 
 def _with_referred(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """Yield entries, with the value of an earlier path where one refers to it."""
+    """Yield entries; a value that names an earlier path is replaced by that path's value."""
     values: dict[str, Any] = {}
     for entry in entries:
         referred = (
@@ -98,7 +98,7 @@ def ranks_of(function: str) -> int | None:
 
 
 def _constants(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the names that the module assigns, with what they are assigned."""
+    """Yield the names that the module assigns, with the assigned expressions."""
     for node in tree.body:
         match node:
             case ast.Assign(targets=targets, value=value):
@@ -124,7 +124,7 @@ class _Reader(NamedTuple):
     def of_function(
         self, function: ast.FunctionDef, passed: _Bindings, seen: frozenset[str] = frozenset()
     ) -> Iterator[Entry]:
-        """Yield what a function gives, with the usual values of arguments that are not passed."""
+        """Yield the values that a function sets, with defaults for arguments that are missing."""
         arguments = function.args
         named = arguments.args[len(arguments.args) - len(arguments.defaults) :]
         usual = dict(zip((argument.arg for argument in named), arguments.defaults, strict=True))
@@ -137,7 +137,7 @@ class _Reader(NamedTuple):
     def of_body(
         self, body: Iterable[ast.stmt], bindings: _Bindings, seen: frozenset[str] = frozenset()
     ) -> Iterator[Entry]:
-        """Yield what statements assign to attributes, and named arguments of what they call."""
+        """Yield values that statements assign to attributes, and named arguments of their calls."""
         for node in body:
             bindings = _bound(node, bindings)
             match node:
@@ -161,7 +161,7 @@ class _Reader(NamedTuple):
     def _of_branch(
         self, node: ast.If, bindings: _Bindings, seen: frozenset[str]
     ) -> Iterator[Entry]:
-        """Yield what the branch gives that is taken, or both where nothing says which."""
+        """Yield the values of the branch that is taken, or of both if the test has no value."""
         test, text = _value(node.test, bindings), ast.unparse(node.test)
         if test != text or text.startswith("hasattr("):
             yield from self.of_body(node.body if test else node.orelse, bindings, seen)
@@ -208,7 +208,7 @@ class _Reader(NamedTuple):
 
 
 def _bound(node: ast.stmt, bindings: _Bindings) -> _Bindings:
-    """Return names with what they are behind a statement; branches leave theirs without a value."""
+    """Return the bindings after a statement, without the names that branches or loops assign."""
     match node:
         case ast.Assign(targets=[ast.Name(id=name)], value=value):
             result = _value(value, bindings)
@@ -225,7 +225,7 @@ def _bound(node: ast.stmt, bindings: _Bindings) -> _Bindings:
 
 
 def _values(nodes: Mapping[str, ast.expr], bindings: _Bindings) -> dict[str, Any]:
-    """Return the values of expressions, or their texts, but of calls that are not run."""
+    """Return the values of expressions, or their texts; leave out calls, which are not run."""
     values = {name: _value(node, bindings) for name, node in nodes.items()}
     return {
         name: value for name, value in values.items()
@@ -252,11 +252,11 @@ def _value(node: ast.expr, bindings: _Bindings) -> Any:  # noqa: ANN401 - of any
 
 
 def _plain(node: ast.expr, bindings: _Bindings) -> Any:  # noqa: ANN401 - of any kind
-    """Return a literal, a bound name, a variable's usual value, or what numbers give together.
+    """Return the value of a literal, a bound name, a known call, a comparison or arithmetic.
 
     Raises:
         KeyError: a name is not bound.
-        ValueError: it is none of these.
+        ValueError: the expression is none of these.
     """
     match node:
         case ast.Name(id=name):
@@ -275,7 +275,7 @@ def _plain(node: ast.expr, bindings: _Bindings) -> Any:  # noqa: ANN401 - of any
 
 
 def _called(node: ast.Call, bindings: _Bindings) -> Any:  # noqa: ANN401 - of any kind
-    """Return a variable of the environment, or what is made of a plain value."""
+    """Return an environment variable's value, or the result of converting a plain value."""
     match node:
         case ast.Call(func=ast.Name(id="int" | "float" | "str" as kind), args=[inner]):
             return _KINDS[kind](_plain(inner, bindings))
@@ -291,7 +291,7 @@ def _called(node: ast.Call, bindings: _Bindings) -> Any:  # noqa: ANN401 - of an
 
 
 def _truth(node: ast.Compare | ast.BoolOp, bindings: _Bindings) -> bool:
-    """Return whether a comparison holds, or several together."""
+    """Return whether a comparison holds, or comparisons joined by `and` or `or`."""
     if isinstance(node, ast.BoolOp):
         holds = (bool(_plain(value, bindings)) for value in node.values)
         return all(holds) if isinstance(node.op, ast.And) else any(holds)
@@ -302,6 +302,6 @@ def _truth(node: ast.Compare | ast.BoolOp, bindings: _Bindings) -> bool:
 
 
 def _path(target: ast.expr) -> str:
-    """Return "training.seq_len" of `config.training.seq_len`, and a plain name as it is."""
+    """Return "training.seq_len" for `config.training.seq_len`, and a plain name as it is."""
     text = ast.unparse(target)
     return text.partition(".")[2] or text

@@ -1,4 +1,4 @@
-"""What a launch file says of a training: its job, its layout, and where each value stands."""
+"""The training that a launch file describes: its job, its layout, and the place of each value."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,13 +18,13 @@ SEVERITIES: tuple[Severity, ...] = ("stops", "costs", "note")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Something of a launch that stops it, costs time, or surprises.
+    """Something in a launch that stops it, costs time, or surprises.
 
     Args:
-        line: of the file; 0 for an argument behind `--`, None where no line says it.
+        line: line of the file; 0 for an argument after `--`, None if no line causes it.
         why: the rule, and the file of the runtime that has it.
-        fix: what to write instead; "" where there is nothing to write.
-        seconds_saved: of a step, by the fix; None where it has no price.
+        fix: what to write instead; "" if there is nothing to write.
+        seconds_saved: seconds of a step that the fix saves; None if it has no price.
     """
 
     severity: Severity
@@ -37,10 +37,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Something that stands in a launch.
+    """Something that has a place in a launch.
 
     Args:
-        line: 0 for an argument behind `--`, and of a file that the launch names.
+        line: its line; 0 for an argument after `--`, and in a file that the launch names.
         file: the name of that file; "" for the launch itself.
     """
 
@@ -49,7 +49,7 @@ class Placed:
 
     @property
     def shown(self) -> int | None:
-        """The line; None where another file has it."""
+        """The line; None if another file has it."""
         return None if self.file else self.line
 
     @property
@@ -73,12 +73,12 @@ class Given(Placed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A value that the runtime really runs.
+    """A value that the runtime really uses.
 
     Args:
-        key: as the runtime spells it.
-        line: None for a default.
-        file: that the launch names, and that has the value; "" for the launch itself.
+        key: its key as the runtime spells it.
+        line: its line; None for a default.
+        file: the file with the value, which the launch names; "" for the launch itself.
     """
 
     name: str
@@ -90,15 +90,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A launch, read.
+    """A launch file after reading.
 
     Args:
-        given: by the runtime's key.
-        values: the same, and defaults of the launcher.
-        facts: of the target that the launch changes, such as `hides_gradients`.
-        model_words: how the model is known.
-        rows: what runs, defaults among them.
-        lines: by attribute of the layout or the job, of those that the file gives.
+        given: the given values by the runtime's key, with their places.
+        values: plain values by key: the given values, and defaults of the launcher.
+        facts: facts of the target that the launch changes, such as `hides_gradients`.
+        model_words: words on how the model was recognised.
+        rows: the values that the runtime uses, with defaults.
+        lines: line of each attribute of the layout or the job that the file gives.
     """
 
     target: Target
@@ -116,16 +116,16 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is asked beside the file.
+    """What a user asks in addition to the file.
 
     Args:
-        model: a name or a path; None for the file's own.
-        world_size: None for the file's own.
-        devices_per_node: of the machine, for launchers that take all GPUs of a node.
-        extra: words behind the file.
+        model: a name or a path; None for the model of the file.
+        world_size: number of ranks; None for that of the file.
+        devices_per_node: GPUs of a node, for launchers that take all of them.
+        extra: words after the file's name and `--`.
         values: variables that a script takes from its environment.
         reads_files: whether a model may be a file of this machine.
-        folder: of the launch file, for files that it names; None where none is read.
+        folder: folder of the launch file, for files that it names; None to read no such file.
     """
 
     target: str | None = None

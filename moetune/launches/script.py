@@ -1,6 +1,6 @@
-"""What a shell script amounts to: its commands, and words of the files that it reads with `source`.
+"""The commands of a shell script, and the places of words in files that it reads with `source`.
 
-Such a file is read where it lies in the script's folder or the current folder, and never run.
+Such a file is read, and never run, if it is in the script's folder or the current folder.
 """
 
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ from moetune.launches.expansion import Word
 from moetune.launches.reading import LARGEST_BYTES
 
 _LINES_OF_A_FILE = 10**9
-"""Lines of the n-th file that a script reads are n times this, and more."""
+"""Line k of the n-th file that a script reads has the number n times this, plus k."""
 _MOST_FILES = 20
 
 
 class Note(NamedTuple):
-    """What of a file is left aside, with its line."""
+    """A note on a part of a file that is left aside, with its line."""
 
     text: str
     line: int
@@ -26,10 +26,10 @@ class Note(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellCommand:
-    """A command.
+    """A command of a script.
 
     Args:
-        environment: assignments before its first word, and exported ones.
+        environment: assignments before its first word, and exported variables.
     """
 
     words: tuple[Word, ...]
@@ -39,10 +39,10 @@ class ShellCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellScript:
-    """The commands of a script, and what of it is left aside.
+    """The commands of a script, and notes on the parts that are left aside.
 
     Args:
-        more: words behind the script that it does not pass on.
+        more: words after the script's name that it does not pass on.
     """
 
     commands: tuple[ShellCommand, ...]
@@ -55,7 +55,7 @@ class SourcedFiles:
     """Files that a script reads, in their order.
 
     Args:
-        folder: of the script; None where no file is read.
+        folder: folder of the script; None to read no file.
         places: their names, and the lines of the script that read them.
     """
 
@@ -63,7 +63,7 @@ class SourcedFiles:
     places: list[tuple[str, int]] = field(default_factory=list)
 
     def text_of(self, word: Word) -> str | None:
-        """Return the text of a file that a word names; None where it is not read."""
+        """Return the text of a file that a word names; None if it is not read."""
         is_read = self.folder and not word.missing and len(self.places) < _MOST_FILES
         for folder in (self.folder.resolve(), Path.cwd()) if self.folder and is_read else ():
             file = (folder / word.text).resolve()
@@ -75,12 +75,12 @@ class SourcedFiles:
         return None
 
     def first_line(self, word: Word) -> int:
-        """Return the number of the first line of a file that is read now."""
+        """Register a file that is read next, and return the number of its first line."""
         self.places.append((word.text, self._place_of(word.line)[0]))
         return len(self.places) * _LINES_OF_A_FILE + 1
 
     def named(self, script: ShellScript) -> ShellScript:
-        """Return a script whose words of such files have the file's name in place of a line."""
+        """Return a script in which words from these files have a file's name instead of a line."""
         commands = (
             ShellCommand(
                 words=tuple(map(self._word, command.words)), line=self._place_of(command.line)[0],
@@ -92,7 +92,7 @@ class SourcedFiles:
         return replace(script, commands=tuple(commands), notes=tuple(notes))
 
     def _place_of(self, line: int) -> tuple[int, str]:
-        """Return the script's line that reads a line, and the file that has it, if another."""
+        """Return the line of the script that a line comes from, and the read file's name or ""."""
         number = line // _LINES_OF_A_FILE
         name, reads = self.places[number - 1] if number else ("", line)
         return reads, name

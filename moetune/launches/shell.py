@@ -1,4 +1,4 @@
-"""The commands of a shell script, with the words that its own variables give them.
+"""Reader of a shell script's commands, with its variables expanded.
 
 Functions, loops and branches whose test has no value here are left aside, each with a note.
 """
@@ -18,7 +18,7 @@ _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _CHANGED = re.compile(r"\s*([A-Za-z_]\w*)\s*([-+*]?=(?!=)|\+\+|--)\s*(.*?)\s*", re.DOTALL)
 """A computation that changes a variable."""
 _UNSET = re.compile(r"(\$\w+|\$\{\w+\})?")
-"""A variable without a value, which a test takes for empty; not what a command would give."""
+"""A variable without a value, which a test takes as empty; the output of a command is unknown."""
 _FUNCTION = re.compile(r"[A-Za-z_][\w-]*$")
 _SBATCH = r"^#SBATCH\s+(?:{})[=: ]\s*(?:[a-z]\w*:)?(\d+)\s*(?:#.*)?$"
 _OF_SLURM: Mapping[str, tuple[str, ...]] = {
@@ -26,7 +26,7 @@ _OF_SLURM: Mapping[str, tuple[str, ...]] = {
     "--gpus-per-node|--gres=gpu": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
     "--ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
 }
-"""Variables of Slurm's, by the options of a script's head that give them."""
+"""Slurm's variables, by the options of #SBATCH lines that set them."""
 _DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
 _SEPARATORS = frozenset({"\n", ";", "&", ";;"})
 _NUMBERS = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
@@ -42,9 +42,9 @@ def read_script(
     """Return the commands of a script.
 
     Args:
-        extra: words behind the script, its `$@`.
+        extra: words after the script's name, its `$@`.
         values: variables that the script takes from its environment.
-        folder: of the script, for files that it reads; None where none is read.
+        folder: folder of the script, for files that it reads; None to read no such file.
     """
     reader = _Reader(
         sources=SourcedFiles(folder),
@@ -68,7 +68,7 @@ def read_script(
 
 @dataclass(slots=True, kw_only=True)
 class _Reader:
-    """A position among a script's tokens, and what was read up to it."""
+    """A position among a script's tokens, with the commands and notes read so far."""
 
     tokens: list[Token]
     scope: Scope
@@ -83,7 +83,7 @@ class _Reader:
         return self.tokens[self.position] if self.position < len(self.tokens) else None
 
     def block(self, ends: frozenset[str], *, active: bool) -> str:
-        """Read commands up to one of the words, and return it; "" at the end of the script."""
+        """Read commands up to any of the words, and return that word; "" at the script's end."""
         result: bool | None = True
         joint = ""
         while (token := self._token) is not None:
@@ -130,7 +130,7 @@ class _Reader:
         return True
 
     def _aside(self, token: Token, what: str, end: str, *, active: bool) -> None:
-        """Skip a construct with all that is in it."""
+        """Skip a construct with its contents, and note it."""
         self.position += 1
         opening, depth = {"done": "do", "}": "{"}[end], 0
         while (inner := self._token) is not None:
@@ -148,7 +148,7 @@ class _Reader:
         self.notes.append(Note(f"{what} is left aside", line))
 
     def _if(self, *, active: bool) -> None:
-        """Read the branch whose test is true; without a value none is read."""
+        """Read the branch whose test is true; if a test has no value, read none after it."""
         line, ends = self.tokens[self.position].line, frozenset({"elif", "else", "fi"})
         self.position += 1
         is_open, is_known, end = active, active, "if"
@@ -168,7 +168,7 @@ class _Reader:
                 self._forget(start)
 
     def _case(self, *, active: bool) -> None:
-        """Read the branch whose pattern fits; without a value none is read."""
+        """Read the branch whose pattern matches the word; if the word has no value, read none."""
         token = self.tokens[self.position + 1]
         text, is_open, is_known = self.scope.text(token.text, token.line), active, active
         if active and missing_of(text):
@@ -195,7 +195,7 @@ class _Reader:
         self.position += 1
 
     def _forget(self, start: int) -> None:
-        """Take for empty what a branch would set that is not taken."""
+        """Mark the variables that a branch assigns as empty, because it is not taken."""
         for token in self.tokens[start : self.position]:
             if match := _ASSIGNED.match(token.text):
                 self.scope.empty.add(match[1])
@@ -217,7 +217,7 @@ class _Reader:
         return result
 
     def _simple(self, *, active: bool, is_test: bool = False) -> bool | None:
-        """Read a command up to its end, and return whether it succeeds: a test may not."""
+        """Read a command up to its end, and return whether it succeeds; None if unknown."""
         tokens = [*takewhile(_is_inside, self.tokens[self.position :])]
         self.position += len(tokens) or 1
         if not active or not tokens:
@@ -245,7 +245,7 @@ class _Reader:
         return True
 
     def _compute(self, token: Token) -> bool | None:
-        """Do what double brackets say, and return whether that is not 0."""
+        """Run the arithmetic in double brackets; return whether it is not 0, or None if unknown."""
         inside, name = token.text[2:-2], ""
         if changed := _CHANGED.fullmatch(inside):
             name, sign, value = changed.groups()
@@ -291,7 +291,7 @@ class _Reader:
         self.commands.append(ShellCommand(words=tuple(words), line=line, environment=environment))
 
     def _is_of_shell(self, words: list[Word], here: list[Token]) -> bool:
-        """Return whether a command is the shell's own, or a script in it, and do as it says."""
+        """Read a shell built-in, or a script in a command; return whether the command is such."""
         texts = [word.text for word in words]
         shell = next((place for place, text in enumerate(texts) if text in _SHELLS), len(texts))
         if "-c" in texts[shell:-1]:
@@ -323,7 +323,7 @@ class _Reader:
         return True
 
     def _inner(self, text: str, line: int) -> None:
-        """Read a script in the script, with its variables."""
+        """Read a script inside the script, with the same variables."""
         tokens, position = self.tokens, self.position
         self.tokens, self.position = [*tokens_of(text, line)], 0
         while self.position < len(self.tokens):
@@ -332,7 +332,7 @@ class _Reader:
         self.tokens, self.position = tokens, position
 
     def _test_result(self, tokens: list[Token]) -> bool | None:
-        """Return whether a test is true; None where it has no value here."""
+        """Return whether a test is true; None if it has no value here."""
         if tokens[0].text.startswith("(("):
             return self._compute(tokens[0])
         inside = [token for token in tokens if token.text not in ("[", "[[", "test", "]", "]]")]
@@ -369,7 +369,7 @@ class _Reader:
 
 
 def _join_results(joint: str, *results: bool | None) -> bool | None:
-    """Return what tests give together; None where that is not known."""
+    """Return the result of tests joined by && or ||; None if it is unknown."""
     decides = joint == "||"
     if decides in results:
         return decides

@@ -16,7 +16,7 @@ class Token(NamedTuple):
     """A token.
 
     Args:
-        text: as it is written; of an array its name with `=` or `+=`, of a here-document its body.
+        text: as written; for an array its name with `=` or `+=`, for a here-document its body.
         inside: the elements of an array, as they are written.
     """
 
@@ -27,7 +27,7 @@ class Token(NamedTuple):
 
 
 def tokens_of(text: str, line: int = 1) -> Iterator[Token]:
-    """Yield the tokens of a script; an end of a line is the operator of that character."""
+    """Yield the tokens of a script; the end of a line is an operator with that character."""
     return _Lexer(text, line).tokens()
 
 
@@ -36,11 +36,11 @@ class _Lexer:
 
     def __init__(self, text: str, line: int) -> None:
         self._text, self._position, self._line = text, 0, line
-        self._here: list[str] = []  # ends of here-documents that begin behind this line
+        self._here: list[str] = []  # ends of here-documents that begin after this line
         self._in_test = False
 
     def tokens(self) -> Iterator[Token]:
-        drops = False  # the word behind a redirection
+        drops = False  # the word after a redirection
         while self._position < len(self._text):
             if self._skip():
                 continue
@@ -67,14 +67,14 @@ class _Lexer:
                 drops = False
 
     def _bracket(self) -> Token | None:
-        """Return a computation in double brackets, or a command in place of a file."""
+        """Return arithmetic in double brackets, or a process substitution; None for neither."""
         start, line = self._position, self._line
         is_computed = self._text.startswith("((", start)
         if not is_computed and not self._text.startswith(("<(", ">("), start):
             return None
         self._position += 1
         self._skip_to(")")
-        if is_computed and not self._text.startswith(")", self._position):  # shells in a shell
+        if is_computed and not self._text.startswith(")", self._position):  # nested subshells
             self._position, self._line = start, line
             return None
         self._position += is_computed
@@ -98,7 +98,7 @@ class _Lexer:
         return True
 
     def _end_line(self) -> Iterator[Token]:
-        """Go to the next line, past here-documents, which are yielded."""
+        """Go to the next line, and yield the here-documents before it."""
         self._position, self._line = self._position + 1, self._line + 1
         for end in self._here:
             start, first = self._position, self._line
@@ -131,7 +131,7 @@ class _Lexer:
         return Token("word", self._text[start : self._position], line)
 
     def _step(self) -> None:
-        """Go past a character, or past all that its quotes or brackets have in them."""
+        """Go past a character, or past the quoted or bracketed text that it begins."""
         char, following = (
             self._text[self._position],
             self._text[self._position + 1 : self._position + 2],
@@ -149,7 +149,7 @@ class _Lexer:
             self._position += 1
 
     def _skip_to(self, end: str) -> None:
-        """Go past the end of what begins here; in single quotes nothing else has a meaning."""
+        """Go past the end of the text that begins here; single quotes hide other characters."""
         is_plain = end == "'"
         opening = self._text[self._position]
         self._position += 1

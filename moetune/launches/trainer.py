@@ -1,7 +1,7 @@
 """Commands with arguments of transformers' Trainer, and the files that they name for its engine.
 
 LLaMA-Factory, TRL and ms-swift pass such arguments. A DeepSpeed JSON, an accelerate YAML or an
-FSDP configuration is read where it lies next to the launch, or under the current folder.
+FSDP configuration is read if it is next to the launch, or under the current folder.
 """
 
 import re
@@ -23,9 +23,9 @@ _SAYS = re.compile(
     "batch|accum|seq|length|cutoff|deepspeed|fsdp|^model|config|lora|module|type|size|bit|stage|"
     "checkpointing|optim|num_|peft|adapter|liger|parallel"
 )
-"""Arguments that say something of a step, and need their values."""
+"""Arguments that affect a step, and so need their values."""
 _PREFERENCES = re.compile("dpo|kto|orpo|grpo|ppo|reward")
-"""Programs of other trainings, by their names."""
+"""Names of programs that train on preferences or rewards."""
 _ENDINGS = (".json", ".yaml", ".yml", ".toml")
 _KINDS = ("finetuning_type", "tuner_type", "train_type", "use_peft", "adapter")
 _RANKS = ("lora_rank", "lora_r", "r")
@@ -39,10 +39,10 @@ _ATTENTION, _FFNS = {f"{name}_proj" for name in "qkvo"}, {"gate_proj", "up_proj"
 
 
 def trainer_entries(launch: Launch, asked: Asked) -> tuple[Entry, ...]:
-    """Return the arguments of a command that are Trainer's, behind those of the files it names.
+    """Return a command's arguments of the Trainer, after those of the files that it names.
 
     Raises:
-        InputError: a variable has no value, or a named file is of no kind that is read.
+        InputError: a variable has no value, or a named file cannot be read.
     """
     arguments = [*launch.launcher, *launch.arguments]
     names, recipe = {*map(_field, launch.arguments)}, _of_recipe(launch, asked)
@@ -59,7 +59,7 @@ def trainer_entries(launch: Launch, asked: Asked) -> tuple[Entry, ...]:
 
 
 def _of_recipe(launch: Launch, asked: Asked) -> list[Entry]:
-    """Return the values of the YAML that TRL's programs take as `--config`, where it is there."""
+    """Return the values of the YAML that TRL's programs take as `--config`, if it exists."""
     named = (Entry(RECIPE_FILE, argument.values[0].text, argument.line)
              for argument in launch.arguments
              if argument.name == RECIPE_FILE and argument.values)  # fmt: skip
@@ -68,9 +68,9 @@ def _of_recipe(launch: Launch, asked: Asked) -> list[Entry]:
 
 
 def with_named_files(entries: tuple[Entry, ...], asked: Asked) -> tuple[Entry, ...]:
-    """Return entries behind those of the files that they name, which they replace.
+    """Return entries without names of files, after the entries of these files.
 
-    A file that is not there stays named, for a note that says so.
+    A missing file stays named, for a note that says so.
     """
     named: list[Entry] = []
     rest: list[Entry] = []
@@ -79,7 +79,7 @@ def with_named_files(entries: tuple[Entry, ...], asked: Asked) -> tuple[Entry, .
         if file is None:
             rest.append(entry)
         else:
-            inner = _read(file)  # accelerate's names DeepSpeed's, which names no other
+            inner = _read(file)  # accelerate's file names DeepSpeed's, which names no other
             innermost = (_file(deeper, asked) for deeper in inner)
             named += [row for deeper in innermost if deeper is not None for row in _read(deeper)]
             named += [row for row in inner if _file(row, asked) is None]
@@ -89,7 +89,7 @@ def with_named_files(entries: tuple[Entry, ...], asked: Asked) -> tuple[Entry, .
 def _with_model(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
     """Return entries with the model under Trainer's key; ms-swift's `model_name` is no model.
 
-    A program's `model` is what it loads, whatever it makes of that.
+    If a program loads a model, that is its model, and not a value named `model`.
     """
     loads = {entry.path for entry in entries if str(entry.value).endswith(".from_pretrained")}
     loaded = (entry for entry in entries if entry.path.endswith(".0") and "model" in entry.path
@@ -103,10 +103,10 @@ def _with_model(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
 
 
 def trainer_tuning(given: Mapping[str, Given], decoder: Decoder) -> tuple[Tuning, list[Problem]]:
-    """Return what trains of a model, and what of that surprises.
+    """Return which parts of a model train, and notes on parts that are priced differently.
 
     Raises:
-        InputError: it is neither all parameters nor LoRA.
+        InputError: the training is neither of all parameters nor by LoRA.
     """
     kind = next((given[key] for key in _KINDS if key in given), None) or _peft_of(given)
     is_of_factory = "cutoff_len" in given or "stage" in given
@@ -138,7 +138,7 @@ def trainer_tuning(given: Mapping[str, Given], decoder: Decoder) -> tuple[Tuning
 
 
 def _peft_of(given: Mapping[str, Given]) -> Given | None:
-    """Return where a program makes adapters by PEFT; None where it does not."""
+    """Return the call by which a program makes PEFT's adapters; None if there is none."""
     return next((place for place in given.values() if _is_peft(place.value)), None)
 
 
@@ -148,9 +148,9 @@ def _is_peft(value: object) -> bool:
 
 
 def _adapted_parts(given: Mapping[str, Given], decoder: Decoder) -> tuple[AdaptedParts, str]:
-    """Return the matrices with adapters that are priced, and where others have some.
+    """Return the parts whose adapters are priced, and a remark if the launch adapts others.
 
-    Experts of transformers are parameters, which "all" and "all-linear" do not name.
+    transformers stores experts as parameters, which "all" and "all-linear" do not select.
     """
     default = _TRL_MODULES if "use_peft" in given else _DEFAULT_MODULES
     named = next((given[key].value for key in _MODULES if key in given), default)
@@ -166,7 +166,7 @@ def _adapted_parts(given: Mapping[str, Given], decoder: Decoder) -> tuple[Adapte
 
 
 def _value(argument: Argument) -> Value:
-    """Return the value of an argument, a list where it has several words."""
+    """Return the value of an argument, a tuple if it has several words."""
     words = tuple(word.text for word in argument.values)
     if len(words) > 1:
         return words
@@ -182,7 +182,7 @@ def _field(argument: Argument) -> str:
 
 
 def _file(entry: Entry, asked: Asked) -> Path | None:
-    """Return the file that an entry names, where it can be read."""
+    """Return the file that an entry names; None if it names none that exists."""
     value, key = entry.value, entry.path.rpartition(".")[2]
     if asked.folder is None or key not in _NAMING or not str(value).endswith(_ENDINGS):
         return None
@@ -191,7 +191,7 @@ def _file(entry: Entry, asked: Asked) -> Path | None:
 
 
 def _read(file: Path) -> list[Entry]:
-    """Return the values of a named file but "auto"; raise InputError where it cannot be read."""
+    """Return the values of a named file except "auto"; raise InputError if it cannot be read."""
     try:
         if file.stat().st_size > LARGEST_BYTES:
             raise InputError(f"{file} is larger than 1 MiB", "give the engine's own configuration")

@@ -1,4 +1,4 @@
-"""What of a model a launch trains: adapters of ms-swift and of Megatron-Bridge.
+"""The parts of a model that a launch trains: adapters of ms-swift and of Megatron-Bridge.
 
 Modules are Megatron-Core's: `linear_qkv`, `linear_proj`, `linear_fc1`, `linear_fc2`, and those of
 latent attention. ms-swift has adapters of each expert (mcore-bridge, `tuners/lora.py`).
@@ -38,11 +38,11 @@ _FROZEN = ("freeze_parameters", "freeze_parameters_regex", "freeze_parameters_ra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenAdapters:
-    """Adapters as a launch has them.
+    """Adapters as a launch gives them.
 
     Args:
-        modules: that it names; () for all linear ones.
-        line: that says so.
+        modules: modules that the launch names; () for all linear modules.
+        line: line that gives the adapters.
     """
 
     rank: int
@@ -51,7 +51,7 @@ class GivenAdapters:
     line: int
 
     def of(self, decoder: Decoder) -> Tuning:
-        """Return what trains of a model.
+        """Return which parts of a model train.
 
         Raises:
             InputError: adapters on these modules are not planned.
@@ -80,10 +80,10 @@ class GivenAdapters:
 
 
 def swift_adapters(launch: Launch) -> GivenAdapters | None:
-    """Return the adapters of ms-swift's command; None where all parameters train.
+    """Return the adapters of ms-swift's command; None if all parameters train.
 
     Raises:
-        InputError: it trains in another way, or freezes parameters by name.
+        InputError: the command trains in another way, or freezes parameters by name.
     """
     given = {argument.name.replace("-", "_"): argument for argument in launch.arguments}
     kind = given.get("tuner_type") or given.get("train_type")  # its name before 4.0
@@ -109,7 +109,7 @@ def swift_adapters(launch: Launch) -> GivenAdapters | None:
 
 
 def names_adapters(entries: Collection[Entry]) -> bool:
-    """Return whether keys of Megatron-Bridge say the class of adapters, or rank and modules."""
+    """Return whether Megatron-Bridge's keys give the class of adapters, or rank and modules."""
     paths = {f".{entry.path}".partition(".peft")[2]: str(entry.value) for entry in entries
              if ".peft" in f".{entry.path}"}  # fmt: skip
     is_lora = paths.get("", "").endswith("LoRA") or (paths.get(""), paths.get(".0")) == _USUAL_LORA
@@ -117,10 +117,10 @@ def names_adapters(entries: Collection[Entry]) -> bool:
 
 
 def bridge_adapters(entries: Collection[Entry]) -> GivenAdapters | None:
-    """Return the adapters that keys of Megatron-Bridge say; None where all parameters train.
+    """Return the adapters that Megatron-Bridge's keys give; None if all parameters train.
 
     Raises:
-        InputError: they are of another kind than `LoRA`, or of experts in another way.
+        InputError: the adapters are not `LoRA`, or have an option that is not planned.
     """
     if not names_adapters(entries):
         return None
@@ -146,7 +146,7 @@ def bridge_adapters(entries: Collection[Entry]) -> GivenAdapters | None:
 
 
 def bridge_frozen(entries: Iterable[Entry]) -> tuple[ModelPart, ...]:
-    """Return the parts that an exported program freezes by patterns of their names."""
+    """Return the parts that an exported program freezes by patterns of parameter names."""
     patterns = next((str(entry.value) for entry in entries if entry.path == "FROZEN"), "")
     return tuple(part for part, pattern in FROZEN_NAMES.items() if pattern in patterns)
 
@@ -154,7 +154,7 @@ def bridge_frozen(entries: Iterable[Entry]) -> tuple[ModelPart, ...]:
 def given_tuning(
     adapters: GivenAdapters | None, frozen: tuple[ModelPart, ...], decoder: Decoder
 ) -> Tuning:
-    """Return what trains; without adapters all parameters but frozen ones."""
+    """Return what trains: the adapters, or else all parameters except those of frozen parts."""
     return Tuning(frozen=frozen) if adapters is None else adapters.of(decoder)
 
 

@@ -1,4 +1,4 @@
-"""verl's overrides: the update of the actor by Megatron, which is the training of a step.
+"""verl's overrides: Megatron's update of the actor, which is the training that is priced.
 
 Rollouts, the reference and the critic are not priced. Defaults are those of volcengine/verl,
 `verl/trainer/config/engine/megatron.yaml`, `actor/actor.yaml` and `data/legacy_data.yaml`.
@@ -90,7 +90,7 @@ def read_verl(launch: Launch, asked: Asked) -> Reading:
 
 
 def _parallel_size(values: Mapping[str, Value], name: str) -> int:
-    """Return the ranks of a kind of parallelism, such as "tensor"; 1 where no key gives them."""
+    """Return the ranks of a kind of parallelism, such as "tensor"; 1 if no key gives them."""
     size = values.get(f"{name}_model_parallel_size", values.get(f"{name}_parallel_size"))
     return size if isinstance(size, int) and size > 0 else 1
 
@@ -104,7 +104,7 @@ def _model(words: Mapping[str, Word], asked: Asked) -> str:
     """Return the model's name; a known name at the end of a path suffices.
 
     Raises:
-        InputError: the file does not give it.
+        InputError: the file names no model.
     """
     if asked.model is not None:
         return asked.model
@@ -120,7 +120,7 @@ def _model(words: Mapping[str, Word], asked: Asked) -> str:
 
 
 def _check_engine(words: Mapping[str, Word], launch: Launch) -> None:
-    """Raise InputError where the actor is trained by another engine, or has adapters."""
+    """Raise InputError if another engine trains the actor, or it has adapters."""
     if not any(path.startswith(f"{_ACTOR}megatron.") for path in words):
         raise InputError(
             f"line {launch.line}: verl's actor has no keys of Megatron, and others are not read",
@@ -158,7 +158,7 @@ def _numbers(words: Mapping[str, Word], asked: Asked) -> dict[str, int]:
     """Return the numbers of the batch and the ranks.
 
     Raises:
-        InputError: a variable has no value, or a number is none.
+        InputError: a variable has no value, or a value is no number from 1 on.
     """
     wanted = [path for path in _NUMBERS if path in words]
     if asked.world_size is not None:
@@ -175,7 +175,7 @@ def _numbers(words: Mapping[str, Word], asked: Asked) -> dict[str, int]:
 
 
 def _of_configuration(launch: Launch) -> Iterator[Problem]:
-    """Yield that a command begins with another configuration than verl's usual."""
+    """Yield a note if a command starts from another configuration than verl's default."""
     for argument in launch.arguments:
         name = "".join(word.text for word in argument.values[:1])
         if argument.name == "config-name" and not name.startswith("ppo_"):

@@ -1,1 +1,1 @@
-"""Logs of training runs: their steps, memory and timers, by the lines of each runtime."""
+"""Logs of training runs: steps, memory and timers from the lines that each runtime prints."""

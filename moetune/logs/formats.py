@@ -1,4 +1,4 @@
-"""Lines of each runtime's log, and what they say.
+"""Readers of each runtime's log lines.
 
 Sources: megatron/training/training.py and megatron/core/timers.py (Megatron-Core 0.16 to 0.19),
 megatron/bridge/training/utils/train_utils.py (Megatron-Bridge), nemo/utils/callbacks (NeMo 2),
@@ -27,20 +27,20 @@ _GIB, _MIB, _GB = 2.0**30, 2.0**20, 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What a line says.
+    """The values that a log line reports.
 
     Args:
-        step: number of the step; None for a line that is of no step.
-        seconds: of a step.
-        tokens, samples: a second, of a device and of all devices.
-        tflops: a second and device, as the runtime counts them.
-        batch: sequences of a step.
-        memory: bytes by what they count.
-        timers: seconds by the runtime's name.
-        sizes: of the job, by the names of `JOB_SIZES`.
-        begins: whether a run begins with the line.
-        bar: states of a progress bar, of how many; 0 for another line.
-        is_mean: whether the time is the mean from the run's beginning on.
+        step: number of the step; None if the line belongs to no step.
+        seconds: time of the step.
+        tokens, samples: tokens per second and device, and samples per second of all devices.
+        tflops: TFLOP/s per device, as the runtime counts them.
+        batch: global batch of the step, in sequences.
+        memory: peak bytes by `MemoryScope`.
+        timers: seconds by the runtime's name of the timer.
+        sizes: sizes of the job by name, such as `world_size` and `d_model`.
+        begins: whether a run starts at this line.
+        bar: number of steps of a progress bar; 0 for any other line.
+        is_mean: whether the time or the rate is the mean since the run started.
     """
 
     line: int
@@ -60,18 +60,18 @@ class Entry:
 
     @property
     def is_timed(self) -> bool:
-        """Whether it has the time of a step."""
+        """Whether the line has a step's time or rate."""
         return any(value is not None for value in (self.seconds, self.tokens, self.samples))
 
 
 @cache
 def _number_behind(key: str) -> re.Pattern[str]:
-    """Return the pattern of a number that stands behind a key."""
+    """Return the pattern that matches a key and the number after it."""
     return re.compile(key + r"\s*" + _NUMBER)
 
 
 def _of(text: str, key: str) -> float | None:
-    """Return the number behind a key, which is a regular expression."""
+    """Return the number after `key`, a regular expression; None if it does not match."""
     match = _number_behind(key).search(text)
     return None if match is None else _number(match[1])
 
@@ -86,7 +86,7 @@ def _count(text: str, key: str) -> int | None:
 
 
 _Values = dict[str, Any]
-"""Fields of an entry: all but its line, and its format where that is not the mark's."""
+"""Fields of an `Entry` except its line; `format` only where it differs from that of `READERS`."""
 _ITERATION = re.compile(
     r"iteration[ =]+(\d+).*?elapsed[ _]time[ _]per[ _]iteration[ _]?\(?(?:ms)?\)?\s*[:=]\s*"
     rf"{_NUMBER}(?:.*?(?:throughput per GPU \(TFLOP/s/GPU\)|flops per GPU|TFLOPs):\s*{_NUMBER})?"
@@ -119,7 +119,7 @@ def _nemo_step(text: str) -> _Values | None:
 
 
 def _bridge_step(text: str) -> _Values | None:
-    """Read "Step Time : 12.3s GPU utilization: 400.1MODEL_TFLOP/s/GPU", which has no number."""
+    """Read "Step Time : 12.3s GPU utilization: 400.1MODEL_TFLOP/s/GPU", without a step number."""
     return {"tflops": _of(text, "GPU utilization:") or None}
 
 
@@ -135,7 +135,7 @@ def _megatron_memory(text: str) -> _Values | None:
 
 
 def _timer(text: str) -> _Values | None:
-    """Read "    forward-compute ........: (12.3, 45.6)", least and most of the ranks, in ms."""
+    """Read "    forward-compute ........: (12.3, 45.6)", min and max over ranks, in ms."""
     match = re.search(rf"(?<![\w/-])([\w/-]+) \.+: \(?(?:{_NUMBER}, )?{_NUMBER}\)?\s*$", text)
     if match is None:
         return None
@@ -213,11 +213,11 @@ def _pipe_step(text: str) -> _Values | None:
 
 
 _NAMED_BAR = re.compile(r"(?<!\bTrain)(?<=[A-Za-z]) *: *\d+%\|")
-"""A bar of loading, of rows or of an evaluation; that of ms-swift's steps is named Train."""
+"""A named bar counts loading, rows or an evaluation, except ms-swift's step bar, named Train."""
 
 
 def _bar(text: str) -> _Values | None:
-    """Read " 4%|▍   | 13/345 [00:07<05:03,  1.23s/it]", where nothing says what the bar is of."""
+    """Read " 4%|▍   | 13/345 [00:07<05:03,  1.23s/it]", a progress bar without a name."""
     match = re.search(rf"(?:^|\W)\d+%\|[^|]*\| *(\d+)/(\d+) \[[^,\]]*, *{_NUMBER}(s/it|it/s)", text)
     if match is None or _NAMED_BAR.search(text):
         return None
@@ -227,7 +227,7 @@ def _bar(text: str) -> _Values | None:
 
 
 def _summary(text: str) -> _Values | None:
-    """Read "{…, 'train_steps_per_second': 0.08, …}", also with "=", and as wandb sums up a run."""
+    """Read "{…, 'train_steps_per_second': 0.08, …}", also with "=" or in wandb's run summary."""
     rate = _of(text, r"train_steps_per_second['\"]?\s*[:=]?")
     return {"seconds": 1 / rate, "is_mean": True} if rate else None
 
@@ -274,12 +274,12 @@ READERS: Mapping[bytes, tuple[LogFormat, Callable[[str], _Values | None]]] = Map
     b"Total train batch size": ("transformers", _BATCH),
     b"***** Running training *****": ("transformers", _begins),
 })  # fmt: skip
-"""Format of a line and what reads it, by the mark that it has; the first that reads it counts."""
+"""Log format and reader by the mark in a line; the first reader that returns values counts."""
 _BY_MARK = tuple((mark.decode(), *reader) for mark, reader in READERS.items())
 
 
 def entry_of(line: Line) -> Entry | None:
-    """Return what a line says; None where it only looks as if it said something."""
+    """Return the values in a line; None if no reader of its marks recognises it."""
     for mark, kind, read in _BY_MARK:
         if mark in line.text and (values := read(line.text)) is not None:
             return Entry(**{"line": line.number, "format": kind, **values})

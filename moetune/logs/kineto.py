@@ -1,4 +1,4 @@
-"""A profiler's trace (Kineto, `torch.profiler`): what a device does in a step, and what is hidden.
+"""Profiler traces (Kineto, `torch.profiler`): a step's device time by kind, exposed and hidden.
 
 Source: the JSON that `torch.profiler.profile(…).export_chrome_trace` writes, plain or gzipped.
 """
@@ -32,25 +32,25 @@ _NAMES: Mapping[KernelKind, re.Pattern[str]] = MappingProxyType({
     "attention": re.compile("flash|fmha|attention|attn|sdpa"),
     "matrix products": re.compile("gemm|cutlass|nvjet|xmma|cublas|grouped_mm|gmm|matmul|_mm_|cijk"),
 })  # fmt: skip
-"""Kinds by words of their kernels' names, the first that fits; kernels of none are others."""
+"""Patterns of kernel names by kind; the first match counts. The rest are "other kernels"."""
 _ORDER: tuple[KernelKind, ...] = (
     "matrix products", "attention", "other kernels", "copies", *COLLECTIVES,
 )  # fmt: skip
-"""A kind is hidden while any kind that stands before it runs, too."""
+"""A kind counts as hidden while an earlier kind of this order runs."""
 _BETWEEN = re.compile(r"[\s,]*")
 _BLOCK, _LONGEST = 2**20, 16 * 2**20
-"""Characters that are read at once, and those of a single event at most."""
+"""Characters that are read at a time, and the most that a single event may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedStep:
-    """A step of a trace, on the mean of its steps.
+    """The mean step of a trace.
 
     Args:
-        exposed: seconds of each kind while nothing of an earlier kind runs; with `idle`
-            they add up to the step.
+        exposed: seconds of each kind while no earlier kind runs; `exposed` and `idle` add up
+            to the step.
         busy: seconds of each kind, hidden or not.
-        is_marked: whether the trace marks its steps; else it is taken for a single step.
+        is_marked: whether the trace marks its steps; if not, all of it counts as a single step.
     """
 
     seconds: float
@@ -98,7 +98,7 @@ def read_trace(path: Path) -> TracedStep:
 def _spans(
     name: str, file: IO[str]
 ) -> tuple[dict[KernelKind, "array[float]"], dict[str, dict[str, tuple[float, float]]]]:
-    """Return begins and ends of kernels by kind, and of marked steps by how they are marked, µs."""
+    """Return start and end of kernels by kind, and of marked steps by annotation category, µs."""
     kernels: dict[KernelKind, array[float]] = {}
     marks: dict[str, dict[str, tuple[float, float]]] = {}
     for event in _events(name, file):
@@ -123,7 +123,7 @@ def _kind_of(name: str) -> KernelKind:
 
 
 def _events(name: str, file: IO[str]) -> Iterator[dict[str, Any]]:
-    """Yield the events of a trace, of gigabytes, too; InputError where it is none, or not whole."""
+    """Yield a trace's events as a stream; raise InputError if it is no trace or is cut off."""
     key, text, decoder = '"traceEvents"', file.read(_BLOCK), json.JSONDecoder()
     if not text.lstrip().startswith("["):
         while key not in text and (more := file.read(_BLOCK)):
@@ -153,7 +153,7 @@ def _events(name: str, file: IO[str]) -> Iterator[dict[str, Any]]:
 
 
 def _clip(times: "array[float]", begin: float, end: float) -> Floats:
-    """Return begins and ends within a window, shape (spans, 2)."""
+    """Return the spans clipped to a window, shape (spans, 2), without empty spans."""
     spans: Floats = np.clip(np.array(times).reshape(-1, 2), begin, end)
     return spans[spans[:, 1] > spans[:, 0]]
 

@@ -1,4 +1,4 @@
-"""Lines of a log that have a mark, as a stream: a few MiB are in memory, whatever its size."""
+"""A stream of the log lines that have a mark: a few MiB of memory for a log of any size."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -6,27 +6,27 @@ from typing import BinaryIO, NamedTuple
 
 _BLOCK_BYTES = 2**20
 _LONGEST_BYTES, _READ_BYTES = 2**16, 2**13
-"""Most bytes of a line without an end, before it is cut, and of a line that is read."""
+"""Bytes after which a line without an end is cut, and the bytes of a line that are read."""
 _WHOLE_BYTES, _MOST_LINES = 16 * 2**20, 1000
-"""Behind so many bytes of a log so many lines of a mark and block are read. The steps of a log of
-nothing else would take longer to read than a median needs."""
+"""After the first `_WHOLE_BYTES` of a log, about `_MOST_LINES` lines per mark and block are read.
+A median needs no more, and reading all steps of a long log takes long."""
 _MOST_STATES = 1000
-"""Most states of a progress bar in a block: those between them are like their neighbours."""
+"""About how many states of a progress bar are read per block: neighbouring states hardly differ."""
 _COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class Line(NamedTuple):
-    """A line with its number, from 1 on. A progress bar's states are lines of the same number."""
+    """A line with its number, counted from 1. All states of a progress bar have the same number."""
 
     number: int
     text: str
 
 
 def marked_lines(file: BinaryIO, marks: Sequence[bytes]) -> Iterator[Line]:
-    """Yield lines that have any of the marks, without colours; other bytes are not decoded.
+    """Yield the lines that have any of the marks, without colour codes; decode no other line.
 
     Args:
-        file: open to read bytes, which need not be valid UTF-8.
+        file: a file open in binary mode; its bytes need not be valid UTF-8.
     """
     number, rest, is_whole, size = 1, b"", True, 0
     while block := file.read(_BLOCK_BYTES):
@@ -45,12 +45,12 @@ def marked_lines(file: BinaryIO, marks: Sequence[bytes]) -> Iterator[Line]:
 def _of_block(
     block: bytes, marks: Sequence[bytes], number: int, *, is_whole: bool
 ) -> Iterator[Line]:
-    """Yield the marked lines of a block, which begins with the line of that number.
+    """Yield the marked lines of a block whose first line has the given number.
 
-    Marks are searched in the whole block: Python looks at no line that has none.
+    Marks are searched in the whole block, so that Python loops over marked lines only.
 
     Args:
-        is_whole: whether all of them are wanted, however many.
+        is_whole: whether to yield all marked lines instead of a sample.
     """
     spans: dict[int, int] = {}
     for mark in marks:
@@ -76,6 +76,6 @@ def _of_block(
 
 
 def _plain_text(line: bytes) -> str:
-    """Return the beginning of a line as text, without the colours of a terminal."""
+    """Return the beginning of a line as text, without a terminal's colour codes."""
     text = line[:_READ_BYTES].decode("utf-8", errors="replace")
     return _COLORS.sub("", text) if "\x1b" in text else text

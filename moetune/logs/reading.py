@@ -1,4 +1,4 @@
-"""The run of a log: its steps without their warm-up, and what it says of its job."""
+"""The training run in a log: its steps after warm-up, its memory, and the sizes of its job."""
 
 import statistics
 from collections import deque
@@ -15,9 +15,9 @@ from moetune.logs.formats import LABELS, READERS, Entry, LogFormat, MemoryScope,
 from moetune.logs.lines import marked_lines
 
 _MOST_STEPS = 100_000
-"""Newest steps of a run that are kept."""
+"""Number of a run's newest steps that are stored."""
 _SLOW = 1.1
-"""Steps at a run's beginning warm up that take longer than this many medians of its second half."""
+"""First steps count as warm-up while they take longer than this times the second half's median."""
 _NO_STEPS = (
     "lines of Megatron, Megatron-Bridge, torchtitan, DeepSpeed and transformers' Trainer are read: "
     "give a rank's log that has them, or the step with --step 19.7s"
@@ -25,7 +25,7 @@ _NO_STEPS = (
 
 
 class Size(NamedTuple):
-    """A size of the job, and the line that says it."""
+    """A size of the job, and the number of the line that prints it."""
 
     value: int
     line: int
@@ -33,17 +33,17 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedRun:
-    """A run, as its log has it.
+    """A run as its log reports it.
 
     Args:
-        first_line: of what the log says of it.
-        num_runs: in the log, of which it is the last with steps.
-        steps: with their times, in order; each number once per rank that prints it.
-        sizes: of its job.
-        memory: largest peaks of the ranks that print them, bytes.
-        timers: median seconds by the runtime's name.
-        tflops: median a device and second, as the runtime counts.
-        wrong: a line whose time is no step's; "" where there is none.
+        first_line: number of the run's first line in the log.
+        num_runs: number of runs with steps in the log; this is the last of them.
+        steps: timed steps in order; a step number appears once per rank that prints it.
+        sizes: sizes of the job by name.
+        memory: largest peak of the ranks that print it, in bytes.
+        timers: median seconds by the runtime's name of the timer.
+        tflops: median TFLOP/s per device, as the runtime counts them.
+        wrong: remark on the first line whose time cannot be a step's; "" if there is none.
     """
 
     file: str
@@ -60,14 +60,14 @@ class LoggedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteadySteps:
-    """Times of steps behind their warm-up.
+    """Step times after the warm-up.
 
     Args:
-        seconds: the median.
-        low_seconds, high_seconds: between which nine of ten are.
-        num_steps: that are counted.
-        num_left_out: at the beginning.
-        notes: what has to be known of them.
+        seconds: median step time.
+        low_seconds, high_seconds: 5th and 95th percentile of the step times.
+        num_steps: number of steps that count.
+        num_left_out: number of first steps that are left out as warm-up.
+        notes: remarks on how the times were obtained.
     """
 
     seconds: float
@@ -79,7 +79,7 @@ class SteadySteps:
 
 
 def read_log(path: Path) -> LoggedRun:
-    """Return the last run of a log that has steps. The log is a stream, however large.
+    """Return the last run with steps in a log of any size, which is read as a stream.
 
     Raises:
         InputError: the file cannot be read, or has no step.
@@ -92,11 +92,11 @@ def read_log(path: Path) -> LoggedRun:
 
 
 def steady_steps(run: LoggedRun, *, global_batch: int, tokens_per_rank: float) -> SteadySteps:
-    """Return a run's times of the steps of a job.
+    """Return the times of a run's steps that have the job's global batch, after the warm-up.
 
     Args:
         global_batch: sequences of a step.
-        tokens_per_rank: tokens of a step, divided by all ranks.
+        tokens_per_rank: tokens of a step, divided by the number of ranks.
 
     Raises:
         InputError: no step has that batch.
@@ -130,7 +130,7 @@ def steady_steps(run: LoggedRun, *, global_batch: int, tokens_per_rank: float) -
 
 
 def check_sizes(run: LoggedRun, expected: Mapping[str, int]) -> None:
-    """Raise InputError where a log is of another job or layout, as far as it says.
+    """Raise InputError if a size that the log prints differs from the job's or the layout's.
 
     Args:
         expected: sizes by name, such as `world_size`, `d_model` and `tp`.
@@ -138,7 +138,7 @@ def check_sizes(run: LoggedRun, expected: Mapping[str, int]) -> None:
     for name, size in run.sizes.items():
         wanted = expected.get(name, size.value)
         is_batch = name == "global_batch" and any(step.batch for step in run.steps)
-        if size.value != wanted and not is_batch:  # which a ramp of batches leaves
+        if size.value != wanted and not is_batch:  # a batch-size ramp changes it
             raise _mismatch(run, size.line, name.replace("_", " "), size.value, wanted)
 
 
@@ -150,7 +150,7 @@ def _mismatch(run: LoggedRun, line: int, what: str, value: int, wanted: int) -> 
 
 
 def _by_number(steps: Sequence[Entry], seconds: Sequence[float]) -> Iterator[float]:
-    """Yield the seconds of each step, of ranks that print the same step their median."""
+    """Yield the seconds of each step; if several ranks print it, the median of their times."""
     same: list[float] = []
     number: int | None = None
     for step, time in zip(steps, seconds, strict=True):
@@ -172,7 +172,7 @@ def _seconds(step: Entry, global_batch: int, tokens_per_rank: float) -> float:
 
 
 def _warm_up(times: Sequence[float]) -> int:
-    """Return how many steps at the beginning warm up: the first, and those that are slow, too."""
+    """Return the number of warm-up steps: the first step, and the slow steps that follow it."""
     start, half = min(1, len(times) - 1), len(times) // 2
     usual = statistics.median(times[half:])
     while start < half and times[start] > _SLOW * usual:
@@ -186,7 +186,7 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 @dataclass(slots=True)
 class _Run:
-    """A run while its lines come."""
+    """A run while its lines are read."""
 
     first_line: int
     steps: dict[tuple[LogFormat, int], deque[Entry]] = field(default_factory=dict)
@@ -198,7 +198,7 @@ class _Run:
     _pace: int = 1
 
     def begins_again(self, entry: Entry) -> bool:
-        """Return whether a line is of another run: it says so, or its step was there before."""
+        """Return whether a new run starts: the line says so, or its step number goes back."""
         if entry.begins:
             return bool(self.steps)
         last = self.steps.get((entry.format, entry.bar))
@@ -207,7 +207,7 @@ class _Run:
         return entry.step < last[-1].step - 2 * self._pace
 
     def take(self, entry: Entry) -> None:
-        """Take what a line says into the run."""
+        """Add the values of a line to the run."""
         for name, value in entry.sizes.items():
             self.sizes.setdefault(name, Size(value, entry.line))
         for scope, size in entry.memory.items():
@@ -237,7 +237,7 @@ class _Run:
         return False
 
     def as_logged(self, file: str, num_runs: int) -> LoggedRun:
-        """Return it, with the steps of the format that prints them most exactly."""
+        """Return the run with the steps of the format that prints them most exactly."""
         formats = [*LABELS]
         key = min(
             self.steps, key=lambda kind: (formats.index(kind[0]), -len(self.steps[kind]))

@@ -69,7 +69,7 @@ _MOST = 1000
 
 
 class Sessions:
-    """Open sessions of one process; threads may share it. A restart ends them all."""
+    """The open sessions of a process; threads may share them. A restart ends all."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -77,7 +77,7 @@ class Sessions:
         self._opened: dict[str, float] = {}
 
     def open(self) -> str:
-        """Return the name of a new session; with too many the oldest one ends."""
+        """Open a session and return its name; if there are too many, end the oldest."""
         name = secrets.token_hex(32)
         with self._lock:
             if len(self._opened) >= _MOST:
@@ -92,7 +92,7 @@ class Sessions:
             return opened is not None and self._now() - opened < _LONGEST_SECONDS
 
     def close(self, name: str) -> None:
-        """End a session; an unknown one is none."""
+        """End a session; ignore a name that has none."""
         with self._lock:
             self._opened.pop(name, None)
 
@@ -105,7 +105,7 @@ _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Rules by which requests are let in.
+    """Rules that decide which requests are accepted.
 
     Without tokens everybody may read and write; `check_exposure` allows that on loopback only.
     The write token also reads. Without a read token, reading needs the write token; without a
@@ -190,10 +190,10 @@ def _equal(given: str | None, wanted: str | None) -> bool:
 
 
 def check_site(headers: Mapping[str, str], *, reads: bool) -> None:
-    """Raise ForbiddenError where the page of another site asks, as browsers say.
+    """Raise ForbiddenError if the browser's headers say that another site's page sends this.
 
-    A person may follow another site's link to a page; that site's scripts, frames and pictures may
-    have nothing computed.
+    A person may follow a link of another site to a page. That site's scripts, frames and pictures
+    must not make the service compute.
     """
     if headers.get("sec-fetch-site", "none") in {"none", "same-origin"}:
         return

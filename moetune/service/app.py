@@ -56,7 +56,7 @@ async def metrics(pools: WorkerPools) -> Response:
 
 
 _ADDRESSES = (
-    # The most frequent one comes first, as addresses are matched in order.
+    # The most frequent address comes first, as they are matched in order.
     Address("GET", "/v1/plans/{plan_id}", plans.stored_plan, "A stored plan", Plan),
     Address(
         "POST", "/v1/plans:resolve", plans.resolve, "The plan for these inputs", Plan, SentInputs,
@@ -85,7 +85,7 @@ _ADDRESSES = (
 
 
 def create_app(planner: ServicePlanner, access: Access) -> FastAPI:
-    """Return the application over a planner, for requests that `access` lets in."""
+    """Return the application that answers from a planner the requests that `access` accepts."""
     # FastAPI's documentation pages load scripts of other hosts; its telemetry is not wanted.
     app = FastAPI(
         title="moetune",

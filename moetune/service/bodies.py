@@ -1,4 +1,4 @@
-"""What requests carry and answers are: parameters, bodies within limits, documents, pages, ETags.
+"""Contents of requests and answers: parameters, bodies within limits, documents, pages, ETags.
 
 Values in bodies are checked by the domain, whose errors help more than a schema's.
 """
@@ -37,18 +37,18 @@ _MAX_WHOLE_NUMBER = 2**63 - 1
 def document(
     value: object, *, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return a value as one JSON document."""
+    """Return a value as a JSON document."""
     return Response(canonical_json(value) + "\n", status, headers, media_type=JSON)
 
 
 def page(
     schema: str, rows: Sequence[Any], *, limit: int, documents: Callable[[Any], object] = encode
 ) -> Response:
-    """Return one page of a list, with the cursor of the next one under `next`.
+    """Return a page of a list, with the cursor of the next page under `next`.
 
     Args:
         rows: up to `limit` + 1; the extra row shows that there is a next page.
-        documents: of rows.
+        documents: encodes rows as documents.
     """
     items = rows[:limit]
     next_page = str(items[-1].id) if len(rows) > limit else None
@@ -56,11 +56,11 @@ def page(
 
 
 def with_etag(text: str, if_none_match: str | None) -> Response:
-    """Return a JSON text with its ETag, or 304 where the client has it already."""
+    """Return a JSON text with its ETag, or 304 if the client has it already."""
     content = text.encode()
     etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     headers = {"ETag": etag}
-    # The comparison of tags is the weak one of RFC 9110, section 13.1.2.
+    # Tags are compared weakly, as in RFC 9110, section 13.1.2.
     tags = {tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")}
     if tags & {etag, "*"}:
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
@@ -86,11 +86,11 @@ async def read_body(request: Request, *, kinds: Collection[str]) -> tuple[str, b
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """Return the fields of a form of a page by their names; of one that comes twice the last.
+    """Return the fields of a page's form by name; the last value of a repeated field counts.
 
     Raises:
-        MediaTypeError: it is no such form.
-        UnreadableBodyError: it is broken, or has more fields than a page sends.
+        MediaTypeError: the body is not a form of this kind.
+        UnreadableBodyError: the form is broken, or has more fields than a page sends.
     """
     await read_body(request, kinds=(FORM,))
     try:

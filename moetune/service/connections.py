@@ -1,8 +1,7 @@
-"""Limits on connections: how many, how long a request may take to arrive, how long its headers are.
+"""Limits on connections: their number, a request's time to arrive, and the size of its headers.
 
-Uvicorn's quick parser has none of them. The protocol below is uvicorn's own with a count of the
-bytes that are no body, and one timer a connection while a request arrives; who is beyond a limit
-is cut off.
+Uvicorn's quick parser has no such limits. The protocol below adds a count of the bytes outside of
+bodies, and a timer per connection while a request arrives. A connection beyond a limit is aborted.
 """
 
 import asyncio
@@ -19,20 +18,20 @@ _HEADER_SECONDS = 10.0
 """Longest time from the connection, or a request's first byte, to its last header."""
 _BODY_SECONDS = 60.0
 _HEADER_BYTES = 64 * 2**10
-"""Most bytes of the request line and headers, and of what surrounds a body's chunks."""
+"""Most bytes of the request line, the headers, and the framing of a body's chunks."""
 _FRAMES_PER_BYTE = 8
-"""Chunks of one byte have five bytes around them."""
+"""Allowed bytes of framing for each byte of a body: a chunk of one byte has five."""
 
 
 def most_connections() -> int:
-    """Return the connections that this process has descriptors for."""
+    """Return the number of connections that this process has descriptors for."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST if soft == resource.RLIM_INFINITY else soft - _RESERVED_DESCRIPTORS
     return min(_MOST, max(_FEWEST, 4 * most // 5))
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol with limits; for one connection too many the longest idle one goes."""
+    """Uvicorn's protocol with limits; a connection too many aborts the longest idle connection."""
 
     most: ClassVar[int] = most_connections()
     _timer: asyncio.TimerHandle | None = None
@@ -48,7 +47,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request."""
+        """Begin to wait for a request; abort a connection if there are too many."""
         super().connection_made(transport)
         self._since = time.monotonic()
         self._set_timer()
@@ -66,13 +65,13 @@ class LimitedProtocol(HttpToolsProtocol):
             min(idle, key=lambda protocol: protocol._since, default=self).transport.abort()  # noqa: SLF001
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timer."""
+        """Cancel the timer."""
         self._allowed = None
         self._set_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has come; the limit counts what is left of it when it is parsed."""
+        """Parse new bytes; the limit counts those outside of bodies."""
         self._framing_bytes += len(data)
         super().data_received(data)
         if self._framing_bytes > _HEADER_BYTES + _FRAMES_PER_BYTE * self._body_bytes:
@@ -91,7 +90,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Count the body apart."""
+        """Count the bytes of the body separately."""
         self._framing_bytes -= len(body)
         self._body_bytes += len(body)
         super().on_body(body)

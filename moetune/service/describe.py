@@ -56,7 +56,7 @@ class Address:
     """An address of the interface.
 
     Args:
-        answer: called with the threads, and with the parameters that it names.
+        answer: called with the worker pools and the parameters that it names.
         summary: its title; the docstring of `answer` is its description.
         returns: the document of its answer, for documentation only.
         takes: the document of its body.
@@ -86,7 +86,7 @@ class Address:
 
 
 def _body_of(kind: type) -> dict[str, Any]:
-    """Return the description of a body, which is JSON, or of a profile also TOML."""
+    """Return the OpenAPI description of a JSON body; a profile may also be TOML."""
     content = {JSON: {"schema": {"$ref": _REF.format(model=kind.__name__)}}}
     if kind is Profile:
         content[TOML] = {"schema": {"type": "string"}}
@@ -94,7 +94,7 @@ def _body_of(kind: type) -> dict[str, Any]:
 
 
 def openapi_of(app: FastAPI, addresses: Iterable[Address]) -> dict[str, Any]:
-    """Return the OpenAPI document of the application and of what its addresses take."""
+    """Return the OpenAPI document of the application, with the schemas of its bodies."""
     document = get_openapi(
         title=app.title,
         version=app.version,

@@ -11,7 +11,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class Metrics:
-    """Metrics of one application, in a registry of their own."""
+    """Metrics of an application, in a separate registry."""
 
     def __init__(self, planner: ServicePlanner) -> None:
         self._registry = CollectorRegistry()
@@ -33,12 +33,12 @@ class Metrics:
         ready.set_function(lambda: not planner.problems())
 
     def answered(self, *, method: str, route: str, status: int, seconds: float) -> None:
-        """Count a request of a route's pattern; "" where none matched."""
+        """Count a request by its route's pattern, "" if no route matched."""
         self._requests.labels(
             method if method in _METHODS else "other", route or "none", status
         ).inc()
         self._seconds.labels(route or "none").observe(seconds)
 
     def text(self) -> bytes:
-        """Return the exposition; it reads the store."""
+        """Return the text exposition format; this reads the store."""
         return generate_latest(self._registry)

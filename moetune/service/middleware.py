@@ -1,4 +1,4 @@
-"""ASGI middleware of every request, outermost first."""
+"""ASGI middleware of every request: access rules inside, request ids and metrics outside."""
 
 import asyncio
 import logging
@@ -36,8 +36,8 @@ _OPEN_FOLDER = "/static/"
 _READING = frozenset({"GET", "HEAD"})
 KEEP_PATH = "/new/keep"
 _READING_POSTS = frozenset({"/v1/whatif", "/v1/check", "/check", "/new", KEEP_PATH})
-"""These compute and store nothing, and so need the read token only; what keeps a plan asks for the
-write token itself, as a session of a browser only reads."""
+"""POST paths that store nothing and need only the read token. The route of `KEEP_PATH` asks for the
+write token itself, as a browser's session only reads."""
 _RIGHT = "moetune.right"
 _MAX_LENGTH_DIGITS = 18
 _HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::[0-9]*)?")
@@ -48,7 +48,7 @@ class AuthMiddleware:
     """Inner middleware: refuses requests that `Access` does not allow, and limits bodies.
 
     Args:
-        refused: answers with a problem, a browser with a page.
+        refused: makes the answer with a problem, which is a page for a browser.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class AuthMiddleware:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        """Raise MoetuneError for a request that is refused; write the right of one that is not."""
+        """Raise MoetuneError to refuse a request; else write its right into the scope."""
         given = headers.get("host", "")
         parts = _HOST.fullmatch(given)  # what is neither a name nor an address stays whole
         host = ((parts[1] or parts[2] or "") if parts else given).lower()
@@ -115,7 +115,7 @@ class _Limited:
 
 
 def right_in(scope: Scope) -> Right:
-    """Return the right that `AuthMiddleware` found for the request."""
+    """Return the right that `AuthMiddleware` gave the request."""
     right: Right = scope.get(_RIGHT, "none")
     return right
 
@@ -152,7 +152,7 @@ def _ask_to_log_in(scope: Scope) -> Response | None:
 
 
 def wants_page(scope: Scope) -> bool:
-    """Return whether a browser asks for what is no address of programs."""
+    """Return whether a browser asks for an address that is not for programs."""
     return "text/html" in Headers(scope=scope).get("accept", "") and not scope["path"].startswith(
         "/v1/"
     )
@@ -163,7 +163,7 @@ _CONTENT_SECURITY_POLICY = (
     b"default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
     b"frame-ancestors 'none'"
 )
-"""Scripts and styles come from the service's own files only."""
+"""Scripts and styles come only from files of the service."""
 SECURITY_HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -173,7 +173,7 @@ SECURITY_HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"content-security-policy", _CONTENT_SECURITY_POLICY),
 )
 _REVALIDATED = (b"cache-control", b"private, no-cache")
-"""Static files and plans have tags, by which a browser asks whether they have changed."""
+"""A browser asks by ETag whether static files and plans have changed."""
 _SAFE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _GONE = 499
 _FAILED = 500
@@ -182,13 +182,13 @@ _log = logging.getLogger("moetune.service")
 
 
 class _Caller:
-    """The client that waits for a request's answer, watched when the body has been read."""
+    """The client that waits for an answer; it is watched after the body has been read."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive, self._loop = receive, asyncio.get_running_loop()
 
     def watch(self) -> Callable[[], bool]:
-        """Return a function for any thread that says, until the answer, if the client hung up."""
+        """Return a function that any thread may ask, until the answer, if the client hung up."""
         return asyncio.run_coroutine_threadsafe(self._until_gone(), self._loop).done
 
     async def _until_gone(self) -> None:
@@ -231,7 +231,7 @@ class RequestMiddleware:
 
 
 class _Answer:
-    """A `send` that adds the headers of every answer and remembers its status, 0 before it."""
+    """A `send` that adds the headers of every answer and stores its status, 0 until then."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self.status = 0
@@ -257,7 +257,7 @@ def _request_id(scope: Scope) -> str:
 
 
 def _fields(scope: Scope, status: int, seconds: float) -> Mapping[str, object]:
-    """Return the log's fields of a request: never its query, headers or body, for their secrets."""
+    """Return a request's fields for the log, without query, headers and body: they hold secrets."""
     client = scope.get("client") or ("", 0)
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     return {

@@ -1,4 +1,4 @@
-"""Answers of the addresses of plans: resolve, read, trace, what-if, list."""
+"""Answers to requests for plans: resolve, read, trace, what-if, check, list."""
 
 import re
 from collections.abc import Mapping
@@ -82,7 +82,7 @@ async def resolve(pools: WorkerPools, request: Request) -> Response:
 
 
 def _model_question(planner: ServicePlanner, inputs: Mapping[str, object]) -> ServedQuestion:
-    """Return the question of a whole model in its arguments, or in the `inputs` of its plan."""
+    """Return the question of a whole model from its arguments, or from its plan's `inputs`."""
     if "pins" not in inputs:
         return served_question(inputs)
     sent = decode(TrainingInputs, inputs, "inputs")
@@ -92,7 +92,7 @@ def _model_question(planner: ServicePlanner, inputs: Mapping[str, object]) -> Se
 
 
 async def answer_and_store(pools: WorkerPools, question: ServedQuestion) -> AnyPlan:
-    """Return the answer of a question, which is stored; errors as of `Planner.ask`."""
+    """Solve for a question's plan, store it and return it; raise the errors of `Planner.ask`."""
     plan = (await pools.solve(pools.planner.ask, *question)).plan
     await pools.write(pools.planner.sources.save, plan)
     return plan
@@ -114,7 +114,7 @@ async def changed(pools: WorkerPools, request: Request) -> Response:
 
 
 async def _before(pools: WorkerPools, plan_id: str | None, inputs: Mapping[str, object]) -> AnyPlan:
-    """Return the plan to change: a stored one, else that of inputs, which is not stored."""
+    """Return the plan to change: a stored plan, or the plan of inputs, which is not stored."""
     planner = pools.planner
     if (plan_id is None) == (not inputs):
         raise InputError(
@@ -152,7 +152,7 @@ async def _stored(pools: WorkerPools, plan_id: str) -> AnyPlan:
 
 
 async def _document(pools: WorkerPools, plan_id: str) -> str:
-    """Return the JSON of the stored plan with exactly this id; NotFoundError without any."""
+    """Return the JSON of the stored plan with exactly this id; raise NotFoundError without it."""
     if not _ID.fullmatch(plan_id):
         raise NotFoundError(
             f"{plan_id[:80]!r} is not a plan's id",

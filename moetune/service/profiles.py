@@ -1,4 +1,4 @@
-"""Answers of the addresses of profiles, and of the runs that were observed on them."""
+"""Answers to requests for profiles, and for the runs that were observed on them."""
 
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -90,7 +90,7 @@ def profile_in(kind: str, content: bytes) -> Profile:
 
 
 def store_profile(store: "SqlStore", profile: Profile) -> bool:
-    """Store a profile unless the current one of its name is equal; return whether it is new."""
+    """Store a profile unless it equals the current profile of its name; return if it is new."""
     current = store.profile(profile.name)
     if current is not None and current.digest == profile.digest:
         return False

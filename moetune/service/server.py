@@ -36,13 +36,13 @@ LogFormat = Literal["text", "json"]
 LOGGERS = ("moetune", "uvicorn", "asyncio")
 _REQUEST = "{method} {path} {status} {seconds} s {client} {request_id}"
 _GRACE_SECONDS = 12
-"""After SIGTERM open requests are answered for so long; then nothing is solved any more."""
+"""Time after SIGTERM in which open requests are answered; then solving stops."""
 _LAST_SECONDS = 3
-"""After that their connections are closed in so long."""
+"""Time after that until their connections are closed."""
 _BACKLOG = 2048
 _LONGEST_DEADLINE_SECONDS = 600.0
 _SWITCH_INTERVAL_SECONDS = 0.0005
-"""Longest wait of an answering thread for the GIL while another solves; Python's own is 5 ms."""
+"""Longest wait of an answering thread for the GIL while another solves. Python's default: 5 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +50,11 @@ class ServerOptions:
     """Options of `moetune serve`.
 
     Args:
-        port: 0 for a free one.
+        port: 0 for a free port.
         allow_hosts: more accepted names in the Host header.
         tls_cert, tls_key: PEM files; both or none.
-        level: of the log, as in `logging`.
-        deadline_seconds: that one question may be solved for.
+        level: level of the log, as in `logging`.
+        deadline_seconds: longest time to solve a question.
 
     Raises:
         InputError: `max_body_bytes` is below 1, or the deadline out of its range.
@@ -89,7 +89,7 @@ def serve(settings: Settings, options: ServerOptions, *, ready: Callable[[str, s
 
     Raises:
         InputError: other machines could use the service without a token; a token or TLS file is
-            wrong; the address is in use, or not one of this machine's.
+            wrong; the address is in use, or is not this machine's.
         MoetuneError: the database cannot be opened, upgraded or made.
         KeyboardInterrupt: SIGINT, after the graceful stop.
     """
@@ -103,7 +103,7 @@ def serve(settings: Settings, options: ServerOptions, *, ready: Callable[[str, s
         config = _uvicorn(create_app(planner, access), options)
         start_logging(options.log_format, level=options.level)
         sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
-        # Exempts what exists now from garbage collection: a full one stopped all answers for 80 ms.
+        # Exempts present objects from garbage collection, which stopped all answers for 80 ms.
         gc.freeze()
         server = _Server(config, lambda: ready(url, location), solver)
         with _quiet_end():
@@ -111,7 +111,7 @@ def serve(settings: Settings, options: ServerOptions, *, ready: Callable[[str, s
 
 
 def access_of(options: ServerOptions) -> Access:
-    """Return the access rules, with tokens of files; raise InputError for wrong or unsafe ones."""
+    """Return the access rules with the files' tokens; raise InputError if wrong or unsafe."""
     tokens = [
         None if file is None else read_token_file(file)
         for file in (options.read_token_file, options.write_token_file)
@@ -132,7 +132,7 @@ def access_of(options: ServerOptions) -> Access:
 
 
 def _uvicorn(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
-    """Return uvicorn's configuration; InputError where it cannot use the TLS files."""
+    """Return uvicorn's configuration; raise InputError if it cannot use the TLS files."""
     config = uvicorn.Config(
         app,
         http=LimitedProtocol,
@@ -157,7 +157,7 @@ def _uvicorn(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server with a callback when it is ready, that ends solving when it stops."""
+    """Uvicorn's server, which calls `ready` when it listens and ends solving when it stops."""
 
     def __init__(
         self, config: uvicorn.Config, ready: Callable[[], None], solver: SolverPool
@@ -166,13 +166,13 @@ class _Server(uvicorn.Server):
         self._ready, self._solver = ready, solver
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen."""
+        """Start to listen, then start the solving processes."""
         await super().startup(sockets=sockets)
         self._ready()
         threading.Thread(target=self._solver.start, daemon=True).start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer open requests; what is still being solved then gets an error."""
+        """Answer open requests; those still being solved after the grace time get an error."""
         late = asyncio.get_running_loop().call_later(_GRACE_SECONDS, self._solver.close)
         await super().shutdown(sockets=sockets)
         late.cancel()
@@ -189,7 +189,7 @@ def _quiet_end() -> Iterator[None]:
 
 
 def _listen(options: ServerOptions) -> socket.socket:
-    """Return a listening socket; InputError where the address cannot be listened on."""
+    """Return a listening socket; raise InputError if the address cannot be listened on."""
     host, port = options.host, options.port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -234,7 +234,7 @@ def start_logging(kind: LogFormat, *, level: int) -> None:
 
 
 class OncePerSecond(logging.Filter):
-    """Keeps a record of a text a second: failed accepts and broken requests come in floods."""
+    """A filter that passes a text once a second: failed accepts, broken requests come in floods."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,9 +250,9 @@ class OncePerSecond(logging.Filter):
 
 
 class Lines(logging.Formatter):
-    """A line for each record: an object of JSON, or time, level and words.
+    """A formatter that writes a line per record: a JSON object, or time, level and words.
 
-    A record's `fields` are keys next to its message, or the words in its place.
+    A record's `fields` are keys next to its message in JSON, and replace its message in words.
     """
 
     def __init__(self, kind: LogFormat) -> None:

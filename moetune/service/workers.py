@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class Threads:
-    """Threads for one kind of blocking calls.
+    """Threads for a kind of blocking calls.
 
     Args:
-        number: of calls that run at once.
-        abandons: whether a thread goes on to its end when the wait for it is cancelled.
+        number: number of calls that run at once.
+        abandons: whether a cancelled wait leaves its thread to run to the end.
     """
 
     def __init__(self, number: int, *, abandons: bool = False) -> None:
@@ -44,8 +44,8 @@ class KnownPlans:
     """Batched reader of plan documents; used from the application's event loop only.
 
     Waking a thread and opening and closing a transaction takes longer than the rest of an answer.
-    This does it once for all requests that have arrived meanwhile; a single request waits for no
-    other.
+    This does it once for all requests that arrive during the previous read. A single request does
+    not wait.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class KnownPlans:
         self._next: asyncio.Task[Documents] | None = None
 
     async def document(self, plan_id: str, read: Read) -> str | None:
-        """Return the canonical JSON of the plan with exactly this id; None where there is none.
+        """Return the canonical JSON of the plan with exactly this id; None if there is none.
 
         Args:
             read: reads the documents of several plans.
@@ -66,15 +66,15 @@ class KnownPlans:
         if self._next is None:
             self._next = asyncio.create_task(self._read(read))
         try:
-            # Who hangs up must not take the answer of others along.
+            # A client that hangs up must not cancel the others' answer.
             documents = await asyncio.shield(self._next)
         except MoetuneError as error:
-            # A copy for each request: raising one object twice mixes their tracebacks.
+            # A copy for each request: raising an object twice mixes their tracebacks.
             raise type(error)(*error.args) from None
         return documents.get(plan_id)
 
     async def _read(self, read: Read) -> Documents:
-        """Read what is asked for until the read before has ended."""
+        """Read all documents that are asked for until the previous read has ended."""
         async with self._turn:
             ids, self._ids, self._next = tuple(self._ids), set(), None
             return await read(ids)
@@ -82,16 +82,16 @@ class KnownPlans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPools:
-    """One application's planner, and threads for its blocking calls.
+    """An application's planner, and threads for its blocking calls.
 
-    Each kind of call has its own threads, so that requests that wait for new plans do not delay
+    Each kind of call has separate threads. Requests that wait for new plans then do not delay
     those for stored plans, or the health check.
 
     Args:
         read: look-ups, and the parsing of bodies.
-        solve: what may solve for a plan; they wait for the processes that solve, and for plans
+        solve: calls that may solve for a plan; they wait for the solving processes, and for plans
             that another request solves.
-        write: what stores rows.
+        write: calls that store rows.
         check: checks of the store.
     """
 
@@ -104,7 +104,7 @@ class WorkerPools:
     known_plans: KnownPlans = field(default_factory=KnownPlans)
 
     async def plan_document(self, plan_id: str) -> str | None:
-        """Return the JSON of the plan with exactly this id; None where there is none."""
+        """Return the JSON of the plan with exactly this id; None if there is none."""
 
         async def read(plan_ids: Sequence[str]) -> Mapping[str, str]:
             return await self.read(self.planner.reading.plan_documents, plan_ids)

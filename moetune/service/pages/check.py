@@ -1,6 +1,6 @@
 """The page Check: a launch is pasted or dropped, and read as `moetune check` reads it.
 
-Nothing of it is run or stored. It comes in the body of a form, as it is too long for an address.
+The launch is neither run nor stored. A form's body holds it, as it is too long for an address.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What pages look up in the planner's store: profiles by name, their summaries, names to choose."""
+"""Look-ups of pages in the planner's store: profiles by name, their summaries, names to choose."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -18,14 +18,14 @@ _MOST_SUMMARIES = 1000
 
 
 class Summary(NamedTuple):
-    """A profile in a list; `quality` is of its worst operations, "" where none is known."""
+    """A profile in a list; `quality` is that of its worst operations, "" if unknown."""
 
     citation: str
     quality: str
 
 
 def stored_profile(planner: ServicePlanner, name: str) -> FoundProfile:
-    """Return the stored, else the reference profile of a name, no path; or raise NotFoundError."""
+    """Return the stored or reference profile of a name; raise NotFoundError, also for a path."""
     try:
         return planner.sources.profile(name)
     except ProfileError as error:
@@ -48,7 +48,7 @@ def _summarized(planner: ServicePlanner, name: str, _fit: int | None) -> Summary
 
 
 def profile_names(planner: ServicePlanner) -> tuple[str, ...]:
-    """Return the names of the store's profiles, newest first, then of the bundled ones."""
+    """Return the names of the store's profiles, newest first, then of the bundled profiles."""
     return tuple(dict.fromkeys(info.name for info in list_profiles(planner.reading)))
 
 
@@ -61,7 +61,7 @@ def machine_field(planner: ServicePlanner) -> Field:
 
 
 def usual_profile(planner: ServicePlanner, *, for_models: bool = False) -> str:
-    """Return the name of the default profile, else of a reference machine; of GPUs for models."""
+    """Return the name of the default profile (of GPUs for models), or of a reference machine."""
     try:
         return planner.sources.profile(None, for_models=for_models).profile.name
     except ProfileError:
@@ -69,13 +69,13 @@ def usual_profile(planner: ServicePlanner, *, for_models: bool = False) -> str:
 
 
 def model_name(plan: AnyPlan) -> str | None:
-    """Return the name of a plan's model where no file is needed to find it."""
+    """Return the name of a plan's model; None if only a file describes it."""
     model = plan.inputs.model
     return model if model is None or model in MODELS else known_name(model)
 
 
 def plan_field(planner: ServicePlanner, name: str, label: str) -> Field:
-    """Return a field for a plan's id, which suggests the newest 50 with words on each."""
+    """Return a form's field for a plan's id, which suggests and describes the newest 50 plans."""
     suggested = {
         plan.id[:12]: f"{plan.model or 'layer'} · {plan.world_size:,} ranks · "
         f"{plan.tokens_per_rank:,} tokens · {plan.profile}"

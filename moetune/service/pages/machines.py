@@ -1,4 +1,4 @@
-"""Pages of measurements: machines, and one profile."""
+"""Pages of measurements: the machines, and a profile."""
 
 from types import MappingProxyType
 
@@ -28,7 +28,7 @@ _COMMANDS = MappingProxyType(
 
 
 def machines_page(planner: ServicePlanner) -> Page:
-    """Return the page of profiles: measured ones, newest first, and the reference machines."""
+    """Return the page of profiles: measured machines, newest first, then reference machines."""
     table = Table.of(
         "profiles",
         [(info, summary_of(planner, info.name)) for info in list_profiles(planner.reading)],

@@ -1,7 +1,7 @@
 """The page New plan: a form with the flags of `moetune plan`, whose answer is a plan's page.
 
-Nothing is stored but what is kept. A form's fields become an address without the empty ones, so
-that it can be shared; one with a pasted configuration is answered where it was sent.
+Only a plan that the user keeps is stored. The filled fields of a form become an address, which can
+be shared. A form with a pasted configuration is too long for an address, and is answered at once.
 """
 
 import shlex
@@ -38,13 +38,13 @@ _EXAMPLE = {
     "model": "qwen3-30b-a3b", "target": "megatron", "world_size": "64", "global_batch": "512",
     "seq": "4096",
 }  # fmt: skip
-"""What an address without fields shows, before it is asked for."""
+"""Values that the form shows for an address without fields."""
 _NO_FILE = {"routing": "balanced or natural"}
-"""Hints of fields that name files on a command line, which a service does not read."""
+"""Hints of fields that may name a file on a command line; the service reads no such file."""
 
 
 def field_of(ask: Ask) -> Field:
-    """Return the field of a form that asks a field of the question."""
+    """Return the form's field for a field of the question."""
     choices = tuple(map(str, ask.choices))
     if ask.kind is bool:
         choices = ("yes",) if ask.is_switch else ("yes", "no")
@@ -68,7 +68,7 @@ _GROUPS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """Texts of the fields that are filled in.
+    """Texts of the filled fields of a form.
 
     Args:
         config_text: a configuration as it was pasted.
@@ -79,7 +79,7 @@ class _Form:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "_Form":
-        """Return the form of an address or a body."""
+        """Return the form from the fields of an address or a body."""
         texts = {name: text.strip() for name, text in given.items() if text.strip()}
         texts.pop("token", None)
         config_text = texts.pop("config_text", "")
@@ -113,7 +113,7 @@ def _flag(name: str, text: str) -> tuple[str, ...]:
 
 
 def new_plan_page(planner: ServicePlanner, request: Request) -> Page:
-    """Return the form with an example, with the answer of an address, or with what is wrong."""
+    """Return the form with an example, with the address's answer, or with an error."""
     form = _Form.of(request.query_params)
     if form.texts:
         return _answered(planner, request, form)
@@ -123,7 +123,7 @@ def new_plan_page(planner: ServicePlanner, request: Request) -> Page:
 def add_new_plan(
     router: APIRouter, renderer: PageRenderer, pools: WorkerPools, access: Access
 ) -> None:
-    """Add the routes that take the form: one leads to the address, one keeps the plan."""
+    """Add the routes of the form: the first redirects to its address, the second keeps the plan."""
 
     @router.post("/new")
     async def asked(request: Request) -> Response:

@@ -18,7 +18,7 @@ from moetune.service.problems import Problem
 Text = Annotated[str, Query(max_length=200), AfterValidator(str.strip)]
 """A text in a page's address, without the spaces around it."""
 _HEADERS = {"Referrer-Policy": "same-origin"}
-"""A form's browser says where it comes from; other sites are told nothing."""
+"""A browser names this page when it sends a form here; other sites get no referrer."""
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
 NAVIGATION = (
     ("new", "/new", "New plan"),
@@ -47,12 +47,12 @@ class Field:
     """A field of a form.
 
     Args:
-        name: in an address.
+        name: its name in an address.
         hint: such as a unit.
-        flag: of a command that means the same; "" for none.
+        flag: a command's flag that means the same; "" if there is none.
         placeholder: what an empty field stands for.
-        choices: of a list, after one of nothing; none for a text.
-        suggested: texts to complete, with words on each.
+        choices: entries of a list, after an empty entry; () for a text field.
+        suggested: texts to complete, each with a description.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Form:
     """A form whose fields become an address.
 
     Args:
-        button: its words.
+        button: label of its button.
         values: texts of its fields.
     """
 
@@ -86,11 +86,11 @@ class Page:
 
     Args:
         here: key of its entry in `NAVIGATION`.
-        scope: of the first section, whose head is omitted then; "" for none.
+        scope: scope of the first section, whose head is then omitted; "" if there is none.
         intro: a sentence under the title.
-        problem: of a request that cannot be answered.
-        newer, older: addresses of the first page of a list, and of the next one.
-        commands: what to do with it, by words on each.
+        problem: error of a request that cannot be answered.
+        newer, older: addresses of the first page of a list, and of the next page.
+        commands: commands to run next, by their descriptions.
         context: more variables of its template.
     """
 
@@ -113,7 +113,7 @@ class PageRenderer:
     """Renderer of pages as HTML.
 
     Args:
-        location: of the store, without a password, for the footer.
+        location: the store's address without a password, for the footer.
 
     Raises:
         MoetuneError: Jinja2 is not installed.

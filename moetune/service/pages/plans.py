@@ -1,4 +1,4 @@
-"""Pages of plans: the list, and one plan."""
+"""Pages of plans: the list, a plan, and the comparison of two."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -26,7 +26,7 @@ PAGE_SIZE = 50
 def plans_page(
     planner: ServicePlanner, *, after: Text = "", model: Text = "", profile: Text = ""
 ) -> Page:
-    """Return a page of plans, or the first steps; raise NotFoundError without the plan `after`."""
+    """Return a page of plans, or the first steps; raise NotFoundError if `after` is no plan."""
     store = planner.reading
     if not (store.plans(limit=1) or store.runs()):
         return Page(template="empty.html", title="Nothing measured yet", here="plans")
@@ -87,7 +87,7 @@ def _plan_links(planner: ServicePlanner, subject: Subject, model: str | None) ->
 
 
 def _commands(plan: AnyPlan, model: str | None) -> Mapping[str, str]:
-    """Return the commands that go on from a plan, by words on each."""
+    """Return the commands that may follow a plan, by their descriptions."""
     name, change = plan.id[:12], "Change its question, such as its ranks"
     whatif = f"moetune whatif {name} --world-size {2 * plan.inputs.world_size}"
     if plan.kind != "training":
@@ -125,7 +125,7 @@ def _text(value: object) -> str:
 
 
 def compare_page(planner: ServicePlanner, *, first: Text = "", second: Text = "") -> Page:
-    """Return the form, and how two plans differ; raise NotFoundError where a plan is missing."""
+    """Return the form, and how two plans differ; raise NotFoundError if a plan is missing."""
     sections: tuple[Section, ...] = ()
     links: tuple[Link, ...] = ()
     if first and second:

@@ -1,4 +1,4 @@
-"""Routes of the pages. All are GET and write nothing, but those of `new_plan` and of the login."""
+"""Routes of the pages: GETs that write nothing, and the POSTs of the forms and of the login."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -33,11 +33,11 @@ _PAGES: Mapping[str, Callable[..., Page]] = MappingProxyType(
         "/new": new_plan_page,
     }
 )
-"""Pages by address, whose parts and fields are their arguments behind the planner."""
+"""Pages by address; its parts and fields are the page's arguments after the planner."""
 
 
 def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> PageRenderer:
-    """Add the pages and their static files to the application; return what renders them.
+    """Add the pages and their static files to the application; return the pages' renderer.
 
     Raises:
         MoetuneError: Jinja2 is not installed.
