@@ -219,7 +219,7 @@ def add_factors(
 
 
 class GradientMean:
-    """Turns experts' gradients, which are sums over their group's tokens, into data-parallel means.
+    """The data-parallel means of experts' gradients, which are sums over their group's tokens.
 
     Replicas are averaged at the end of a backward pass, once its gradients are accumulated. Under
     DistributedDataParallel's `no_sync` gradients add up until the last micro-batch.
