@@ -56,7 +56,7 @@ class ExpertsFamily:
         """Return the experts' fused form; None for three separate matrices.
 
         Raises:
-            InputError: the runtime has not their activation.
+            InputError: the runtime lacks their activation.
         """
         if self.names.factor:
             return None
@@ -154,7 +154,7 @@ def shape_of(
         num_experts: experts of all ranks, given if the parameters may be only this rank's.
 
     Raises:
-        InputError: the runtime has not the experts' activation.
+        InputError: the runtime lacks the experts' activation.
     """
     family.form(experts)
     up, down = (experts.get_parameter(name) for name in (family.names.up, family.names.down))

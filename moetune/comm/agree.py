@@ -116,7 +116,7 @@ def agree(
 
 
 def raise_on_all(communicator: Communicator, problem: MoetuneError | None, what: str) -> None:
-    """Raise an error on every rank where one rank has a problem; all ranks call this.
+    """Raise an error on every rank if any rank has a problem; all ranks call this.
 
     Args:
         what: names what cannot be done, for the error.

@@ -24,7 +24,7 @@ class Transfer(Protocol):
     """A collective under way; its tensors live until it is waited for."""
 
     def wait(self) -> None:
-        """Order the current stream (on a CPU: the caller) behind the end of the collective.
+        """Order the current stream (on a CPU: the caller) after the end of the collective.
 
         Raises:
             CollectiveError: the collective failed; never on a GPU, where only torch's watchdog sees
@@ -140,7 +140,7 @@ class Communicator:
         """Wait for every rank."""
 
     def all_to_all_blocks(self, blocks: torch.Tensor, name: str) -> torch.Tensor:
-        """Return, on rank r, block r of every rank's `blocks` (num_ranks, …); blocking."""
+        """Return block r of every rank's `blocks` (num_ranks, …) on rank r; blocking."""
         if self.num_ranks == 1:
             return blocks
         received = torch.empty_like(blocks)

@@ -91,7 +91,7 @@ class GroupTransfer:
     group_rank: GroupRank
 
     def wait(self) -> None:
-        """Order the current stream (on a CPU: the caller) behind the end of all works.
+        """Order the current stream (on a CPU: the caller) after the end of all works.
 
         Raises:
             CollectiveError: one failed.

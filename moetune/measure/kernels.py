@@ -307,7 +307,7 @@ def num_sets(num_bytes: int, device: Device) -> int:
     """Return the number of tensor sets that fill the device's cache twice; 1 without a cache.
 
     Args:
-        num_bytes: of one set.
+        num_bytes: bytes of one set.
     """
     return min(max(-(-_CACHES * device.cache_bytes // max(num_bytes, 1)), 1), _MOST_SETS)
 
@@ -319,7 +319,7 @@ def in_turns(
 
     Args:
         make: allocates a set and returns the function that runs on it.
-        num_bytes: of one set.
+        num_bytes: bytes of one set.
     """
     return _cycled([make() for _ in range(num_sets(num_bytes, device))])
 

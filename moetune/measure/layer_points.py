@@ -157,7 +157,7 @@ def tensor_points(
 def overlapped_exchanges(
     workloads: Sequence[Workload], grid: Grid, *, num_ranks: int
 ) -> tuple[CollectivePoint, ...]:
-    """Return exchanges to overlap: several small ones, several middle ones, the largest alone.
+    """Return exchanges to overlap: several small, several of middle size, the largest alone.
 
     Args:
         num_ranks: all measuring ranks: they exchange, and their number divides the bytes.

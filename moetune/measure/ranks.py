@@ -24,7 +24,7 @@ def spread_groups(sizes: Sequence[int], machine: Machine) -> tuple[Group, ...]:
     """Return how layouts of the machine spread groups of these sizes evenly over nodes.
 
     Tensor parallelism takes consecutive ranks. An expert- or data-parallel group then takes every
-    T-th rank, and T divides the node, so that it has k = devices_per_node / T ranks on each node.
+    T-th rank, and T divides the node. The group has k = devices_per_node / T ranks on each node.
     Pipeline stages follow each other from node to node.
 
     Returns:

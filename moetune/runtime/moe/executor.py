@@ -55,7 +55,7 @@ def ring_schedule(degree: int) -> Schedule:
 
     The next dispatch goes first, because the experts wait for it and not for the combine. It may
     then take as long as the experts compute, instead of half of that. MPipeMoE's order, C_i first,
-    lost up to 12 % where a dispatch takes between half and all of the experts' time.
+    lost up to 12 % if a dispatch takes between half and all of the experts' time.
     """
     steps: list[Step] = [("dispatch", chunk) for chunk in range(min(degree, _INTERLEAVED_LEAD))]
     for chunk in range(degree):
@@ -246,7 +246,7 @@ class DispatchedPhase(PhaseRun):
         return () if self._received is None else self._received.tensors
 
     def restore_places(self, saved: Sequence[Any]) -> Sequence[Any]:
-        """Take the tensors of `saved_places` from the front of the saved ones; return the rest."""
+        """Take the tensors of `saved_places` from the front of `saved`; return the rest."""
         if not self._sends_tokens:
             return saved
         places_R, order, starts, *rest = saved

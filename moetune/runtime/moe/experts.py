@@ -92,7 +92,7 @@ class ExpertWeights:
 
     @property
     def saved_widths(self) -> dict[str, int]:
-        """Widths of `SavedActivations`, by name."""
+        """The widths of `SavedActivations`, by name."""
         widths = {"pre": self.w1.shape[2]}
         return widths if self.w3 is None else widths | {"gate": self.w3.shape[2]}
 

@@ -33,7 +33,7 @@ class Routing:
     Args:
         x_TD: the tokens for the experts: x itself, through an autograd node in which the gate adds
             its gradient in place to the experts' gradient.
-        kept_TK: False where a pair is over its expert's capacity; None without a capacity.
+        kept_TK: False if a pair is over its expert's capacity; None without a capacity.
         aux_loss: balance loss of this rank's tokens, a scalar; None if the caller has the router.
     """
 
@@ -61,9 +61,9 @@ class Gate(nn.Module):
 
     Args:
         normalize_topk: divide the chosen probabilities by their sum; None does so if K > 1.
-        capacity_factor: an expert takes at most ceil(factor · T·K / E) of this rank's pairs, those
-            with the largest weights (Megatron-Core's `moe_token_drop_policy`, "probs", its
-            default), the first tokens if weights tie. None takes all.
+        capacity_factor: an expert takes at most ceil(factor · T·K / E) of this rank's pairs, with
+            the largest weights, the first tokens if weights tie. Megatron-Core's default is the
+            same (`moe_token_drop_policy` "probs"). None takes all.
 
     Raises:
         InputError: capacity_factor is not above 0.

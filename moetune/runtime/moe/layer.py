@@ -198,9 +198,9 @@ class MoELayer(ExpertLayer):
         top_k: experts of a token.
         activation: "relu", "gelu", "silu" or "swiglu" (gated, no biases).
         bias: whether experts add biases.
-        capacity_factor: None drops no token; otherwise an expert takes at most
-            ceil(factor · tokens · top_k / num_experts) pairs of each rank, those with the largest
-            weights, as Megatron-Core by default.
+        capacity_factor: None drops no token; otherwise an expert takes at most ceil(factor · tokens
+            · top_k / num_experts) pairs of each rank. These have the largest weights, as in
+            Megatron-Core by default.
         normalize_topk: divide the chosen probabilities by their sum; default top_k > 1.
         group: expert-parallel group; the default is the world. All its ranks construct the layer.
         mesh: given instead of a group: experts are spread over its last dimension, and a first
@@ -217,7 +217,7 @@ class MoELayer(ExpertLayer):
         device, dtype: device and dtype of the parameters.
         communicator: replaces the group's; a subclass may model a slower network.
         expert_kernel: "grouped_mm", "liger" or "loop" for the experts' products; None takes the
-            plan's, and without a plan torch's `grouped_mm` where the GPU has it.
+            plan's, and without a plan torch's `grouped_mm` if the GPU has it.
         dispatcher: "all_to_all"; DeepEP's and other kernels are refused by name.
 
     Attributes:

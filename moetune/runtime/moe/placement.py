@@ -188,8 +188,8 @@ class ExpertPlacement:
         If the experts are not in the natural order, all ranks exchange a DTensor's experts.
 
         Args:
-            value: a DTensor that `distribute` made on the same rank of a group of the same size, or
-                a plain tensor of all experts, as in a layer on one rank.
+            value: a DTensor that `distribute` made on this rank of a group of this size, or a plain
+                tensor of all experts, as in a layer on one rank.
             what: names the value, for errors.
             kind: kind of the state dict.
 

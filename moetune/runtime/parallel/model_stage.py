@@ -127,7 +127,7 @@ class ModelStage(nn.Module):
 
     Args:
         model: the whole model, whose blocks are an `nn.ModuleList`.
-        blocks: that list.
+        blocks: the model's list of blocks.
         part: the part of the model that the stage has.
         elsewhere: meta tensors, by parameter id, for other stages' parameters outside of blocks.
         recompute: whether blocks are computed again in the backward pass.

@@ -35,7 +35,7 @@ from moetune.runtime.replicas import named_layers
 
 
 class ParallelModel(Stages):
-    """A model's stages on this rank, which train together with those of all other ranks.
+    """A model's stages on this rank, which train together with all other ranks' stages.
 
     Attributes:
         parts: this rank's stages.

@@ -154,7 +154,7 @@ class OnlineSearch:
         make_tuner: makes the tuner when the first search begins, on the first rank only.
         settled: results of earlier searches, oldest first.
         group: the group; the default is the world.
-        clock: of the timers.
+        clock: clock of the timers.
 
     Attributes:
         trial: the search under way.

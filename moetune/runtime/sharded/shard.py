@@ -76,9 +76,9 @@ def shard(
             offload. Every rank gives the same plan.
 
     Raises:
-        InputError: there is no process group, the cache is smaller than two chunks, the
-            optimizer of another kind or model, the model sharded already, or the plan without
-            chunks, for another model or another number of ranks.
+        InputError: there is no process group; the cache is smaller than two chunks; the optimizer
+            is of another kind or model; the model is sharded already; or the plan has no chunks, or
+            is for another model or number of ranks.
         RankMismatchError: the ranks have different models, options or plans, or some ranks have
             an InputError; on all ranks.
         AllocationError: the host lacks memory for the offloaded states.
