@@ -1,9 +1,9 @@
 """The modules of transformers and torchtitan that hold experts, and the layer of each.
 
-Parameters, form and router of a class of experts are a row of a table. The names are those of
-transformers 5.20 and newer, where experts are one module with fused parameters, and a block calls
-them with the choices and weights of its router. Nothing of torchtitan is imported: the parameters'
-names and layouts say which experts they are.
+A table has a row with the parameters, the form and the router of each class of experts. The names
+are those of transformers 5.20 and newer. There the experts are one module with fused parameters,
+and a block calls them with its router's choices and weights. Nothing of torchtitan is imported: the
+parameters' names and layouts say which experts they are.
 """
 
 from collections.abc import Callable
@@ -26,23 +26,23 @@ from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.plans.book import GivenPlan, PlanBook, plans_of
 
 _AUTOCAST = "bfloat16", "float16"
-"""Dtypes of steps with float32 parameters."""
+"""The dtypes that autocast may give a step with float32 parameters."""
 _FUNCTIONS: MappingProxyType[str, GateFunction] = MappingProxyType({
     "SiLU": "silu", "SiLUActivation": "silu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh",
     "ReLU": "relu",
 })  # fmt: skip
-"""By the class of a module's activation."""
+"""The names of gate functions, by the class of a module's activation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsFamily:
-    """One class of experts.
+    """The parameter names and the form of one class of experts.
 
     Args:
-        names: of the experts' parameters; with a `factor` they are swiglu.
+        names: names of the experts' parameters; experts with a `factor` are swiglu.
         router: name of the router in the block of the experts.
         is_transposed: parameters are (E, out, in).
-        clamp: gives the clamped gate of gpt-oss, interleaved; None of others.
+        clamp: returns the clamped, interleaved gate of gpt-oss; None for other classes.
         weighs_inputs: the router's weights multiply the experts' inputs, not their results.
     """
 
@@ -53,10 +53,10 @@ class ExpertsFamily:
     weighs_inputs: bool = False
 
     def form(self, experts: Any) -> FusedForm | None:  # noqa: ANN401 - a module of either library
-        """Return the experts' form; None of three matrices.
+        """Return the experts' fused form; None for three separate matrices.
 
         Raises:
-            InputError: the runtime has not their activation.
+            InputError: the runtime lacks their activation.
         """
         if self.names.factor:
             return None
@@ -90,7 +90,7 @@ FAMILIES: MappingProxyType[str, ExpertsFamily] = MappingProxyType({
     "Qwen3MoeExperts": ExpertsFamily(),
     "Qwen3NextExperts": ExpertsFamily(),
 })  # fmt: skip
-"""By the class of the experts."""
+"""The known classes of experts, by class name."""
 _OF_TORCHTITAN = (
     ExpertsFamily(names=ExpertNames(up="w1_EFD", down="w2_EDF", factor="w3_EFD")),
     ExpertsFamily(
@@ -103,7 +103,7 @@ _OF_TORCHTITAN = (
 )  # fmt: skip
 _LIBRARY = "transformers."
 _STACK_DIMS = 3
-"""Dimensions of parameters with a matrix for each expert."""
+"""The number of dimensions of parameters with a matrix for each expert."""
 
 
 def family_of(experts: nn.Module) -> ExpertsFamily:
@@ -146,15 +146,15 @@ def is_experts(module: nn.Module) -> bool:
 def shape_of(
     experts: nn.Module, family: ExpertsFamily, *, top_k: int, num_experts: int | None = None
 ) -> LayerShape:
-    """Return the shape of all experts of a layer, as plans have it.
+    """Return the shape of a layer with all its experts, as plans record it.
 
     Args:
         experts: parameters of all experts, or DTensors.
-        top_k: of the router.
-        num_experts: of all ranks, where the parameters may be this rank's.
+        top_k: experts that the router chooses for each token.
+        num_experts: experts of all ranks, given if the parameters may be only this rank's.
 
     Raises:
-        InputError: the runtime has not the experts' activation.
+        InputError: the runtime lacks the experts' activation.
     """
     family.form(experts)
     up, down = (experts.get_parameter(name) for name in (family.names.up, family.names.down))
@@ -172,7 +172,7 @@ def dtype_of(experts: nn.Module, family: ExpertsFamily) -> torch.dtype:
 
 
 def check_dtype(plan: GivenPlan, dtype: torch.dtype) -> None:
-    """Raise InputError unless a plan is for experts of a dtype, or, under autocast, a narrower."""
+    """Raise InputError unless the plan is for this dtype, or a narrower dtype under autocast."""
     if plan is None or isinstance(plan, PlanBook):
         return
     plans, name = plans_of(plan), dtype_name(dtype)
@@ -196,12 +196,12 @@ def routed_layer(
     mesh: DeviceMesh | None = None,
     are_wrapped: bool = False,
 ) -> tuple[RoutedLayer, BorrowedExperts]:
-    """Return the layer of a module's experts, which are not cut yet.
+    """Return the layer of a module's experts, which are not cut to this rank's yet.
 
     Args:
-        communicator: of the ranks that share the experts.
-        mesh: the same ranks, or their replicas and them; None where nobody has made it.
-        are_wrapped: the model's library cuts and wraps them itself.
+        communicator: joins the ranks that share the experts.
+        mesh: the same ranks, or replicas and these ranks; None if the caller has no mesh.
+        are_wrapped: the model's library shards and wraps the experts itself.
     """
     placement = ExpertPlacement.of(communicator, shape.num_experts)
     form = family.form(experts)
@@ -216,12 +216,13 @@ def wrapped_layer(
     plan: GivenPlan,
     communicator: Communicator,
 ) -> RoutedLayer:
-    """Return the layer of experts that another library cuts and wraps, once all ranks agree on it.
+    """Return the layer of experts that another library shards and wraps; all ranks agree on it.
 
     Args:
-        experts: the parameters are this rank's, or DTensors of all, whenever the layer runs.
+        experts: their parameters are this rank's, or DTensors of all experts, whenever the layer
+            runs.
         plan: as in `moetune.adapt`.
-        communicator: of the ranks that share the experts, which all call this.
+        communicator: joins the ranks that share the experts; all of them call this.
 
     Raises:
         InputError: the ranks do not divide the experts, or the plan is for another layer, dtype or

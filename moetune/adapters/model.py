@@ -31,7 +31,7 @@ from moetune.runtime.plans.book import GivenPlan
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 _LAYER = "moetune"
-"""Name of the layer in its module of experts."""
+"""The layer's name in its module of experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,29 +51,28 @@ def adapt(
     *,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> ModelT:
-    """Make a transformers model's experts run in chunks over the ranks, and return it.
+    """Make a transformers model run its experts in chunks over the ranks, and return the model.
 
-    Routers, shared experts and everything else stay the model's. Experts are spread over the
-    ranks, rank r of P keeping experts r·E/P … (r+1)·E/P − 1 of each layer; parameters keep their
-    names, and are cut in place, before an optimizer is made. Every rank has other tokens.
-    Gradients of experts are sums over all ranks' tokens: see `moetune.prepare_ddp`. State dicts
-    have DTensors of all experts, and `save_pretrained`, which all ranks then call together, writes
-    what it would write of the model before.
+    Routers, shared experts and everything else stay unchanged. Rank r of P keeps experts r·E/P …
+    (r+1)·E/P − 1 of each layer. Parameters keep their names and are cut in place: call this before
+    you make an optimizer. Each rank has different tokens. Gradients of experts are sums over all
+    ranks' tokens: see `moetune.prepare_ddp`. State dicts have DTensors of all experts. All ranks
+    call `save_pretrained` together, which writes what it would write for the original model.
 
     Args:
-        model: of transformers 5.20 or newer, equal on all ranks, which all call this.
-        plan: of the model's expert layers, the path of a plan file, or a book of plans; None runs
-            one chunk and reuses no memory.
-        mesh: experts are spread over its last dimension, and a first dimension has their replicas;
-            default all ranks.
-        checkpoint: a folder of safetensors to fill a model with that was built on the meta device;
-            each rank reads the experts that it has, alone.
+        model: a model of transformers 5.20 or newer, equal on all ranks; all ranks call this.
+        plan: a plan for the model's expert layers, the path of a plan file, or a plan book; None
+            runs one chunk and reuses no memory.
+        mesh: experts are spread over its last dimension; a first dimension has their replicas. The
+            default is all ranks.
+        checkpoint: a folder of safetensors, to fill a model that was built on the meta device; each
+            rank reads only its experts.
 
     Raises:
-        InputError: it is no module, has no experts, or some of a class that is not supported; it is
-            adapted already; the ranks do not divide the experts; the plan is for
-            another layer, dtype or number of ranks, or places experts; the mesh has not this rank;
-            or the checkpoint is not the model's, or the model has memory already.
+        InputError: the model is no module, has no experts or experts of an unsupported class, or is
+            adapted already; the ranks do not divide the experts; the plan is for another layer,
+            dtype or number of ranks, or places experts; the mesh lacks this rank; the checkpoint is
+            not the model's; or a model to fill has memory already.
         RankMismatchError: the ranks have different models or plans, or only some can adapt theirs.
         CollectiveError: an exchange failed.
     """
@@ -81,7 +80,7 @@ def adapt(
 
 
 def _ranks_of(mesh: DeviceMesh | None) -> Communicator:
-    """Return the ranks that share the experts, this one among them; all of them call this."""
+    """Return the communicator of the ranks that share the experts; all of them call this."""
     check_joined("the model")
     if mesh is None:
         return shared_communicator()
@@ -101,7 +100,7 @@ def adapt_over(
     mesh: DeviceMesh | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> ModelT:
-    """Do what `adapt` does, over ranks whose groups there are already.
+    """Do what `adapt` does, over the ranks of an existing communicator.
 
     Raises:
         InputError, RankMismatchError, CollectiveError: as in `adapt`.
@@ -133,7 +132,7 @@ def adapt_over(
 
 
 def _install(module: _ExpertModule, layer: RoutedLayer) -> None:
-    """Let a layer compute what a module of experts computes in its block."""
+    """Make a layer compute what the module of experts computed in its block."""
     module.experts.add_module(_LAYER, layer)
     module.experts.forward = partial(_forward, layer)
     if module.family.weighs_inputs:
@@ -156,9 +155,8 @@ def _weigh_inputs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what Llama 4's block returns: its output (T, D), and the router's logits.
 
-    Its router's weights multiply the experts' inputs, and transformers gives every expert all
-    tokens. Here a chosen pair of a token and an expert is a token, which takes one expert with
-    weight 1.
+    Llama 4's router weights multiply the experts' inputs, and transformers gives every expert all
+    tokens. Here each chosen (token, expert) pair becomes a token with that expert and the weight 1.
     """
     x_TD = hidden_states.reshape(-1, hidden_states.shape[-1])
     scores_TE, logits_TE = block.router(x_TD)
@@ -175,7 +173,7 @@ def _weigh_inputs(
 def _usable(
     model: nn.Module, plan: GivenPlan, checkpoint: str | os.PathLike[str] | None, num_ranks: int
 ) -> Sequence[_ExpertModule]:
-    """Return the model's experts; InputError where the plan or the checkpoint are not for them."""
+    """Return the model's experts; InputError if the plan or the checkpoint does not fit them."""
     if not isinstance(model, nn.Module):
         raise InputError(
             f"{type(model).__name__} is no model",
@@ -201,7 +199,7 @@ def _usable(
 
 
 def _check_plain(experts: nn.Module) -> None:
-    """Raise InputError where a wrapper has sharded the experts already."""
+    """Raise InputError if a wrapper has sharded the experts already."""
     for name, parameter in experts.named_parameters(recurse=False):
         if is_dtensor(parameter):
             raise InputError(
@@ -217,7 +215,7 @@ def _described(modules: Sequence[_ExpertModule]) -> list[str]:
 
 
 def _expert_modules(model: nn.Module) -> Iterator[_ExpertModule]:
-    """Yield the modules of experts; InputError where a class is unknown, or adapted already."""
+    """Yield the modules of experts; raise InputError if a class is unknown or already adapted."""
     for prefix, block in model.named_modules():
         for name, experts in block.named_children():
             if not is_experts(experts):

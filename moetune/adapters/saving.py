@@ -1,11 +1,11 @@
-"""Saving and loading a model whose experts are spread over ranks as the model of one rank.
+"""Save and load a model whose experts are spread over ranks, as if it were on one rank.
 
-Experts are gathered parameter by parameter on the CPU of the first rank, which writes.
-transformers' loader reads: it knows the names and layouts that checkpoints have.
+The first rank gathers the experts on its CPU, parameter by parameter, and writes them.
+transformers' loader reads them, because it knows the names and layouts of checkpoints.
 
 transformers, its Trainer and accelerate take a rank's parameters for the whole model, and save on
-the first rank alone. They have no hooks for that: their methods are wrapped, once a process. Models
-without experts of several ranks go to the methods as they are.
+the first rank alone. They have no hooks for that, so their methods are wrapped, once per process.
+The wrapped methods leave models without spread experts alone.
 """
 
 import functools
@@ -41,8 +41,8 @@ def whole_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the state dict with all ranks' experts on the first rank; all ranks call this.
 
     Returns:
-        On rank 0 of the world plain tensors with the names and shapes of the model before
-        `moetune.adapt`, experts on the CPU; elsewhere nothing.
+        On rank 0 of the world: plain tensors with the names and shapes of the model before
+        `moetune.adapt`, experts on the CPU. On other ranks: an empty dict.
 
     Raises:
         CollectiveError: a rank left, or did not call this within the timeout.
@@ -60,7 +60,7 @@ def whole_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _meet(world: Communicator) -> None:
-    """Wait for all ranks, and say so where that takes long."""
+    """Wait for all ranks, and log a warning if that takes long."""
     warning = threading.Timer(_PATIENCE_SECONDS, _LOGGER.warning, [_WAITS])
     warning.daemon = True
     warning.start()
@@ -84,7 +84,7 @@ def _whole(name: str, value: torch.Tensor, layer: PlannedLayer | None) -> torch.
 def _gathered(local: torch.Tensor, layer: PlannedLayer, name: str) -> torch.Tensor | None:
     """Return all ranks' experts on the first rank's CPU.
 
-    Its device has an expert of each rank at once, and the devices of other ranks only theirs.
+    The first rank's device holds an expert of each rank at a time, other devices a single expert.
     """
     num_local, communicator = len(local), layer.communicator
     is_first, to_first = communicator.rank == 0, [0] * communicator.num_ranks
@@ -103,7 +103,7 @@ def _gathered(local: torch.Tensor, layer: PlannedLayer, name: str) -> torch.Tens
 
 
 def is_whole(model: nn.Module, state: Mapping[str, object]) -> bool:
-    """Return whether a state dict has no part of a model's experts for all of them."""
+    """Return whether a state dict has all experts of the model, not only this rank's."""
     layers = expert_layers(model)
     return not any(
         is_dtensor(value) or len(value) != layers[name].shape.num_experts
@@ -113,14 +113,14 @@ def is_whole(model: nn.Module, state: Mapping[str, object]) -> bool:
 
 
 def save_whole(model: nn.Module, write: Callable[..., None], arguments: Mapping[str, Any]) -> None:
-    """Write what the model before `moetune.adapt` would write; all ranks call this.
+    """Write what the model would have written before `moetune.adapt`; all ranks call this.
 
     Args:
-        write: the method of the class.
-        arguments: of it, without a state dict.
+        write: the class's method that writes.
+        arguments: arguments of that method, without a state dict.
 
     Raises:
-        CollectiveError: a rank left, or the first one could not write.
+        CollectiveError: a rank left, or the first rank could not write.
     """
     state, world = whole_state_dict(model), shared_communicator()
     problem: Exception | None = None
@@ -144,7 +144,7 @@ def load_checkpoint(model: Any, folder: str | os.PathLike[str]) -> None:
     """Fill a model on the meta device from a folder of safetensors.
 
     Raises:
-        InputError: the folder has none, or not those of this model.
+        InputError: the folder has no safetensors, or those of another model.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.modeling_utils import LoadStateDictConfig
@@ -196,7 +196,7 @@ def teach_libraries() -> None:
 
 
 def _wrap(kind: Any, name: str, around: Callable[..., Any]) -> None:
-    """Let `around` take a method's calls, with the method before its arguments."""
+    """Replace a method with `around`, which gets the method in front of the arguments."""
     method = getattr(kind, name)
 
     @functools.wraps(method)
@@ -219,7 +219,7 @@ def _trains_experts(model: object) -> bool:
 
 
 def _save_pretrained(method: Callable[..., Any], *args: Any, **options: Any) -> None:
-    """Write all ranks' experts; all ranks call this, without a state dict of parts of experts."""
+    """Write all ranks' experts; all ranks call this, without a state dict that has only a part."""
     bound = inspect.signature(method).bind(*args, **options)
     model, *_ = args
     state = bound.arguments.get("state_dict")
@@ -240,7 +240,7 @@ def _save_pretrained(method: Callable[..., Any], *args: Any, **options: Any) -> 
 def _refuse_to_save(
     method: Callable[..., Any], accelerator: Any, *args: Any, **options: Any
 ) -> Any:
-    """Refuse to save one rank's experts before anything is written; FSDP2's are DTensors."""
+    """Refuse, before the first write, to save a single rank's experts; FSDP2's are DTensors."""
     from accelerate.utils import DistributedType
 
     models = [*accelerator._models, *args, *options.values()]  # noqa: SLF001 - has no public name
@@ -253,7 +253,7 @@ def _refuse_to_save(
 
 
 def _save_of_trainer(method: Callable[..., Any], trainer: Any, *args: Any, **options: Any) -> None:
-    """Let the ranks that write nothing send their experts to the first rank, which writes."""
+    """Make the ranks that write nothing send their experts to the first rank, which writes."""
     from transformers import PreTrainedModel
 
     takes_part = isinstance(trainer.model, PreTrainedModel) and _is_spread(trainer.model)
@@ -264,7 +264,7 @@ def _save_of_trainer(method: Callable[..., Any], trainer: Any, *args: Any, **opt
 
 
 def _trainer_check(library: Any) -> type:
-    """Return a callback of each Trainer, which looks at its arguments when it is made."""
+    """Return a callback class for every Trainer, which checks a new Trainer's arguments."""
 
     class CheckExperts(library.TrainerCallback):  # type: ignore[misc] # transformers has no types
         def on_init_end(

@@ -1,11 +1,11 @@
-"""torchtitan's routed experts through moetune's expert layer, by an override that its jobs name.
+"""torchtitan's routed experts through moetune's expert layer, by an override that a job names.
 
     torchrun … -m torchtitan.train --module qwen3 --config … \
         --override.imports 'moetune.adapters.torchtitan.routed_experts={"plan": "plan.json"}'
 
-`RoutedExperts` of torchtitan 0.3 dispatches, computes and combines, one after another, through a
-token dispatcher and a module of experts. Chunks need all three at once, so that its place is taken
-and not the dispatcher's. Router, load balancing, shared experts, parameters, their names and how
+`RoutedExperts` of torchtitan 0.3 dispatches, computes and combines in turn, through a token
+dispatcher and a module of experts. Chunks overlap all three, so this replaces `RoutedExperts` and
+not only the dispatcher. Router, load balancing, shared experts, parameters, their names and how
 they are sharded stay torchtitan's.
 """
 
@@ -35,16 +35,15 @@ _EXPERTS = moe.GroupedExperts.Config, GptOssGroupedExperts.Config
 
 
 class PlannedRoutedExperts(moe.RoutedExperts):  # type: ignore[misc] # torchtitan is no dependency
-    """`RoutedExperts` whose exchanges run in chunks behind the experts, as a plan has it.
+    """`RoutedExperts` whose all-to-alls run in chunks and overlap the experts, by a plan.
 
-    A module of experts keeps its parameters, and is never called. Experts compute in the dtype of
-    their tokens, which is `training.mixed_precision_param`; torchtitan's always multiply in
-    bfloat16.
+    The module of experts keeps its parameters, but is never called. Experts compute in the dtype of
+    their tokens, `training.mixed_precision_param`; torchtitan's always multiply in bfloat16.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(moe.RoutedExperts.Config):  # type: ignore[misc] # torchtitan is no dependency
-        """That of `RoutedExperts`, and the path of a plan; None runs one chunk."""
+        """The configuration of `RoutedExperts`, and the path of a plan; None runs one chunk."""
 
         plan: str | None = None
 
@@ -54,11 +53,11 @@ class PlannedRoutedExperts(moe.RoutedExperts):  # type: ignore[misc] # torchtita
         self.moetune: RoutedLayer | None = None
 
     def parallelize(self, parallel_dims: Any) -> None:  # noqa: ANN401 - a class of torchtitan
-        """Shard the experts as torchtitan does, and agree on the plan with their other ranks.
+        """Shard the experts as torchtitan does; agree on the plan with the ranks that share them.
 
         Raises:
-            InputError: the experts would be tensor-parallel, nothing is exchanged, or as in
-                `wrapped_layer`.
+            InputError: the experts would be tensor-parallel, the communication mode exchanges
+                nothing, or as in `wrapped_layer`.
             RankMismatchError, CollectiveError: as in `wrapped_layer`.
         """
         if parallel_dims.tp > 1 and parallel_dims.ep == 1:
@@ -80,7 +79,7 @@ class PlannedRoutedExperts(moe.RoutedExperts):  # type: ignore[misc] # torchtita
         """Return the experts' outputs (B, L, D), weighted by the router's scores.
 
         Raises:
-            InputError: the model's SPMD types are checked.
+            InputError: the job checks the model's SPMD types.
             RankMismatchError, CollectiveError, AllocationError: as in `MoELayer`.
         """
         del num_local_tokens_per_expert_E  # rows are counted by chunks
@@ -98,7 +97,7 @@ class PlannedRoutedExperts(moe.RoutedExperts):  # type: ignore[misc] # torchtita
         return y_BLD
 
     def _init_self_buffers(self, *, buffer_device: torch.device | None = None) -> None:
-        """Make the layer where torchtitan calls no `parallelize`, before the model is compiled."""
+        """Make the layer before compilation, for jobs where torchtitan calls no `parallelize`."""
         super()._init_self_buffers(buffer_device=buffer_device)
         if self.moetune is None:
             self.moetune = self._layer()
@@ -125,15 +124,15 @@ class PlannedRoutedExperts(moe.RoutedExperts):  # type: ignore[misc] # torchtita
 def routed_experts(
     config: moe.RoutedExperts.Config, *, plan: str | None = None
 ) -> PlannedRoutedExperts.Config:
-    """Return the configuration of the same experts in moetune's layer.
+    """Return the configuration that runs the same experts in moetune's layer.
 
     Args:
-        plan: path of the plan of an expert layer, for as many ranks as are expert-parallel; None
-            runs one chunk.
+        plan: path of an expert layer's plan for the number of expert-parallel ranks; None runs one
+            chunk.
 
     Raises:
-        InputError: the experts are of another class or quantized, or another backend than
-            all-to-alls brings them their tokens.
+        InputError: the experts are of another class or quantized, or their token dispatcher uses
+            another backend than all-to-alls.
     """
     kind, dispatcher = type(config), type(config.token_dispatcher)
     experts = type(config.inner_experts)

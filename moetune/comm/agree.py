@@ -1,4 +1,4 @@
-"""Agreement among ranks: a value that is equal on all of them, or the same error on all.
+"""Agreement among ranks: the same value on all ranks, or the same error on all.
 
 `MoELayer.forward` begins here, because ranks that disagree on a degree would hang in a collective.
 """
@@ -18,7 +18,7 @@ from moetune.domain.errors import InputError, MoetuneError, RankMismatchError
 T = TypeVar("T")
 _HASH_BYTES = 7
 OPENING_VALUES = 3
-"""Numbers of a rank's `Opening`."""
+"""The number of integers in a rank's `Opening`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +26,10 @@ class Opening:
     """Message of a rank to the others at the beginning of a layer's step.
 
     Args:
-        num_tokens: of this rank.
+        num_tokens: tokens of this rank.
         signature: describes what must be equal on all ranks: shapes, dtype, plan.
-        problem: describes a fault of this rank's input, empty without any. The other ranks get
-            it, and so do not wait for this rank in the next collective.
+        problem: describes a fault of this rank's input; "" if there is none. The other ranks
+            receive it, so that they do not wait for this rank in the next collective.
     """
 
     num_tokens: int
@@ -38,7 +38,7 @@ class Opening:
 
     @property
     def values(self) -> tuple[int, ...]:
-        """Numbers that travel: equal signatures have equal hashes."""
+        """The integers to exchange: tokens, the signature's hash, whether there is a problem."""
         hashed = hashlib.sha256(self.signature.encode()).digest()[:_HASH_BYTES]
         return self.num_tokens, int.from_bytes(hashed, "big"), bool(self.problem)
 
@@ -46,10 +46,10 @@ class Opening:
         """Return every rank's number of tokens, if all ranks agree.
 
         Args:
-            rows: the values of every rank; of a single one nothing is read.
+            rows: the values of every rank; not read in a group of a single rank.
 
         Raises:
-            InputError: the input has a problem, in a group of one rank.
+            InputError: this rank's input has a problem, in a group of one rank.
             RankMismatchError: the ranks differ, or some have a problem; the same text on all.
             CollectiveError: the exchange of the texts failed.
         """
@@ -68,7 +68,7 @@ class Opening:
 
 
 def few_values(values: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Return numbers of the host on a device, without a stop where it is a GPU."""
+    """Return the host's numbers as a tensor on the device; a GPU gets them without a host sync."""
     if device.type != "cuda":
         return torch.tensor(values, dtype=torch.int64, device=device)
     on_host = torch.tensor(values, dtype=torch.int64, device="cpu", pin_memory=True)
@@ -81,12 +81,12 @@ def agree(
     describe: Callable[[T], Sequence[str]],
     what: str,
 ) -> T:
-    """Return what each rank's work gives, if it gives the same on all.
+    """Return the result of `work`, if it is the same on all ranks.
 
     Args:
-        work: without exchanges; raises MoetuneError. Another error is raised on its rank as it is.
-        describe: lines that must be equal on all ranks; the first that differs is in the error.
-        what: the ranks are about to do; for the error.
+        work: runs without exchanges; raises MoetuneError. Its rank alone raises another error.
+        describe: gives lines that must be equal on all ranks; the error shows the first difference.
+        what: names what the ranks are about to do, for the error.
 
     Raises:
         MoetuneError: the work fails on all ranks.
@@ -116,13 +116,13 @@ def agree(
 
 
 def raise_on_all(communicator: Communicator, problem: MoetuneError | None, what: str) -> None:
-    """Raise an error on every rank where one rank has a problem; all ranks call this.
+    """Raise an error on every rank if any rank has a problem; all ranks call this.
 
     Args:
-        what: cannot be done; for the error.
+        what: names what cannot be done, for the error.
 
     Raises:
-        MoetuneError: this rank's problem, where all ranks have a problem.
+        MoetuneError: this rank's problem, if all ranks have a problem.
         RankMismatchError: some have a problem; the same text on all.
         CollectiveError: the exchange failed.
     """
@@ -142,10 +142,10 @@ def _by_rank(texts: Sequence[object]) -> str:
 
 
 def decide_on_first(communicator: Communicator, decide: Callable[[], T], name: str) -> T:
-    """Return on every rank what `decide`, called on rank 0 alone, returns there.
+    """Call `decide` on rank 0 alone, and return its result on every rank.
 
     Raises:
-        MoetuneError: what `decide` raised, on every rank; of another error, its text.
+        MoetuneError: raised by `decide`, or with the text of its other error; raised on every rank.
         CollectiveError: the exchange failed.
     """
     message: tuple[T | None, MoetuneError | None] = (None, None)
@@ -173,7 +173,7 @@ def largest(communicator: Communicator, values: Sequence[float], name: str) -> t
 
 
 def first_text(communicator: Communicator, text: str, name: str) -> str:
-    """Return the text of the first rank that has any, empty where none has."""
+    """Return the text of the first rank that has a text; "" if no rank has any."""
     return next(filter(None, communicator.all_gather_object(text, name)), "")
 
 

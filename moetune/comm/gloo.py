@@ -16,7 +16,7 @@ def communicator_of(group: dist.ProcessGroup | None) -> Communicator:
     """Return the communicator of a group, `OneRank` for a single rank.
 
     Args:
-        group: None is the world; without torch.distributed, one rank.
+        group: None is the world, or a single rank without torch.distributed.
     """
     if group is None and not (dist.is_available() and dist.is_initialized()):
         return OneRank()
@@ -26,10 +26,10 @@ def communicator_of(group: dist.ProcessGroup | None) -> Communicator:
 
 
 def check_joined(what: str) -> None:
-    """Raise InputError where a launcher started several ranks, and there is no process group yet.
+    """Raise InputError if a launcher started several ranks but no process group exists yet.
 
     Args:
-        what: would silently run on each rank alone; the subject of the error.
+        what: names what would silently run on each rank alone; it is the subject of the error.
     """
     num_ranks = os.environ.get("WORLD_SIZE", "1")  # noqa: TID251 - the launcher's, as torch reads it
     if num_ranks == "1" or (dist.is_available() and dist.is_initialized()):
@@ -42,11 +42,11 @@ def check_joined(what: str) -> None:
 
 
 def shared_communicator() -> Communicator:
-    """Return the world's communicator for layers without another group, made once.
+    """Return the communicator of the world, made once, for layers that were given no group.
 
-    Where NCCL takes part it is another group, with a stream of high priority: in the group of the
-    world exchanges would queue behind other code's collectives, as gradients of a data-parallel
-    wrapper. All ranks of the world call this together the first time.
+    With NCCL it is a separate group with a high-priority stream. In the world's group, exchanges
+    would queue behind other collectives, such as a data-parallel wrapper's gradients. All ranks of
+    the world call this together the first time.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return OneRank()
@@ -57,22 +57,22 @@ def shared_communicator() -> Communicator:
 
 @functools.lru_cache(maxsize=1)
 def _shared_of(_: dist.ProcessGroup) -> Communicator:
-    """Make the group of one world; of the next world it is made anew."""
+    """Make the group of this world; a later world gets a new group."""
     return new_communicator(purpose="experts of the world")
 
 
 def new_communicator(
     *, purpose: str, backend: str | None = None, timeout_seconds: float | None = None
 ) -> Communicator:
-    """Make a group of all ranks for one purpose, whose collectives no other code's come between.
+    """Make a group of all ranks for one purpose, which no other code's collectives delay.
 
-    On GPUs it has a stream of high priority. All ranks call this together. Without
-    torch.distributed, or for one rank, it is `OneRank`.
+    On GPUs the group has a high-priority stream. All ranks call this together. Without
+    torch.distributed, or for one rank, this returns `OneRank`.
 
     Args:
-        purpose: of the group, for torch's watchdog and flight recorder.
-        backend: default, the world's.
-        timeout_seconds: how long a rank waits for the others; default, torch's.
+        purpose: names the group for torch's watchdog and flight recorder.
+        backend: the group's backend; the default is the world's.
+        timeout_seconds: how long a rank waits for the others; the default is torch's.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return OneRank()
@@ -91,10 +91,10 @@ def new_communicator(
 
 
 def group_of_this_rank(purpose: str) -> dist.ProcessGroup:
-    """Make a group of this rank alone, whatever the others do.
+    """Make a group of this rank alone; the other ranks need not call this.
 
-    It is not cut out of the world's communicator, as torch does it otherwise: all ranks of a world
-    under `init_process_group(device_id=…)` would have to take part.
+    By default torch splits a group off the world's communicator. Under
+    `init_process_group(device_id=…)` all ranks of the world would have to take part in that.
     """
     world: Any = dist.group.WORLD
     device, world.bound_device_id = world.bound_device_id, None

@@ -1,8 +1,8 @@
 """The `Communicator`: collectives of a group of ranks, asynchronous and in the order of issue.
 
-Layers, sharded models and measurements communicate through it alone. `OneRank` needs no
-torch.distributed; `process_group.GroupCommunicator` is any of its groups, and overrides every
-collective; `gloo.communicator_of` chooses.
+Layers, sharded models and measurements communicate only through it. `OneRank` needs no
+torch.distributed. `process_group.GroupCommunicator` wraps a torch.distributed group and overrides
+every collective. `gloo.communicator_of` chooses between them.
 """
 
 from collections import deque
@@ -17,23 +17,23 @@ ReduceOp = Literal["sum", "max"]
 Wait = Callable[[], None]
 """Makes the current stream, or the host on a CPU, wait for a transfer."""
 _MAX_SUMS = 8
-"""Sums under way at once."""
+"""The number of sums under way at once."""
 
 
 class Transfer(Protocol):
     """A collective under way; its tensors live until it is waited for."""
 
     def wait(self) -> None:
-        """Order the current stream (on a CPU: the caller) behind the end of the collective.
+        """Order the current stream (on a CPU: the caller) after the end of the collective.
 
         Raises:
-            CollectiveError: the collective failed; never on a GPU, where only torch's watchdog
-                learns of it.
+            CollectiveError: the collective failed; never on a GPU, where only torch's watchdog sees
+                the failure.
         """
         ...
 
     def future(self) -> torch.futures.Future[object] | None:
-        """Return a future that completes with the collective, None if it is complete already."""
+        """Return a future that completes with the collective; None if it is already complete."""
         ...
 
 
@@ -48,14 +48,14 @@ class Done:
 
 
 class Communicator:
-    """Collectives among the ranks of a group; as they stand here, of a group of one rank.
+    """Collectives among the ranks of a group; this base class has those of a group of one rank.
 
-    Every rank issues the same collectives in the same order, also those of zero rows: a rank that
-    skipped one would leave the others waiting. Methods that return a `Transfer` have issued it, and
-    the caller waits for it; the others block. `name` is the collective's name in errors and
-    profiles. All methods, and waits, raise CollectiveError if the collective fails. With NCCL
-    they do so only if it cannot be issued: waiting orders streams, and a failure on the wire ends
-    the process by torch's watchdog, whose text has the group's description.
+    Every rank issues the same collectives in the same order, even collectives of zero rows. A rank
+    that skipped a collective would leave the others waiting. Methods that return a `Transfer` have
+    issued it, and the caller waits for it; the others block. `name` is the collective's name in
+    errors and profiles. All methods and waits raise CollectiveError if the collective fails. With
+    NCCL they do so only if it cannot be issued, because a wait only orders streams. If NCCL fails
+    later, torch's watchdog ends the process, and its message names the group.
 
     Attributes:
         rank: this rank's index in the group.
@@ -67,12 +67,12 @@ class Communicator:
 
     @property
     def device(self) -> torch.device:
-        """A device that the group has a backend for, for values that come from anywhere."""
+        """A device that the group's backend supports, for values from any device."""
         return torch.device("cpu")
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the group."""
+        """The number of ranks in the group."""
         return len(self.members)
 
     def all_to_all(
@@ -88,8 +88,8 @@ class Communicator:
         Args:
             output: (sum of output_splits, …), filled in the order of the source ranks.
             rows: (sum of input_splits, …), contiguous, in the order of the target ranks.
-            output_splits: rows from every rank; None for equal parts.
-            input_splits: rows to every rank; None for equal parts.
+            output_splits: number of rows from each rank; None for equal parts.
+            input_splits: number of rows to each rank; None for equal parts.
         """
         output.copy_(rows)
         return Done()
@@ -99,17 +99,17 @@ class Communicator:
         return Done()
 
     def all_gather(self, output: torch.Tensor, values: torch.Tensor, name: str) -> Transfer:  # noqa: ARG002
-        """Start filling the contiguous `output` with all ranks' equally large `values`."""
+        """Start gathering all ranks' equally large `values` into the contiguous `output`."""
         output.view(-1).copy_(values.reshape(-1))
         return Done()
 
     def reduce_scatter(self, total: torch.Tensor, shards: torch.Tensor, name: str) -> Transfer:
-        """Start summing every rank's contiguous `shards`, the r-th of equal ones into rank r's."""
+        """Start summing contiguous, equal `shards` over ranks; rank r gets the sum of shard r."""
         total.copy_(shards)
         return self.all_reduce(total, name)  # as a subclass that models a wire does
 
     def broadcast(self, values: torch.Tensor, name: str) -> Transfer:  # noqa: ARG002
-        """Start replacing every rank's contiguous `values` by those of rank 0."""
+        """Start replacing every rank's contiguous `values` with those of rank 0."""
         return Done()
 
     def send_receive(
@@ -118,11 +118,11 @@ class Communicator:
         """Start sends and receives in one batch.
 
         Args:
-            to: tensors to send, by the rank of the group that receives them.
-            source: tensors to fill, by the rank of the group that sends them.
+            to: tensors to send, by their receiver's rank in the group.
+            source: tensors to fill, by their sender's rank in the group.
 
         Raises:
-            ValueError: there are some, and no other rank.
+            ValueError: there are tensors, but no other rank.
         """
         if to or source:
             raise ValueError(f"{name}: one rank has no other to send to or receive from")
@@ -140,7 +140,7 @@ class Communicator:
         """Wait for every rank."""
 
     def all_to_all_blocks(self, blocks: torch.Tensor, name: str) -> torch.Tensor:
-        """Return, on rank r, block r of every rank's `blocks` (num_ranks, …); blocking."""
+        """Return block r of every rank's `blocks` (num_ranks, …) on rank r; blocking."""
         if self.num_ranks == 1:
             return blocks
         received = torch.empty_like(blocks)
@@ -156,10 +156,10 @@ class Communicator:
         return gathered
 
     def sum_in_place(self, tensors: Iterable[torch.Tensor], name: str, *, divisor: int = 1) -> None:
-        """Replace tensors by their sums over the ranks, divided by a number; blocking.
+        """Replace tensors with their sums over the ranks, divided by a number; blocking.
 
-        Sums are in float32 at least: a sum in bfloat16 would be rounded at every rank. A few narrow
-        tensors at once have wide copies.
+        Sums are in float32 at least: a sum in bfloat16 would be rounded at every rank. Only a few
+        narrow tensors have wide copies at the same time.
         """
         pending: deque[Callable[[], None]] = deque()
         for values in tensors if self.num_ranks > 1 else ():

@@ -4,10 +4,10 @@ torch's errors become CollectiveError here.
 
 Profilers show every collective under its name, in a range "moetune …".
 
-A collective of gloo is over for its caller as soon as the data is there; the thread that ran it
-frees its tensors a moment later, and needs the interpreter's lock (GIL) for that. If the script has
-ended meanwhile, the closing interpreter ends the thread in the middle of a C++ destructor, and the
-process aborts (pytorch/pytorch#190489). So the first communicator registers a wait at exit.
+A gloo collective ends for its caller as soon as the data is there. The thread that ran it frees its
+tensors a moment later, and needs the interpreter's lock (GIL) for that. If the script has ended
+meanwhile, the closing interpreter stops the thread in a C++ destructor, and the process aborts
+(pytorch/pytorch#190489). The first communicator therefore registers a wait at exit.
 """
 
 import atexit
@@ -47,7 +47,7 @@ _ADVICE_ON_GPU = (
 
 @dataclass(frozen=True, slots=True)
 class GroupRank:
-    """A rank of a group, as errors name it.
+    """A rank and its group, as error messages name them.
 
     Args:
         members: the group's ranks in the world, in order.
@@ -59,12 +59,12 @@ class GroupRank:
     def error(
         self, collective: str, name: str, tensors: Sequence[torch.Tensor], cause: Exception
     ) -> CollectiveError:
-        """Return the error with the names of collective, sizes, group and rank.
+        """Return the error with the collective, the sizes, the group and the rank.
 
         Args:
-            collective: torch's name of it.
-            name: the caller's name of it.
-            tensors: its arguments.
+            collective: torch's name of the collective.
+            name: the caller's name of the collective.
+            tensors: the collective's arguments.
         """
         sizes = ", ".join(
             f"{'x'.join(map(str, tensor.shape)) or 1} {str(tensor.dtype).removeprefix('torch.')}"
@@ -82,7 +82,7 @@ class GroupRank:
 
 @dataclass(slots=True)
 class GroupTransfer:
-    """A transfer of a process group: one or several of torch's works."""
+    """A transfer in a process group: one or several of torch's `Work` objects."""
 
     works: Sequence[dist.Work]
     tensors: tuple[torch.Tensor, ...]
@@ -91,7 +91,7 @@ class GroupTransfer:
     group_rank: GroupRank
 
     def wait(self) -> None:
-        """Order the current stream (on a CPU: the caller) behind the end of all works.
+        """Order the current stream (on a CPU: the caller) after the end of all works.
 
         Raises:
             CollectiveError: one failed.
@@ -104,14 +104,14 @@ class GroupTransfer:
         self.works, self.tensors = (), ()
 
     def future(self) -> torch.futures.Future[object]:
-        """Return the future of the only work, which layers' exchanges and sums have."""
+        """Return the only work's future; layers' exchanges and sums have a single work."""
         (work,) = self.works
         future: torch.futures.Future[object] = work.get_future()
         return future
 
 
 def _spelled(members: Sequence[int]) -> str:
-    """Return the ranks in words: consecutive ranks by the first and last, others singly."""
+    """Return the ranks as text: consecutive ranks by the first and last, others singly."""
     first, last = members[0], members[-1]
     if len(members) > 1 and list(members) == list(range(first, last + 1)):
         return f"ranks {first} to {last} of the world"
@@ -122,12 +122,12 @@ def _spelled(members: Sequence[int]) -> str:
 class GroupCommunicator(Communicator):
     """A torch.distributed group (gloo or NCCL).
 
-    With NCCL a collective runs on the group's stream, behind everything issued to the current
-    stream so far. Waiting orders the current stream behind it. The tensors live until then, so
-    that the caching allocator does not hand out their memory early.
+    With NCCL a collective runs on the group's stream, after all work issued to the current stream
+    so far. A wait orders the current stream after the collective. The tensors live until then, so
+    that the caching allocator does not reuse their memory early.
 
     Args:
-        group: default, the world.
+        group: the group; the default is the world.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -147,7 +147,7 @@ class GroupCommunicator(Communicator):
 
     @property
     def device(self) -> torch.device:
-        """The CPU where the group has a backend for it, else the current GPU."""
+        """The CPU if the group has a backend for it, else the current GPU."""
         backends = dist.get_backend_config(self.group).split(",")
         if any(backend.startswith("cpu:") for backend in backends):
             return torch.device("cpu")
@@ -181,7 +181,7 @@ class GroupCommunicator(Communicator):
         )  # fmt: skip
 
     def all_gather(self, output: torch.Tensor, values: torch.Tensor, name: str) -> Transfer:
-        """Start one all-gather of bytes: backends lack some dtypes that need only be moved."""
+        """Start one all-gather of bytes: backends lack some dtypes, which only have to be moved."""
         into, mine = output.view(-1).view(torch.uint8), values.view(-1).view(torch.uint8)
         return self._start(
             "all_gather", name, (output, values),
@@ -207,7 +207,7 @@ class GroupCommunicator(Communicator):
     ) -> Transfer:
         """Start one batch of receives and sends.
 
-        gloo issues them in order: behind a late rank's sends its neighbours would wait to send.
+        gloo issues in order: with sends first, the neighbours of a late rank would wait to send.
         """
         ops = [
             dist.P2POp(op, values, self.members[peer], self.group)
@@ -263,7 +263,7 @@ class GroupCommunicator(Communicator):
 
 
 def no_pickle() -> InputError:
-    """Return the error of what is pickled with a process group."""
+    """Return the error for an object that is pickled with a process group."""
     return InputError(
         "a layer over several ranks cannot be pickled: another process is in no such group",
         "save its state_dict, and load that into a layer that is made there",
@@ -271,14 +271,14 @@ def no_pickle() -> InputError:
 
 
 def _range(name: str) -> AbstractContextManager[object]:
-    """Return a range for the profiler that runs now: a range that nobody sees takes 7 µs, too."""
+    """Return a range for a running profiler, else nothing: an unseen range would cost 7 µs, too."""
     is_profiled = torch._C._autograd._profiler_enabled()  # noqa: SLF001 - no public name
     return torch.profiler.record_function(f"moetune {name}") if is_profiled else nullcontext()
 
 
 @functools.cache
 def exit_cleanly() -> None:
-    """Register `wait_for_workers` to run when the interpreter closes; once a process.
+    """Register `wait_for_workers` once per process, to run when the interpreter closes.
 
     It involves no other rank. Handlers of `atexit` that are registered later run before it and may
     use collectives; exit code, output and all other handlers are unchanged.
@@ -290,8 +290,8 @@ def wait_for_workers() -> None:
     """Wait, without the interpreter's lock, until gloo's threads have slept through a pause.
 
     A thread that still frees tensors is runnable, or wakes as soon as it gets the lock, which is
-    free during the pause. Only a thread with nothing to do, or in an exchange that no other rank
-    has joined, sleeps on. Without Linux's /proc the wait has a fixed length.
+    free during the pause. Only an idle thread, or a thread in an exchange that no other rank has
+    joined, sleeps on. Without Linux's /proc the wait has a fixed length.
     """
     if not _THREADS.is_dir():
         time.sleep(_FIXED_SECONDS)
@@ -307,7 +307,7 @@ def wait_for_workers() -> None:
 
 
 def _workers() -> dict[str, dict[str, str]]:
-    """Return the state of each of gloo's threads, and how often it was scheduled."""
+    """Return the state of each gloo thread, and how often it was scheduled."""
     states = {}
     for thread in _THREADS.iterdir():
         try:

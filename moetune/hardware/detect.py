@@ -19,14 +19,14 @@ UNKNOWN = "unknown"
 
 
 Readers = dict[str, Callable[[], object]]
-"""What reads each fact, by the fact's name."""
+"""The function that reads each fact, by the fact's name."""
 
 
 def read_facts(readers: Readers) -> tuple[dict[str, str], list[str]]:
-    """Return facts by name, and notes on those that could not be read, which are "unknown".
+    """Return facts by name, and notes on the facts that could not be read and are "unknown".
 
-    The readers call drivers, files and libraries of many versions: whatever any of them raises, or
-    None, means only that this fact is not available here.
+    The readers call drivers, files and libraries of many versions. Any exception, or None, means
+    only that this fact is not available here.
     """
     values, notes = {}, []
     for name, reader in readers.items():
@@ -49,12 +49,12 @@ _SPEED_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "as
 
 
 def cpu_model(root: Path = ROOT) -> str | None:
-    """Return the processor's name; None where the kernel does not report it."""
+    """Return the processor's name; None if the kernel does not report it."""
     return _cpuinfo(root, "model name") or _cpuinfo(root, "Model") or _cpuinfo(root, "CPU part")
 
 
 def cpu_flags(root: Path = ROOT) -> str | None:
-    """Return the instruction sets that matter to speed; None where unknown."""
+    """Return the instruction sets that matter to speed; None if they are unknown."""
     flags = _cpuinfo(root, "flags") or _cpuinfo(root, "Features")
     if flags is None:
         return None
@@ -67,15 +67,15 @@ def num_cores() -> int:
 
 
 def num_numa_nodes(root: Path = ROOT) -> int | None:
-    """Return the number of NUMA nodes; None where the kernel does not report it."""
+    """Return the number of NUMA nodes; None if the kernel does not report it."""
     nodes = root / "sys/devices/system/node"
     return sum(1 for _ in nodes.glob("node[0-9]*")) or None
 
 
 def memory_bytes(root: Path = ROOT) -> int:
-    """Return the memory that this process may use, the control group's limit respected.
+    """Return the memory that this process may use within its control group's limit.
 
-    Rounded down to 256 MiB, and never 0.
+    The number is rounded down to 256 MiB, and is never 0.
     """
     limit = min((_total_bytes(root), *_cgroup_limits(root)))
     return max(limit // _MEMORY_STEP_BYTES * _MEMORY_STEP_BYTES, 1)
@@ -89,7 +89,7 @@ def _total_bytes(root: Path) -> int:
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:
-    """Yield every limit from this process's control group up to the root, versions 1 and 2."""
+    """Yield every memory limit from this process's control group to the root, versions 1 and 2."""
     for folder, file in _cgroup_folders(root):
         try:
             text = (folder / file).read_text().strip()
@@ -149,8 +149,8 @@ def _cuda_device() -> Readers:
 def _cuda_software(root: Path) -> Readers:
     """Return readers of CUDA's, cuDNN's, NCCL's and the driver's versions, and of two settings.
 
-    float32 products are several times as fast with TF32, and a throttled GPU's slower; whether
-    either was so does not show in the times.
+    TF32 makes float32 products several times as fast, and a throttled GPU is slower. The measured
+    times do not show either.
     """
     return {
         "cuda": lambda: torch.version.cuda,
@@ -163,13 +163,13 @@ def _cuda_software(root: Path) -> Readers:
 
 
 def _throttling() -> str:
-    """Return that a low clock would be seen; without nvidia-ml-py there is an error instead."""
+    """Return "seen" if the clock, and so throttling, can be read; raise without nvidia-ml-py."""
     torch.cuda.clock_rate()
     return "seen"
 
 
 def _peer_access() -> str:
-    """Return how many ordered pairs of this node's devices reach each other directly."""
+    """Return how many ordered pairs of this node's devices have peer access."""
     count = torch.cuda.device_count()
     pairs = [(device, peer) for device in range(count) for peer in range(count) if device != peer]
     direct = sum(torch.cuda.can_device_access_peer(device, peer) for device, peer in pairs)
@@ -202,15 +202,15 @@ def detect(
 ) -> Cluster:
     """Return the machine that `num_ranks` ranks run on, one device each.
 
-    CUDA is taken where torch can use it, else the CPU. On a CPU a rank's device is its share
-    of the cores and of the memory.
+    The device is CUDA if torch can use it, else the CPU. On a CPU a rank's device is its share of
+    the cores and of the memory.
 
     Args:
-        ranks_per_node: ranks on one node; by default all of them on a CPU, and as many as
-            there are devices here on CUDA.
+        ranks_per_node: ranks on one node; the default is all ranks on a CPU, and the number of
+            devices here on CUDA.
         environment: the process's environment; what can change speed is recorded as software.
-        threads_per_rank: threads that each rank computes with; default, as torch is set for one
-            rank, and each rank's share of the cores for several.
+        threads_per_rank: threads that each rank computes with; the default is torch's setting for
+            one rank, and each rank's share of the cores for several.
         root: where /proc and /sys are.
 
     Raises:

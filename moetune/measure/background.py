@@ -1,4 +1,4 @@
-"""Background loads: operations that run while another is measured, and the proof that they did.
+"""Background loads: operations that run during a measurement, and the proof that they ran.
 
 `timing` starts them around an experiment's blocks, and counts a block only with that proof.
 """
@@ -19,13 +19,13 @@ from moetune.measure.ranks import MeasuringRanks
 MIN_OVERLAP = 0.95
 _START_TURNS = 2
 _TURN_SECONDS = 2e-3
-# Between its turns it leaves the engine: a run each, where a run is as long as a copy is.
+# A `one_by_one` load leaves the engine between turns; a run as long as a copy is a whole turn.
 _ONE_BY_ONE_TURN_SECONDS = 1e-3
 _PATIENCE_SECONDS = 30.0
 _LONGEST_BLOCK_SECONDS = 10.0
 
 Window = tuple[float, float]
-"""Start and end on `time.perf_counter`."""
+"""The start and the end on `time.perf_counter`."""
 
 
 def overlap(window: Window, busy: Sequence[Window]) -> float:
@@ -43,7 +43,7 @@ def overlap(window: Window, busy: Sequence[Window]) -> float:
 def proves(window: Window, busy: Sequence[Window]) -> bool:
     """Return whether the intervals prove that an operation ran through the whole window.
 
-    It completed a turn inside the window and another after it, and ran for 95 % of the window.
+    It must complete a turn inside the window and another after it, and run for 95 % of it.
     """
     start, end = window
     inside = any(start < done <= end for _, done in busy)
@@ -52,13 +52,13 @@ def proves(window: Window, busy: Sequence[Window]) -> bool:
 
 
 class BackgroundLoad(threading.Thread):
-    """A thread that runs one operation in turns, each issued before the last is done.
+    """A thread that runs an operation in turns; each turn is issued before the previous turn ends.
 
-    It ends by itself when a block takes far too long: what is measured may be waiting for it.
+    The thread ends by itself if a block takes far too long: the measured operation may wait for it.
 
     Args:
-        vote: starts a vote with this rank's wish to stop, and returns the function that waits for
-            the outcome: ranks that run a collective must stop after the same turn.
+        vote: starts a vote on stopping with this rank's wish, and returns a function that waits for
+            the outcome. Ranks that run a collective must stop after the same turn.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class BackgroundLoad(threading.Thread):
         self._ended = False
 
     def run(self) -> None:
-        """Run the operation until stopped."""
+        """Run the operation until the thread is stopped."""
         try:
             with self._device.use():
                 self._loop()
@@ -103,7 +103,7 @@ class BackgroundLoad(threading.Thread):
             done()
 
     def _runs_in_turn(self) -> int:
-        """Return the number of runs in a turn, which makes the pause after it negligible."""
+        """Return the number of runs in a turn that makes the pause after a turn negligible."""
         if self._operation.ranks_meet:
             return 1
         start = time.perf_counter()
@@ -113,7 +113,7 @@ class BackgroundLoad(threading.Thread):
         return max(math.ceil(wanted / max(seconds, 1e-9)), 1)
 
     def _issue(self, runs: int) -> Callable[[], float]:
-        """Start a turn and return the function that waits for its end and returns the time."""
+        """Start a turn, and return a function that waits for its end and returns the time."""
         if self._operation.ranks_meet:
             finish = self._operation.issue()
 
@@ -131,15 +131,15 @@ class BackgroundLoad(threading.Thread):
         self._stopping.set()
 
     def expect_end_by(self, moment: float) -> None:
-        """End at that moment, on `perf_counter`, if nobody sets another before."""
+        """Let the thread end at that moment, on `perf_counter`, unless a later call changes it."""
         self._deadline = moment
 
     def has_run(self, turns: int) -> bool:
-        """Wait for that number of completed turns; return False if it ended before."""
+        """Wait for that number of completed turns; return False if the thread ended before."""
         return self._wait(lambda: len(self._busy) >= turns)
 
     def has_passed(self, moment: float) -> bool:
-        """Wait for a turn that completes after `moment`; return False if it ended before."""
+        """Wait for a turn that completes after `moment`; return False if the thread ended first."""
         return self._wait(lambda: bool(self._busy) and self._busy[-1][1] > moment)
 
     def _wait(self, condition: Callable[[], bool]) -> bool:
@@ -148,7 +148,7 @@ class BackgroundLoad(threading.Thread):
             return condition()
 
     def busy(self) -> tuple[Window, ...]:
-        """Return the intervals during which it ran, one a turn.
+        """Return the intervals during which the operation ran, one per turn.
 
         Raises:
             MoetuneError: the operation failed.
@@ -160,7 +160,7 @@ class BackgroundLoad(threading.Thread):
 
 
 class Background:
-    """The background loads of one experiment, which run within this context."""
+    """The background loads of an experiment, which run within this context."""
 
     def __init__(
         self, operations: Sequence[TimedOperation], *, device: Device, ranks: MeasuringRanks
@@ -185,7 +185,7 @@ class Background:
             load.join(_PATIENCE_SECONDS)
 
     def begin_block(self) -> None:
-        """Run on for the time of a block, however long that is, unless it waits for ever."""
+        """Let the loads run for the time of a block, up to a limit in case the block never ends."""
         for load in self._loads:
             load.expect_end_by(time.perf_counter() + _LONGEST_BLOCK_SECONDS)
 
@@ -200,7 +200,7 @@ class Background:
         )
 
     def slowest_turn_seconds(self) -> float:
-        """Return the time of the slowest load's last turn, 0 without loads."""
+        """Return the time of the slowest load's last turn; 0 without loads."""
         spans = [load.busy()[-1:] for load in self._loads]
         return max((end - start for span in spans for start, end in span), default=0.0)
 

@@ -1,4 +1,4 @@
-"""The device to measure on, CPU or CUDA behind one protocol: clock, streams and buffers."""
+"""The device to measure on, CPU or CUDA, with the same interface: clock, streams and buffers."""
 
 import threading
 import time
@@ -10,23 +10,23 @@ import torch
 from moetune.domain.cluster import DeviceKind
 from moetune.runtime.trace import stamp_now
 
-# Above every GPU's clock: a sleep of so many cycles is never too short.
+# This is above every GPU's clock: a sleep of that many cycles is never too short.
 _CYCLES_PER_SECOND = 2.5e9
-# Longer ones fill the queue of launches, and the host waits.
+# A longer sleep fills the queue of launches, and the host waits.
 _LONGEST_HEAD_START_SECONDS = 0.02
 _CLOCK_SHARE = 0.9
 THROTTLED = "throttled"
-"""Mark of a sample that was measured at a low clock."""
+"""The mark of a sample that was measured at a low clock."""
 
 
 class Device:
-    """Where operations run: this host's cores, which have run them when they return.
+    """The device where operations run; here the host's cores, on which a call returns when done.
 
     `CudaDevice` is a GPU. A thread that uses a device calls `use` first.
 
     Attributes:
-        cache_bytes: of a cache that no operation of a layer finds warm; 0 for none: a CPU's
-            operations take turns with operands themselves.
+        cache_bytes: size of a cache that must be cold, as in a layer; 0 for no such cache: a CPU's
+            operations use different operands in turn.
     """
 
     kind: DeviceKind = "cpu"
@@ -34,7 +34,7 @@ class Device:
     cache_bytes = 0
 
     def use(self) -> AbstractContextManager[object]:
-        """Return a context in which this thread issues work on a stream that no other has."""
+        """Return a context in which this thread issues work on a stream of no other thread."""
         return nullcontext()
 
     def seconds(
@@ -44,12 +44,12 @@ class Device:
         lead_in: Callable[[], None] | None = None,
         head_start_seconds: float = 0.0,
     ) -> float:
-        """Return the time that the work issued by `run` takes, to its very end.
+        """Return the time of the work that `run` issues, up to its end.
 
         Args:
-            lead_in: issues work that runs before the clock starts, on a GPU.
-            head_start_seconds: time that the host needs to issue all of it; a GPU, which runs
-                it meanwhile, begins that much later.
+            lead_in: on a GPU, issues work that runs before the clock starts.
+            head_start_seconds: time that the host needs to issue all work; a GPU, which otherwise
+                runs it meanwhile, begins that much later.
         """
         self.prepare(lead_in, head_start_seconds)
         start = stamp_now(self.torch_device)
@@ -57,16 +57,16 @@ class Device:
         return stamp_now(self.torch_device).since(start)
 
     def prepare(self, lead_in: Callable[[], None] | None, head_start_seconds: float) -> None:
-        """Do what comes before a timed block; a CPU's ranks have just left the barrier."""
+        """Prepare a timed block; a CPU needs nothing, as its ranks have just left the barrier."""
 
     def synchronize(self) -> None:
-        """Wait for what this thread issued."""
+        """Wait for the work that this thread has issued."""
 
     def mark(self) -> Callable[[], float]:
-        """Mark what this thread has issued so far.
+        """Mark the end of the work that this thread has issued so far.
 
         Returns:
-            A function that waits for it and returns when it was done, on `perf_counter`.
+            A function that waits for that work and returns its end time on `perf_counter`.
         """
         now = time.perf_counter()
         return lambda: now
@@ -76,19 +76,19 @@ class Device:
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def usable_bytes(self) -> int | None:
-        """Return the memory that tensors can have now, freed ones included; None on a CPU."""
+        """Return the memory that tensors can have now, including freed tensors'; None on a CPU."""
         return None
 
     def clock_hertz(self) -> float | None:
-        """Return the current clock, None where it cannot be read: a virtual machine's is wrong."""
+        """Return the current clock; None if it cannot be read, as a virtual machine's is wrong."""
         return None
 
 
 class CudaDevice(Device):
-    """One CUDA device, timed by events on the calling thread's stream.
+    """A CUDA device, timed by events on the calling thread's stream.
 
-    Threads take streams that earlier ones have left: torch's allocator keeps the memory of each
-    stream apart, and a new stream for every point would hold what the last freed.
+    Threads reuse the streams of earlier threads. torch's allocator has a separate pool for each
+    stream, and with a new stream per point the last point's freed memory would stay reserved.
     """
 
     kind: DeviceKind = "cuda"
@@ -103,14 +103,14 @@ class CudaDevice(Device):
 
     @contextmanager
     def use(self) -> Iterator[object]:
-        """Take a stream for this thread, which starts on device 0 otherwise."""
+        """Take a stream on this device for the thread, which otherwise starts on device 0."""
         torch.cuda.set_device(self.torch_device)
         with self._lock:
             idle = self._idle_streams
             stream = idle.pop() if idle else torch.cuda.Stream(self.torch_device)
         try:
             with torch.cuda.stream(stream):
-                # Anew for each point: events count in float32.
+                # A new zero for each point, because events count in float32.
                 zero = stamp_now(self.torch_device)
                 stream.synchronize()
                 self._thread.zero = zero, time.perf_counter()
@@ -120,9 +120,9 @@ class CudaDevice(Device):
                 self._idle_streams.append(stream)
 
     def prepare(self, lead_in: Callable[[], None] | None, head_start_seconds: float) -> None:
-        """Let the stream sleep while the host issues everything, and run the lead-in.
+        """Make the stream sleep while the host issues all work, and run the lead-in.
 
-        Kernels that are shorter than their launch would otherwise be timed by it.
+        Otherwise the time of kernels that are shorter than their launch would be the launch's.
         """
         if head_start_seconds:
             asleep_seconds = min(head_start_seconds, _LONGEST_HEAD_START_SECONDS)
@@ -135,7 +135,7 @@ class CudaDevice(Device):
         torch.cuda.current_stream(self.torch_device).synchronize()
 
     def mark(self) -> Callable[[], float]:
-        """Record an event; its time is the device's, however late the host asks for it."""
+        """Record an event; its time is the device's, even if the host asks for it late."""
         stamp, (zero, host_seconds) = stamp_now(self.torch_device), self._thread.zero
         return lambda: host_seconds + stamp.since(zero)
 
@@ -144,12 +144,12 @@ class CudaDevice(Device):
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
 
     def usable_bytes(self) -> int | None:
-        """Return what is free, and what torch's allocator holds already."""
+        """Return the free memory plus the memory that torch's allocator has reserved."""
         free_bytes, _ = torch.cuda.mem_get_info(self.torch_device)
         return free_bytes + torch.cuda.memory_reserved(self.torch_device)
 
     def clock_hertz(self) -> float | None:
-        """Return the SM clock, None without nvidia-ml-py, which the fingerprint then says."""
+        """Return the SM clock; None without nvidia-ml-py, which the fingerprint then shows."""
         try:
             return float(torch.cuda.clock_rate(self.torch_device)) * 1e6
         except Exception:  # noqa: BLE001 - the driver's library has errors of many classes
@@ -157,13 +157,13 @@ class CudaDevice(Device):
 
 
 class Clock:
-    """Watches the clock of a device, which falls when it is too hot or takes too much power."""
+    """A watch on a device's clock, which falls if the device is too hot or takes too much power."""
 
     def __init__(self, device: Device) -> None:
         self._device, self._best_hertz = device, 0.0
 
     def is_low(self) -> bool:
-        """Return whether it is below nine tenths of the highest that was seen."""
+        """Return whether the clock is below nine tenths of the highest clock that was seen."""
         hertz = self._device.clock_hertz()
         if hertz is None:
             return False
@@ -172,7 +172,7 @@ class Clock:
 
 
 def open_device(local_rank: int = 0) -> Device:
-    """Return this rank's device: CUDA where torch can use it."""
+    """Return this rank's device, which is CUDA if torch can use it."""
     if torch.cuda.is_available():
         torch.cuda.set_device(local_rank)
         return CudaDevice(local_rank)
@@ -180,7 +180,7 @@ def open_device(local_rank: int = 0) -> Device:
 
 
 def drop(_: object) -> None:
-    """Discard a result: only its time matters."""
+    """Discard a result, because only its time matters."""
 
 
 def torch_dtype(dtype: str) -> torch.dtype:
@@ -192,6 +192,6 @@ def torch_dtype(dtype: str) -> torch.dtype:
 
 
 def tensor_maker(device: Device, dtype: str) -> Callable[..., torch.Tensor]:
-    """Return a function from a shape to a filled tensor: denormal garbage would be slow."""
+    """Return a function that makes a filled tensor of a shape: denormal garbage would be slow."""
     kind = torch_dtype(dtype)
     return lambda *shape: torch.rand(shape, dtype=kind, device=device.torch_device).sub_(0.5)

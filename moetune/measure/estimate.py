@@ -1,4 +1,4 @@
-"""Estimates before measuring: a first probe of the machine, and the time that each visit takes."""
+"""Estimates before measuring: a first probe of the machine, and the time of each visit."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,15 +33,15 @@ from moetune.measure.timing import (
 
 _AGREEMENT_SECONDS = 2e-3
 _BLOCKS_TO_SETTLE = 2
-# Until two in a row agree. Noise may let it last as long as its limit; the clock ends a session.
+# Warm-up lasts until two blocks in a row agree. Noise may extend it to its limit.
 _WARM_UP_BLOCKS = 6
-# With those that warm it up.
+# This includes the blocks of the warm-up.
 _OVERLAPPED_BLOCKS = 5
 _STREAM_BLOCKS = NUM_STREAM_BLOCKS + 3
-# Random numbers are drawn once for each tensor: a core draws a few hundred million a second, and
-# so does the core that writes each page of the host's memory once.
+# Random numbers are drawn once for each tensor: a core draws a few hundred million per second, as
+# does the core that writes each page of the host's memory once.
 _FILL_BYTES_PER_SECOND: Mapping[DeviceKind, float] = MappingProxyType({"cpu": 1e9, "cuda": 2e11})
-# To allocate, and to issue what is timed.
+# The time to allocate tensors, and to issue the timed work.
 _START_SECONDS: Mapping[DeviceKind, float] = MappingProxyType({"cpu": 0.0, "cuda": 0.02})
 _SMALL_BYTES, _LARGE_BYTES = 2**12, 2**20
 _QUEUED_BYTES = 2**18
@@ -50,12 +50,12 @@ _UNKNOWN_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Rough speeds from a first probe.
+    """Rough speeds of the machine from a first probe.
 
     Args:
-        macs_per_second: by dtype.
-        wires: all-to-alls of each group that is measured, by one rank's input bytes.
-        kind: of device.
+        macs_per_second: multiply-accumulates per second, by dtype.
+        wires: costs of all-to-alls in each measured group, by one rank's input bytes.
+        kind: kind of the device.
     """
 
     macs_per_second: Mapping[str, float]
@@ -64,14 +64,14 @@ class Rates:
     kind: DeviceKind = "cpu"
 
     def wire_seconds(self, group: Group, num_bytes: float, in_flight: int = 1) -> float:
-        """Return a rough time of all-to-alls that are issued together."""
+        """Return the rough time of all-to-alls that are issued together."""
         return in_flight * self.wires[group].seconds(num_bytes)
 
 
 def operation_seconds(point: Point, rates: Rates) -> float:
-    """Return a rough time of one run of the point's operation.
+    """Return the rough time of a run of the point's operation.
 
-    Of interference it is the time of the exchanges that are under way at once.
+    For interference it is the time of the exchanges that are under way together.
     """
     match point:
         case GemmPoint() | AttentionPoint():
@@ -96,7 +96,7 @@ def operation_seconds(point: Point, rates: Rates) -> float:
 
 
 def _step_seconds(point: StepPoint, rates: Rates) -> float:
-    """Return a rough time of a layer's step whose experts and exchanges take turns."""
+    """Return the rough time of a layer's step, without overlap of experts and exchanges."""
     load = point.workload
     gemms = 3 * load.layer.num_gemms * load.macs / rates.macs_per_second[load.dtype]
     if load.world_size == 1:
@@ -106,7 +106,7 @@ def _step_seconds(point: StepPoint, rates: Rates) -> float:
 
 
 def visit_seconds(point: Point, rates: Rates, effort: Effort) -> float:
-    """Return a rough time of one visit of the point, with its preparation."""
+    """Return the rough time of a visit of the point, including its preparation."""
     once = operation_seconds(point, rates)
     if isinstance(point, InterferencePoint):
         blocks_seconds = _OVERLAPPED_BLOCKS * TURNS_IN_WINDOW * once
@@ -122,18 +122,18 @@ def visit_seconds(point: Point, rates: Rates, effort: Effort) -> float:
 
 
 def _warm_up_seconds(effort: Effort, block_seconds: float, kind: DeviceKind) -> float:
-    """Return a rough time of a warm-up: a CPU's blocks hardly ever agree before its limit."""
+    """Return the rough time of a warm-up; a CPU's blocks hardly ever agree before the limit."""
     blocks = 2 if kind == "cpu" else _WARM_UP_BLOCKS
     shortest = effort.warmup_seconds if kind == "cpu" else 0.0
     return max(shortest, blocks * max(block_seconds, effort.block_seconds))
 
 
 def representatives(device: Device, world_size: int) -> Representatives:
-    """Return short operations of each resource class, the same in every session.
+    """Return a short operation of each resource class, the same in every session.
 
-    Communication is what a pipeline keeps on the link: on a CPU a queue of small exchanges,
-    which progress only when they get a core. It is among all ranks; for one CUDA device through
-    host memory, and for one CPU there is none.
+    Communication is the traffic that a pipeline keeps on the link: on a CPU a queue of small
+    exchanges, which progress only when they get a core. It is among all ranks. A single CUDA device
+    copies through host memory, and a single CPU has no communication.
     """
     large = device.kind == "cuda"
     width = 4096 if large else 512
@@ -156,7 +156,7 @@ def probe(points: Sequence[Point], bench: Bench, timed: Callable[[Point], Timing
     """Return rough speeds from a few operations.
 
     Args:
-        timed: measures a point in a moment; points that fail count as very slow.
+        timed: measures a point quickly; points that fail count as very slow.
     """
 
     def seconds(point: Point) -> float:
@@ -191,7 +191,7 @@ def _wire(group: Group, seconds: Callable[[Point], float]) -> LinearCost:
 
 
 def default_dtypes(kind: DeviceKind, preset: Preset) -> tuple[str, ...]:
-    """Return the element types to measure where none is given; on a CPU float32 alone."""
+    """Return the element types to measure by default; on a CPU only float32."""
     if kind == "cpu":
         return ("float32",)
     half = ("float16",) if preset == "full" else ()

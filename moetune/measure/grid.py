@@ -1,4 +1,4 @@
-"""Grids of sizes to measure, spaced evenly on a logarithm, and points of these sizes."""
+"""Grids of sizes to measure, evenly spaced on a logarithmic scale, and points of these sizes."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ Preset = Literal["quick", "full"]
 
 IN_FLIGHT = 4
 STAGED = 1
-"""Size of the group whose one rank exchanges with itself, through host memory."""
+"""The size of a group with one rank, which exchanges with itself through host memory."""
 OPS: tuple[CollectiveOp, ...] = (
     "all_to_all", "all_reduce", "all_gather", "reduce_scatter", "send",
 )  # fmt: skip
@@ -44,16 +44,16 @@ _MAX_HOST_ADAM_ELEMENTS = 2**26
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Sizes of one preset on one kind of device.
+    """The sizes of a preset on a kind of device.
 
     Args:
         degrees: numbers of chunks into which a layer's tokens are cut.
-        queued_degrees: those whose exchanges are in flight together.
+        queued_degrees: the numbers of chunks whose exchanges are in flight together.
         fractions: divisors of the largest micro-batch of a model.
-        shapes: (d_model, d_hidden) of GEMMs.
-        row_divisors: of the largest number of tokens, for the rows of GEMMs.
-        experts: numbers of local experts of GEMMs.
-        queued: collectives that are also measured with several in flight.
+        shapes: (d_model, d_hidden) pairs of GEMMs.
+        row_divisors: divisors of the largest number of tokens, for the rows of GEMMs.
+        experts: numbers of local experts in GEMMs.
+        queued: collectives that are also measured with several of them in flight.
     """
 
     degrees: tuple[int, ...]
@@ -104,7 +104,7 @@ def gemm_points(dtype: str, experts: int, rows: int, d_in: int, d_out: int) -> I
 
 
 def rows_points(layer: LayerShape, dtype: str, *, rows: int, tokens: int) -> Iterator[RowsPoint]:
-    """Yield a layer's memory-bound operations on rows of experts, and its gate's on tokens."""
+    """Yield a layer's memory-bound operations: on experts' rows, and the gate's on tokens."""
     for op, count, width in (
         (layer.activation, rows, layer.d_hidden), ("gather", rows, layer.d_model),
         ("gate", tokens, layer.num_experts),
@@ -117,7 +117,7 @@ def rows_points(layer: LayerShape, dtype: str, *, rows: int, tokens: int) -> Ite
 def collective(
     op: CollectiveOp, group: Group, num_bytes: int, in_flight: int = 1
 ) -> CollectivePoint:
-    """Return the point, its bytes rounded up to a whole float for every rank."""
+    """Return the point, with its bytes rounded up to whole floats for each rank."""
     group_size, num_nodes = group
     step = 4 * group_size
     return CollectivePoint(
@@ -142,10 +142,10 @@ def ladder(smallest: int, largest: int, step: int) -> Iterable[int]:
 
 
 def interference(*, has_link: bool) -> Iterator[Point]:
-    """Yield each class of operations alone, with each of the others, and with both.
+    """Yield each class of operations alone, with each other class, and with both.
 
     Args:
-        has_link: there is a wire, or a loopback in its place.
+        has_link: whether there is a network link, or a loopback instead.
     """
     classes = [name for name in _CLASSES if has_link or name != "comm"]
     for victim in classes:
@@ -156,7 +156,7 @@ def interference(*, has_link: bool) -> Iterator[Point]:
 
 
 def large_product(dtypes: Sequence[str]) -> GemmPoint:
-    """Return a product as fast as a GPU has any, in the fastest of the dtypes."""
+    """Return a product that reaches a GPU's highest rate, in the fastest of the dtypes."""
     dtype = next((name for name in ("bfloat16", "float16") if name in dtypes), dtypes[0])
     return GemmPoint(dtype=dtype, rows=_LARGE_ROWS, d_in=_LARGE_WIDTH, d_out=_LARGE_WIDTH)
 
@@ -164,7 +164,7 @@ def large_product(dtypes: Sequence[str]) -> GemmPoint:
 def gemm_grid(
     dtypes: Sequence[str], max_tokens: int, grid: Grid, *, forward_only: bool
 ) -> Iterator[Point]:
-    """Yield every shape with few and many rows; the forward form alone, or all three forms."""
+    """Yield every shape with few and many rows, in the forward form only or in all three forms."""
     for dtype in dtypes:
         for d_model, d_hidden in grid.shapes:
             for experts in grid.experts:
@@ -177,7 +177,7 @@ def gemm_grid(
 
 
 def collective_grid(groups: Sequence[Group], grid: Grid) -> Iterator[Point]:
-    """Yield every collective of every group, of all sizes in bytes."""
+    """Yield every collective of every group in all sizes."""
     for group in groups:
         size, num_nodes = group
         for op in OPS if size > STAGED else OPS[:1]:
@@ -190,8 +190,8 @@ def collective_grid(groups: Sequence[Group], grid: Grid) -> Iterator[Point]:
 
 
 def copy_grid(kind: DeviceKind, grid: Grid) -> Iterator[CopyPoint]:
-    """Yield copies both ways; a CPU does not pin memory: there "pinned" stands for both kinds."""
-    # Page-locked memory of a gigabyte takes as long to get as hundreds of copies.
+    """Yield copies in both directions; a CPU pins no memory: there "pinned" is for both kinds."""
+    # To pin a gigabyte takes as long as hundreds of copies.
     largest = 4 * grid.max_bytes if kind == "cpu" else _LARGEST_COPY_BYTES
     for num_bytes in ladder(_SMALLEST_COPY_BYTES, largest, grid.copy_bytes_step):
         for direction in _DIRECTIONS:
@@ -219,7 +219,7 @@ def rows_grid(dtypes: Sequence[str], max_tokens: int, grid: Grid) -> Iterator[Po
 def optimizer_grid(dtypes: Sequence[str], kind: DeviceKind) -> Iterator[Point]:
     """Yield AdamW's step on few and many parameters.
 
-    Its time tells the rate of the device's memory, too: see `solve.model.machine`.
+    Its time also gives the rate of the device's memory: see `solve.model.machine`.
     """
     for dtype in dtypes:
         for op, most in adam_elements(kind).items():
@@ -228,9 +228,9 @@ def optimizer_grid(dtypes: Sequence[str], kind: DeviceKind) -> Iterator[Point]:
 
 
 def adam_elements(kind: DeviceKind) -> dict[str, int]:
-    """Return the most elements of AdamW's step, on a GPU also on the host's copy of them.
+    """Return the most elements of an AdamW step, on a GPU also for a step on the host's copy.
 
-    The time of more elements is proportional to them.
+    Beyond that, the time is proportional to the number of elements.
     """
     most = {"adam": _MAX_ADAM_ELEMENTS[kind]}
     return most if kind == "cpu" else most | {"host_adam": _MAX_HOST_ADAM_ELEMENTS}

@@ -1,9 +1,9 @@
-"""Operations of layers and models as functions that run them once, on tensors that are filled.
+"""Operations of layers and models, as functions that run them once on filled tensors.
 
-The GEMMs, activations and whole chunked layers are the runtime's functions. Operands take
-turns: a layer's weights and rows come from memory, as between two uses of a matrix a whole model
-runs, and a block that repeats one operation on the same tensors finds up to a cache's size of them
-there.
+GEMMs, activations and whole chunked layers are the runtime's functions. Operands change between
+runs, because a layer's weights and rows come from memory: a whole model runs between two uses of a
+matrix. Repeating an operation on the same tensors would read up to a cache's size of them from
+cache.
 
 E experts, N rows of all of them together; B sequences of S tokens, A heads of width D.
 """
@@ -46,10 +46,10 @@ _LAUNCH_EXPERTS = 2
 
 
 def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
-    """Return a function that runs the GEMM once, on tensors that are already filled.
+    """Return a function that runs the GEMM once on filled tensors.
 
-    On a CPU each run takes other operands than the run before, as within a layer: weights take
-    turns, and chunks of rows come and go. The same ones every time were 5 to 15 % faster.
+    On a CPU each run takes other operands than the previous run, as in a layer: weights take turns,
+    and chunks of rows come and go. The same operands every time were 5 to 15 % faster.
     """
     make = tensor_maker(device, point.dtype)
     num_weights, num_rows = _num_operands(point, device)
@@ -78,7 +78,7 @@ def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
 
 
 def _part(point: GemmPoint, x: torch.Tensor, device: Device) -> RowPart:
-    """Return the experts' rows as the layer has them, with offsets for a grouped kernel."""
+    """Return the experts' rows as in the layer, with offsets for a grouped kernel."""
     rows, widths = slice(0, len(x)), (point.d_in, point.d_out)
     kernel = grouped_kernel(point.kernel or None, x, widths)
     if kernel is None:
@@ -89,7 +89,7 @@ def _part(point: GemmPoint, x: torch.Tensor, device: Device) -> RowPart:
 
 
 def other_kernels(load: Workload, *, device: torch.device) -> tuple[ExpertKernel, ...]:
-    """Return the kernels that can run a layer's experts on the device, but for the usual kernel."""
+    """Return the kernels that can run a layer's experts on the device, except the default."""
     able = able_kernels(load, device=device)
     usual = "grouped_mm" if device.type == "cuda" and "grouped_mm" in able else "loop"
     return tuple(name for name in able if name != usual)
@@ -115,10 +115,10 @@ def _num_operands(point: GemmPoint, device: Device) -> tuple[int, int]:
 
 
 def _num_weights(point: GemmPoint) -> int:
-    """Return how many matrices a chunk goes through before it comes back to the first.
+    """Return the number of matrices that a chunk uses before it uses the first again.
 
-    Backward it adds to both weights' gradients, too: with two matrices of 8 MiB, as many as caches
-    held, gradients of 64 rows an expert took 2.2 ms, in a layer 3.2. Larger ones are in no cache.
+    Backward it also adds to both weights' gradients. With two 8 MiB matrices, which caches hold,
+    gradients of 64 rows per expert took 2.2 ms, in a layer 3.2 ms. No cache holds more.
     """
     if even_form(point.product) == "forward":
         return 2
@@ -127,11 +127,11 @@ def _num_weights(point: GemmPoint) -> int:
 
 
 def memory_bound_op(point: RowsPoint, device: Device) -> Callable[[], None]:
-    """Return a function that runs the operation once, on tensors that are already filled.
+    """Return a function that runs the operation once on filled tensors.
 
-    Outputs go to buffers that are used again where the layer's do: fresh ones would measure page
-    faults, which made relu's backward pass 20 times as slow. On a CPU several such sets of tensors
-    take turns, as those of a GEMM.
+    Outputs go to reused buffers if the layer's do: fresh buffers would measure page faults, which
+    made relu's backward pass 20 times slower. On a CPU several sets of tensors take turns, as for a
+    GEMM.
 
     Raises:
         InputError: the operation is unknown.
@@ -147,9 +147,9 @@ def memory_bound_op(point: RowsPoint, device: Device) -> Callable[[], None]:
 
 
 def _activation(name: Activation, point: RowsPoint, device: Device) -> Callable[[], None]:
-    """act(x + b), or silu(x)·y for swiglu, which has no bias.
+    """Return a function that computes act(x + b), or silu(x)·y for swiglu, which has no bias.
 
-    On a CPU the bias is copied to every row first, for a GEMM to be added to it, as `addmm` does.
+    On a CPU the bias is first copied to every row, as in `addmm`, which adds the GEMM to it.
     """
     make = tensor_maker(device, point.dtype)
     x, y, bias = make(point.rows, point.width), make(point.rows, point.width), make(point.width)
@@ -164,7 +164,7 @@ def _activation(name: Activation, point: RowsPoint, device: Device) -> Callable[
 
 
 def _activation_grad(name: Activation, point: RowsPoint, device: Device) -> Callable[[], None]:
-    """grad·act'(x) and the bias's gradient; for swiglu both factors' gradients."""
+    """Return a function for grad·act'(x) and the bias's gradient, or swiglu's two gradients."""
     make = tensor_maker(device, point.dtype)
     x, grad, y = (make(point.rows, point.width) for _ in range(3))
     total, out = make(1, point.width), torch.empty_like(x)
@@ -195,7 +195,7 @@ def _scatter_add(point: RowsPoint, device: Device) -> Callable[[], None]:
 
 
 def _gate(point: RowsPoint, device: Device) -> Callable[[], None]:
-    """Softmax in float32 and top-k over `width` experts."""
+    """Return a function for a float32 softmax and top-k over `width` experts."""
     logits = tensor_maker(device, "float32")(point.rows, point.width)
     top_k = min(_TOP_K, point.width)
 
@@ -229,9 +229,9 @@ def _rows_and_order(point: RowsPoint, device: Device) -> tuple[torch.Tensor, tor
 
 
 def attention(point: AttentionPoint, device: Device) -> Callable[[], None]:
-    """Return a function that runs attention once, or its three gradients.
+    """Return a function that runs attention once, or computes its three gradients.
 
-    Query, key and value lie in one tensor, as one projection leaves them.
+    Query, key and value are in one tensor, as a fused projection leaves them.
     """
     make = tensor_maker(device, point.dtype)
     heads_BS3AD = make(point.num_sequences, point.length, 3, point.num_heads, point.head_dim)
@@ -251,7 +251,7 @@ def _attend(inputs: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _adam(point: RowsPoint, device: Device) -> Callable[[], None]:
-    """Return a function that runs a step of AdamW on one tensor, in one kernel."""
+    """Return a function that runs an AdamW step on one tensor in one kernel."""
     make = tensor_maker(device, point.dtype)
     parameter = make(point.rows, point.width).requires_grad_()
     parameter.grad = make(point.rows, point.width)
@@ -262,7 +262,7 @@ def _adam(point: RowsPoint, device: Device) -> Callable[[], None]:
 def _host_adam(point: RowsPoint, device: Device) -> Callable[[], None]:  # noqa: ARG001
     """Return a function that runs AdamW on the host's copy of a tensor, and casts the result.
 
-    Of 2-byte parameters the copy and the optimizer states are in float32.
+    For 2-byte parameters the copy and the optimizer states are in float32.
     """
     dtype = torch_dtype(point.dtype)
     wide = torch.promote_types(dtype, torch.float32)
@@ -285,17 +285,17 @@ def _gradients(result: torch.Tensor, inputs: list[torch.Tensor], grad: torch.Ten
 
 
 def chunked_layer(point: RowsPoint, device: Device) -> Callable[[], None]:
-    """Return a function that runs a layer forward, or also backward in a "…_step".
+    """Return a function that runs a layer forward, and also backward for a "…_step" operation.
 
     Args:
-        point: its `rows` are the number of chunks.
+        point: its `rows` is the number of chunks.
     """
     dtype = torch_dtype(point.dtype)
     layer = MoELayer(
         HOST_WIDTH, HOST_WIDTH, _LAUNCH_EXPERTS, pipeline=point.rows, communicator=OneRank(),
         device=device.torch_device, dtype=dtype,
     )  # fmt: skip
-    size = HOST_CHUNKS[-1], HOST_WIDTH  # as small a batch as has the most chunks
+    size = HOST_CHUNKS[-1], HOST_WIDTH  # the smallest batch for the largest number of chunks
     x_TD = torch.ones(size, dtype=dtype, device=device.torch_device, requires_grad=True)
     if not point.op.endswith("_step"):
         return lambda: drop(layer(x_TD))
@@ -304,10 +304,10 @@ def chunked_layer(point: RowsPoint, device: Device) -> Callable[[], None]:
 
 
 def num_sets(num_bytes: int, device: Device) -> int:
-    """Return how many sets of tensors fill the device's cache twice; 1 without a cache.
+    """Return the number of tensor sets that fill the device's cache twice; 1 without a cache.
 
     Args:
-        num_bytes: of one set.
+        num_bytes: bytes of one set.
     """
     return min(max(-(-_CACHES * device.cache_bytes // max(num_bytes, 1)), 1), _MOST_SETS)
 
@@ -319,13 +319,13 @@ def in_turns(
 
     Args:
         make: allocates a set and returns the function that runs on it.
-        num_bytes: of one set.
+        num_bytes: bytes of one set.
     """
     return _cycled([make() for _ in range(num_sets(num_bytes, device))])
 
 
 def _cycled(sets: list[Callable[[], None]]) -> Callable[[], None]:
-    """Return a function that runs the next of several each time."""
+    """Return a function that runs the next of several functions in each call."""
     runs = cycle(sets)
 
     def run() -> None:
@@ -340,4 +340,4 @@ _MAKERS: Mapping[str, Callable[[RowsPoint, Device], Callable[[], None]]] = Mappi
     "gather": _gather, "scatter_add": _scatter_add, "gate": _gate, "gate_backward": _gate_backward,
     "adam": _adam, "host_adam": _host_adam,
 })  # fmt: skip
-"""Memory-bound operations, by their names in points."""
+"""The memory-bound operations, by their names in points."""

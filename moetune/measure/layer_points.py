@@ -1,6 +1,6 @@
-"""Points of layers, and of whole models around their experts.
+"""Points for layers, and for whole models around their experts.
 
-Of layers the GEMMs, exchanges and memory-bound operations of their chunks; of models attention,
+A layer has the GEMMs, exchanges and memory-bound operations of its chunks. A model has attention,
 projections, dense FFNs, head and optimizer, at every tensor-parallel width that divides them.
 """
 
@@ -43,17 +43,17 @@ from moetune.solve.model.passes import projections_of
 
 KernelsOf = Callable[[Workload], Sequence[ExpertKernel]]
 _GROUPED_DTYPE = "bfloat16"
-"""Of the kernels that multiply all experts at once."""
+"""The dtype of kernels that multiply all experts at once."""
 _FEW_TOKENS = 16
-"""Part of the tokens for which an exchange that is alone is measured, too."""
+"""The divisor of the tokens for which a lone exchange is measured, too."""
 _STEP_DEGREES: Mapping[int, tuple[int, ...]] = MappingProxyType({1: (1, 4, 16), 4: (1, 4)})
-"""Numbers of chunks whose whole steps are measured, by the divisor of the tokens."""
+"""The numbers of chunks whose whole steps are measured, by the divisor of the tokens."""
 
 
 def layer_points(
     workloads: Sequence[Workload], groups: Sequence[Group], grid: Grid
 ) -> Iterator[Point]:
-    """Yield what every layer computes and sends, in the grid's numbers of chunks."""
+    """Yield points of every layer's computation and exchanges, in the grid's numbers of chunks."""
     for load in workloads:
         for degree in grid.degrees:
             yield from _gemms(load, degree)
@@ -66,7 +66,7 @@ def layer_points(
 
 
 def _gemms(load: Workload, degree: int) -> Iterator[GemmPoint]:
-    """Yield the GEMMs of a layer's experts in one of so many chunks, with even loads."""
+    """Yield the GEMMs of a layer's experts for one of `degree` chunks, with even loads."""
     shape = (load.layer.d_model, load.layer.d_hidden)
     rows = -(-load.rows // (degree * load.local_experts))
     for d_in, d_out in (shape, shape[::-1]):
@@ -74,9 +74,9 @@ def _gemms(load: Workload, degree: int) -> Iterator[GemmPoint]:
 
 
 def uneven_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:
-    """Yield the GEMMs of layers where a single expert of a rank has most of the rows.
+    """Yield the GEMMs of layers in which a single expert of a rank has most of the rows.
 
-    A kernel for all experts takes longer then; a kernel for each takes as long as with even loads.
+    A grouped kernel is then slower; a kernel per expert takes the same time as with even loads.
     """
     for load in workloads:
         if load.local_experts == 1 or load.dtype != _GROUPED_DTYPE:
@@ -89,21 +89,21 @@ def uneven_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:
 def kernel_points(
     workloads: Sequence[Workload], grid: Grid, kernels_of: KernelsOf
 ) -> Iterator[Point]:
-    """Yield the GEMMs of layers by other kernels than the usual, in half of the chunks' sizes.
+    """Yield the GEMMs of layers with the other kernels, for every second number of chunks.
 
     Args:
-        kernels_of: the kernels that can run a layer's experts, but for the usual kernel.
+        kernels_of: returns the kernels that can run a layer's experts, except the default.
     """
     for load in workloads:
         for kernel in kernels_of(load):
-            # A loop is another kernel on GPUs alone, where only one chunk of it may be worth it.
+            # A loop is another kernel only on GPUs, where it may be worth it only with one chunk.
             for degree in grid.degrees[: 1 if kernel == "loop" else None : 2]:
                 for point in _gemms(load, degree):
                     yield replace(point, kernel=kernel)
 
 
 def launch_points(workloads: Sequence[Workload]) -> Iterator[Point]:
-    """Yield layers in few and in many chunks, so small that the host's launches are their time."""
+    """Yield layers in few and many chunks, so small that the host's launches take all the time."""
     for dtype in {load.dtype: None for load in workloads}:
         for op in LAUNCHES:
             for chunks in HOST_CHUNKS:
@@ -111,9 +111,9 @@ def launch_points(workloads: Sequence[Workload]) -> Iterator[Point]:
 
 
 def gate_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:
-    """Yield the GEMMs of layers' gates: one matrix, as narrow as the layer has experts.
+    """Yield the GEMMs of layers' gates: a single matrix whose width is the number of experts.
 
-    A blend of the experts' GEMMs knows neither so narrow a matrix nor so many rows.
+    Interpolation among the experts' GEMMs has neither so narrow a matrix nor so many rows.
     """
     for load in workloads:
         for degree in grid.degrees[::2]:
@@ -122,7 +122,7 @@ def gate_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:
 
 
 def _exchanges(load: Workload, group: Group, grid: Grid) -> Iterator[Point]:
-    """Yield all-to-alls of the rows in chunks, alone and several at once."""
+    """Yield all-to-alls of the rows in chunks, alone and several in flight."""
     for degree in (*range(1, ALONE_CHUNKS + 1), _FEW_TOKENS):
         yield collective("all_to_all", group, load.payload_bytes // degree)
     for degree in grid.queued_degrees:
@@ -130,7 +130,7 @@ def _exchanges(load: Workload, group: Group, grid: Grid) -> Iterator[Point]:
 
 
 def step_points(workloads: Sequence[Workload]) -> Iterator[StepPoint]:
-    """Yield whole steps of layers, few as they are long: with all tokens, and a quarter of them."""
+    """Yield a few whole steps of layers, because they are long: with all tokens, and a quarter."""
     for load in workloads:
         for share, degrees in _STEP_DEGREES.items():
             tokens = max(load.tokens_per_rank // share, 1)
@@ -142,7 +142,7 @@ def step_points(workloads: Sequence[Workload]) -> Iterator[StepPoint]:
 def tensor_points(
     workloads: Sequence[Workload], groups: Sequence[Group], grid: Grid
 ) -> Iterator[Point]:
-    """Yield all-reduces of the tokens; in chunks, as of tensor groups, of consecutive ranks."""
+    """Yield all-reduces of the tokens; in chunks only for consecutive ranks, as tensor groups."""
     for load in workloads:
         size = load.tokens_per_rank * load.layer.d_model * dtype_bytes(load.dtype)
         for group in groups:
@@ -157,10 +157,10 @@ def tensor_points(
 def overlapped_exchanges(
     workloads: Sequence[Workload], grid: Grid, *, num_ranks: int
 ) -> tuple[CollectivePoint, ...]:
-    """Return exchanges that overlap others: the smallest, the middle, and the largest alone.
+    """Return exchanges to overlap: several small, several of middle size, the largest alone.
 
     Args:
-        num_ranks: all that measure: they exchange, and their number divides the bytes.
+        num_ranks: all measuring ranks: they exchange, and their number divides the bytes.
     """
     low = min(load.payload_bytes for load in workloads) // grid.queued_degrees[-1]
     high = max(load.payload_bytes for load in workloads) // ALONE_CHUNKS
@@ -176,7 +176,7 @@ def overlap_points(exchanges: Iterable[CollectivePoint]) -> Iterator[Point]:
         overlapped = InterferencePoint(
             victim="comp", others=("comm",), comm_bytes=comm.num_bytes, is_alone=comm.in_flight == 1
         )
-        # The baseline again each time: computation drifts by more than an exchange takes.
+        # The baseline is repeated each time: computation drifts by more than an exchange takes.
         yield replace(overlapped, others=())
         yield overlapped
         yield replace(overlapped, victim="comm", others=("comp",))
@@ -188,7 +188,7 @@ _OF_GRADIENTS: tuple[CollectiveOp, ...] = ("all_gather", "reduce_scatter")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredModel:
-    """A whole model to measure for.
+    """A whole model whose points are measured.
 
     Args:
         length: tokens of a sequence.
@@ -208,13 +208,13 @@ def decoder_points(
     kind: DeviceKind,
     grid: Grid,
 ) -> Iterator[Point]:
-    """Yield the points of one micro-batch at every tensor-parallel width that divides the model.
+    """Yield a micro-batch's points at every tensor-parallel width that divides the model.
 
     Args:
         group_sizes: ranks of a tensor-parallel group, in addition to a single rank.
-        groups: that may reduce gradients and gather parameters.
-        max_tokens: of the largest micro-batch; of others, the grid's fractions of it, in whole
-            sequences.
+        groups: groups that may reduce gradients and gather parameters.
+        max_tokens: tokens of the largest micro-batch; other micro-batches have the grid's fractions
+            of it, in whole sequences.
     """
     decoder = model.decoder
     sequences = _sequences(model.length, max_tokens, grid)
@@ -233,13 +233,13 @@ def decoder_points(
 
 
 def _sequences(length: int, max_tokens: int, grid: Grid) -> list[int]:
-    """Return the sequences of each size of micro-batch, at least 1."""
+    """Return the number of sequences for each micro-batch size, at least 1."""
     most = max(max_tokens // length, 1)
     return list(dict.fromkeys(max(most // fraction, 1) for fraction in grid.fractions))
 
 
 def _shapes(block: Block, d_model: int, width: int) -> Iterator[tuple[int, int]]:
-    """Yield inputs and outputs of the GEMMs around the experts, on one of `width` ranks."""
+    """Yield input and output widths of the GEMMs around the experts, on one of `width` ranks."""
     for part in block.parts:
         if isinstance(part, RoutedExperts):
             yield part.d_model, part.num_experts
@@ -273,7 +273,7 @@ def _attention(
 def _optimizer(
     decoder: Decoder, dtype: str, groups: Sequence[Group], kind: DeviceKind, grid: Grid
 ) -> Iterator[Point]:
-    """Yield Adam on all parameters and on shards of them, and collectives of all gradients."""
+    """Yield Adam on all parameters and on shards, and collectives of all gradients."""
     parameters = int(decoder.parameters.total)
     for op, largest in adam_elements(kind).items():
         for fraction in grid.fractions:

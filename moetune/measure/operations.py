@@ -1,7 +1,7 @@
-"""Operations: allocate a point's tensors, and return the function that runs it once.
+"""Operations: allocate a point's tensors, and return the function that runs the point once.
 
-`session` calls this for every point, `timing` and `background` run the result. Operations write to
-buffers that were used before, as the layer does: fresh ones would measure page faults.
+`session` calls this for every point, and `timing` and `background` run the result. Operations write
+to reused buffers, as the layer does: fresh buffers would measure page faults.
 """
 
 from collections.abc import Callable
@@ -37,15 +37,15 @@ _OPPOSITE: dict[Direction, Direction] = {"h2d": "d2h", "d2h": "h2d"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedOperation:
-    """An operation that is measured, or runs in the background.
+    """An operation that is measured, or that runs in the background.
 
     Args:
-        issue: starts a run and returns the function that orders the current stream (on a CPU:
-            the caller) behind its end.
-        at_once: the point's operations that one run issues together.
-        ranks_meet: it is a collective, which all ranks must run equally often.
-        one_by_one: a run is issued when the last has ended: it shares an engine that serves a
-            stream for as long as there is work in it, and others never.
+        issue: starts a run, and returns a function that orders the current stream (on a CPU: the
+            caller) after its end.
+        at_once: number of the point's operations that a run issues together.
+        ranks_meet: the operation is a collective, which all ranks must run equally often.
+        one_by_one: a run is issued only when the previous run has ended. Its engine would otherwise
+            serve only this stream while the stream has work.
     """
 
     issue: Callable[[], Callable[[], None]]
@@ -54,12 +54,12 @@ class TimedOperation:
     one_by_one: bool = False
 
     def run(self) -> None:
-        """Run once, and order the current stream behind it."""
+        """Run once, and order the current stream after the run."""
         self.issue()()
 
 
 def local_operation(run: Callable[[], None], *, at_once: int = 1) -> TimedOperation:
-    """Return the operation of a function whose work is in the current stream."""
+    """Return the operation for a function that issues its work to the current stream."""
 
     def issue() -> Callable[[], None]:
         run()
@@ -70,10 +70,10 @@ def local_operation(run: Callable[[], None], *, at_once: int = 1) -> TimedOperat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """The operation that is timed, and those that must run in the background meanwhile.
+    """The timed operation, and the operations that must run in the background meanwhile.
 
     Args:
-        is_issued: the host's issuing of it is part of the time, as in a layer's step.
+        is_issued: the time includes the host's time to issue the operation, as in a layer's step.
     """
 
     victim: TimedOperation
@@ -82,16 +82,16 @@ class Experiment:
 
     @property
     def is_stream(self) -> bool:
-        """Whether its blocks follow each other without a pause."""
+        """Whether the victim's blocks follow each other without a pause."""
         return self.victim.ranks_meet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Representatives:
-    """One operation for each resource class, to measure how the classes slow each other down.
+    """An operation for each resource class, to measure how the classes slow each other down.
 
     Args:
-        comm: None on one rank that has no other to communicate with.
+        comm: None on a single rank, which has no other rank to communicate with.
     """
 
     comp: GemmPoint
@@ -99,7 +99,7 @@ class Representatives:
     mem: CopyPoint
 
     def of(self, name: ResourceClass, point: InterferencePoint) -> Point:
-        """Return the class's operation; of "comm", in the point's size.
+        """Return the class's operation; "comm" has the point's size.
 
         Raises:
             InputError: there is no other rank to communicate with.
@@ -115,7 +115,7 @@ class Representatives:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """Where points are measured."""
+    """The device, ranks and representative operations with which points are measured."""
 
     device: Device
     ranks: MeasuringRanks
@@ -127,7 +127,7 @@ def prepare_experiment(point: Point, bench: Bench) -> Experiment:
 
     Raises:
         InputError: the point cannot be measured on these ranks.
-        RuntimeError: torch cannot run it, for example for lack of memory.
+        RuntimeError: torch cannot run the point, for example for lack of memory.
     """
     match point:
         case InterferencePoint():
@@ -146,10 +146,10 @@ def prepare_experiment(point: Point, bench: Bench) -> Experiment:
 
 
 def _sharing(point: Point, bench: Bench) -> TimedOperation:
-    """Return the operation as it runs with others: a GPU's copies share an engine.
+    """Return the operation as it runs next to others: a GPU's copies share an engine.
 
-    The engine of an H100 ran one stream's copies for as long as there were any, and another
-    stream's not once within seconds.
+    An H100's engine ran one stream's copies while there were any, and none of another stream's for
+    seconds.
     """
     is_loopback = isinstance(point, CollectivePoint) and point.group_size == 1
     one_by_one = is_loopback or isinstance(point, CopyPoint)
@@ -189,7 +189,7 @@ def _computation(
 
 
 def _step(point: StepPoint, bench: Bench) -> TimedOperation:
-    """Return a layer's step; nothing on a rank that is in none of its groups."""
+    """Return a layer's step; on a rank outside of its groups it does nothing."""
     alone = point.workload.world_size == 1
     group = OneRank() if alone else bench.ranks.group(point.group)
     if group is None:
@@ -201,7 +201,7 @@ def _step(point: StepPoint, bench: Bench) -> TimedOperation:
 
 
 def _copy(point: CopyPoint, device: Device) -> Callable[[], None]:
-    # Written before it is read: all unwritten pages are the same page of zeros.
+    # It is written before it is read: all unwritten pages are the same page of zeros.
     host = device.host_bytes(point.num_bytes, pinned=point.pinned).fill_(1)
     inside = torch.ones_like(host, device=device.torch_device)
     target, source = (inside, host) if point.direction == "h2d" else (host, inside)
@@ -209,7 +209,7 @@ def _copy(point: CopyPoint, device: Device) -> Callable[[], None]:
 
 
 def _loopback(point: CollectivePoint, device: Device) -> TimedOperation:
-    """Return one rank's stand-in for a wire: device to pinned host to device."""
+    """Return a single rank's replacement for a link: device to pinned host memory to device."""
     if point.op != "all_to_all":
         raise InputError(f"{point.op} over one rank moves nothing")
     sent = torch.ones(point.num_bytes, dtype=torch.uint8, device=device.torch_device)
@@ -248,7 +248,7 @@ def _collective(point: CollectivePoint, device: Device, ranks: MeasuringRanks) -
 
 
 def _starter(point: CollectivePoint, device: Device, group: Communicator) -> Callable[[], Transfer]:
-    """Return the function that starts a collective on buffers for it alone."""
+    """Return a function that starts a collective on separate buffers."""
     count, size, op = point.num_bytes // _FLOAT_BYTES, point.group_size, point.op
     sent = torch.ones(count, device=device.torch_device)
     if op == "send":
@@ -265,9 +265,9 @@ def _starter(point: CollectivePoint, device: Device, group: Communicator) -> Cal
 
 
 def _neighbour_exchange(sent: torch.Tensor, group: Communicator) -> Callable[[], Transfer]:
-    """Return the function that sends to the next rank and the rank before, as pipeline stages do.
+    """Return a function that sends to the next and the previous rank, as pipeline stages do.
 
-    Between a forward and a backward pass of 1F1B an activation and a gradient travel at once.
+    Between 1F1B's forward and backward pass an activation and a gradient travel together.
     """
     neighbours = {group.rank - 1, group.rank + 1} & set(range(group.num_ranks))
     to = dict.fromkeys(neighbours, sent)
@@ -276,4 +276,4 @@ def _neighbour_exchange(sent: torch.Tensor, group: Communicator) -> Callable[[],
 
 
 def _nothing() -> None:
-    """Do nothing: the run is in the current stream already."""
+    """Do nothing, because the run is already in the current stream."""

@@ -1,6 +1,6 @@
-"""Points to measure: those that the given layers and models need, and a grid of sizes.
+"""Points to measure: the points that the given layers and models need, and a grid of sizes.
 
-All sizes are spaced evenly on a logarithm, where costs bend (measuring.md, "Which fit?").
+Sizes are evenly spaced on a log scale, on which costs bend (measuring.md, "Which fit?").
 """
 
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -42,7 +42,7 @@ from moetune.measure.ranks import spread_groups
 from moetune.measure.sizes import memory_bytes
 
 _MEMORY_SHARE = 8
-# Of exchanges that overlap computation: several, as the loss has a constant and a rate.
+# Exchanges that overlap computation have several sizes: the loss has a constant and a rate.
 _COMM_BYTES: dict[DeviceKind, tuple[int, ...]] = {
     "cpu": (2**14, 2**18, 2**22),
     "cuda": (2**18, 2**22, 2**26),
@@ -61,11 +61,11 @@ def default_group_sizes(world_size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointChoice:
-    """Points to measure, each once.
+    """The points to measure, each only once.
 
     Args:
-        needed: sizes of the layers and models that will be planned.
-        optional: sizes and kinds of a grid, for other layers.
+        needed: points of the layers and models that will be planned.
+        optional: points of a grid of sizes and kinds, for other layers.
     """
 
     needed: tuple[Point, ...]
@@ -73,7 +73,7 @@ class PointChoice:
 
     @property
     def all(self) -> tuple[Point, ...]:
-        """Every point, needed ones first."""
+        """All points, with the needed points first."""
         return (*self.needed, *self.optional)
 
     def without(self, done: Container[Point]) -> "PointChoice":
@@ -88,16 +88,16 @@ class PointChoice:
 class PointScope:
     """The layers and models to measure for, and where.
 
-    Under several nodes each collective is measured among consecutive ranks and among ranks
+    On several nodes, each collective is measured among consecutive ranks and among ranks that are
     spread over nodes (`spread_groups`).
 
     Args:
-        group_sizes: ranks of a group; 1 stands for a loopback through host memory in the place
-            of a wire, for one CUDA device.
+        group_sizes: numbers of ranks in a group; 1 stands for a loopback through host memory
+            instead of a link, for a single CUDA device.
         layers: shapes whose GEMMs, payloads and memory-bound operations are measured exactly.
-        models: of which every tensor-parallel width is measured exactly.
+        models: whole models, of which every tensor-parallel width is measured exactly.
         max_tokens: tokens on one rank in one step.
-        kernels_of: as of `kernel_points`; by default only the usual kernel is measured.
+        kernels_of: as in `kernel_points`; by default only the default kernel is measured.
     """
 
     machine: Machine
@@ -110,11 +110,11 @@ class PointScope:
     kernels_of: KernelsOf = lambda _: ()
 
     def points(self) -> PointChoice:
-        """Return the points that the models and layers need, and those of a grid.
+        """Return the points that the models and layers need, and the points of a grid.
 
         Raises:
-            InputError: an unknown dtype, a group larger than the machine, or a layer whose experts
-                divide by none of the group sizes.
+            InputError: a dtype is unknown, a group is larger than the machine, or no group size
+                divides a layer's experts.
         """
         _check_sizes(self.group_sizes, self.machine.num_devices)
         needed = that_fit(self._needed(), self.machine)
@@ -124,19 +124,19 @@ class PointScope:
 
     @property
     def grid(self) -> Grid:
-        """The sizes of the preset on this kind of device."""
+        """The preset's sizes on this kind of device."""
         return GRIDS[self.preset, self.machine.kind]
 
     @property
     def of_layers(self) -> list[Workload]:
-        """The layers with experts that were named themselves."""
+        """The workloads of the layers that were named directly."""
         return _workloads(
             self.layers, dtypes=self.dtypes, group_sizes=self.group_sizes, tokens=self.max_tokens
         )
 
     @property
     def workloads(self) -> list[Workload]:
-        """All layers with experts; those of a model may all be on one rank."""
+        """The workloads of all expert layers; a model's experts may all be on one rank."""
         of_models = _workloads(
             [model.decoder.layer for model in self.models if model.decoder.num_moe_layers],
             dtypes=self.dtypes, group_sizes=(1, *self.group_sizes), tokens=self.max_tokens,
@@ -145,16 +145,16 @@ class PointScope:
 
     @property
     def linked(self) -> list[int]:
-        """Sizes of the groups that have a wire, or a loopback in its place."""
+        """The sizes of the groups that have a link, or a loopback instead."""
         return [size for size in self.group_sizes if size > 1 or self.machine.kind == "cuda"]
 
     @property
     def groups(self) -> list[Group]:
-        """Groups of consecutive ranks, and of ranks spread over nodes."""
+        """The groups of consecutive ranks, and the groups of ranks that are spread over nodes."""
         return [*((size, 0) for size in self.linked), *spread_groups(self.linked, self.machine)]
 
     def _needed(self) -> Iterator[Point]:
-        """Yield the sizes of the layers and models."""
+        """Yield the points of the layers and models."""
         workloads, grid = self.workloads, self.grid
         yield from layer_points(workloads, self.groups, grid)
         for model in self.models:
@@ -180,7 +180,7 @@ class PointScope:
             yield from launch_points(workloads)
 
     def _optional(self) -> Iterator[Point]:
-        """Yield the grid's sizes, for what the layers and models do not say."""
+        """Yield the grid's points, for operations that the layers and models do not cover."""
         workloads, grid = self.workloads, self.grid
         yield from tensor_points(workloads, self.groups, grid)
         if not self.models:
@@ -202,7 +202,7 @@ class PointScope:
 
 
 def that_fit(points: Iterable[Point], machine: Machine) -> tuple[Point, ...]:
-    """Return the points whose tensors leave enough of the machine's memory free, each once."""
+    """Return the points whose tensors leave enough memory of the machine free, each only once."""
     limit = machine.memory_bytes // _MEMORY_SHARE
     return tuple(point for point in dict.fromkeys(points) if memory_bytes(point) <= limit)
 
@@ -219,7 +219,7 @@ def _check_sizes(group_sizes: Sequence[int], num_ranks: int) -> None:
 def _workloads(
     layers: Sequence[LayerShape], *, dtypes: Sequence[str], group_sizes: Sequence[int], tokens: int
 ) -> list[Workload]:
-    """Return every layer with experts, in every dtype, on every group that may share them."""
+    """Return each expert layer's workloads: in each dtype, on each group size that divides it."""
     return [
         Workload(layer=layer, world_size=size, tokens_per_rank=tokens, dtype=dtype)
         for layer in layers
@@ -229,7 +229,7 @@ def _workloads(
 
 
 def _fitting(layer: LayerShape, group_sizes: Sequence[int]) -> list[int]:
-    """Return the group sizes that divide the experts, each once."""
+    """Return the group sizes that divide the number of experts, each only once."""
     fitting = [size for size in dict.fromkeys(group_sizes) if layer.num_experts % size == 0]
     if not fitting:
         raise InputError(

@@ -1,7 +1,7 @@
-"""Ranks that measure together: how layouts group them, and their communicators.
+"""The ranks that measure together: how layouts group them, and their communicators.
 
-A session opens them first. Agreement uses other groups, of gloo, so that it never comes between
-the collectives that are measured: a group for the main thread, and for that of a background load.
+A session opens them first. Agreement uses separate gloo groups, so that it never delays the
+measured collectives: a group for the main thread, and a group for a background load's thread.
 """
 
 import datetime as dt
@@ -21,14 +21,14 @@ _MEMORY_STEP_BYTES = 2**28
 
 
 def spread_groups(sizes: Sequence[int], machine: Machine) -> tuple[Group, ...]:
-    """Return how layouts of the machine spread groups of those sizes evenly over nodes.
+    """Return how layouts of the machine spread groups of these sizes evenly over nodes.
 
-    Tensor parallelism takes consecutive ranks; an expert- or data-parallel group then takes
-    every T-th rank, T a divisor of the node, so that k = devices_per_node / T ranks of each node
-    belong to it; stages follow one another from node to node.
+    Tensor parallelism takes consecutive ranks. An expert- or data-parallel group then takes every
+    T-th rank, and T divides the node. The group has k = devices_per_node / T ranks on each node.
+    Pipeline stages follow each other from node to node.
 
     Returns:
-        Each size's spreads, those with the fewest ranks in a node first.
+        Each size's spreads, with the fewest ranks in a node first.
     """
     per_node = machine.devices_per_node
     num_nodes = machine.num_devices // per_node
@@ -42,9 +42,9 @@ def spread_groups(sizes: Sequence[int], machine: Machine) -> tuple[Group, ...]:
 
 
 def members(group: Group, *, num_ranks: int, ranks_per_node: int) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks of every group of that kind; together they tile the ranks.
+    """Return the ranks of every group of that kind; together the groups tile the ranks.
 
-    Ranks beyond the last full group, or the last full set of nodes, belong to none.
+    Ranks beyond the last full group, or the last full set of nodes, belong to no group.
     """
     size, num_nodes = group
     if not num_nodes:
@@ -65,11 +65,11 @@ def members(group: Group, *, num_ranks: int, ranks_per_node: int) -> tuple[tuple
 
 
 class MeasuringRanks:
-    """This process's communicators. Without torch.distributed it is the only rank.
+    """This process's communicators; without torch.distributed the process is the only rank.
 
     Attributes:
-        control: used by the main thread.
-        votes: used by the thread of a background load.
+        control: communicator of the main thread.
+        votes: communicator of a background load's thread.
     """
 
     def __init__(self) -> None:
@@ -80,16 +80,16 @@ class MeasuringRanks:
         self._groups: dict[Group, Communicator | None] = {}
 
     def open_groups(self, groups: Iterable[Group], *, ranks_per_node: int) -> None:
-        """Form all groups of each kind, on all ranks together.
+        """Make all groups of each kind; all ranks call this together.
 
-        Groups of one kind are measured at the same time, as they communicate in training.
+        Groups of the same kind are measured at the same time, as they communicate in training.
         """
         alone = {(1, 0)}
         for group in sorted(set(groups) - self._groups.keys() - alone):
             self._groups[group] = self._open(group, ranks_per_node)
 
     def _open(self, group: Group, ranks_per_node: int) -> Communicator | None:
-        """Form all groups of one kind: torch wants all ranks to take part, even those in none."""
+        """Make all groups of a kind; torch needs every rank to take part, even in no group."""
         mine: Communicator | None = None
         for ranks in members(
             group, num_ranks=self.control.num_ranks, ranks_per_node=ranks_per_node
@@ -103,10 +103,10 @@ class MeasuringRanks:
         return mine
 
     def usable_bytes(self, device: Device) -> int | None:
-        """Return the memory of the rank whose device has least, once an exchange has begun.
+        """Return the usable memory of the rank whose device has least, after a first exchange.
 
-        NCCL allocates its buffers with the first exchange, by the number of peers. Rounded down, so
-        that one machine's runs agree. None on a CPU.
+        NCCL allocates its buffers in the first exchange, by the number of peers. The result is
+        rounded down, so that runs on a machine agree. None on a CPU.
         """
         everybody = self._groups[self.control.num_ranks, 0] if self.control.num_ranks > 1 else None
         if everybody is not None:
@@ -119,5 +119,5 @@ class MeasuringRanks:
         return int(-least) // _MEMORY_STEP_BYTES * _MEMORY_STEP_BYTES
 
     def group(self, group: Group) -> Communicator | None:
-        """Return this rank's group of that kind, None if it is in none."""
+        """Return this rank's group of that kind; None if the rank is in no such group."""
         return self._groups[group]

@@ -1,8 +1,8 @@
-"""Order of a session's visits: what plans need most first, then everything again and again.
+"""The order of a session's visits: first what plans need most, then all points again and again.
 
-A point is visited several times, far apart and in another order each round: a neighbour's burst
-then disturbs one visit of a point, not all. The clock may end a session after any visit; what was
-measured until then is a smaller profile, in which every kind of operation has its extremes.
+A point is visited several times, with long gaps and in a new order each round. A burst of other
+load then disturbs one visit of a point, not all. The clock may end a session after any visit. The
+points so far are a smaller profile, in which each kind of operation has its extremes.
 """
 
 import math
@@ -16,36 +16,36 @@ from moetune.domain.samples import Point, Sample, StepPoint, undisturbed
 from moetune.measure.sizes import family, size_of
 
 NUM_VISITS = 3
-"""Visits of every point, if there is time: two that agree tell which visit was disturbed."""
+"""Visits of each point, if there is time: two visits that agree show which visit was disturbed."""
 MAX_VISITS = 5
-"""Visits after which a point is as certain as this machine lets it be."""
+"""Visits after which further visits to a point add no certainty on this machine."""
 CERTAIN = 0.02
 """Relative uncertainty at which a point needs no further visit."""
 _WIDE = 16
-"""Ratio of sizes within which a curve has one bend at most. A start-up time, a burst and a rate
-make two: 64 kB and 4 MB alone put exchanges of 512 kB at half their time."""
+"""The ratio of sizes within which a curve has at most one bend. A start-up time, a burst and a rate
+make two bends: only 64 kB and 4 MB would predict half the time for exchanges of 512 kB."""
 _NEW_KIND, _KNOWN_KIND = 2, 3
-"""Tiers by which a grid's points come after those that layers need."""
+"""The number of tiers by which a grid's points come after the points that layers need."""
 _AT_ONCE: Mapping[str, int] = MappingProxyType({"gemm": 4, "collective": 2})
-"""Points of a kind that are visited in a turn; of the others, 1. Steps consist of these."""
+"""Points of a kind that are visited in a turn; 1 for other kinds. Steps consist of these kinds."""
 _FIRST_TURN: Mapping[str, int] = MappingProxyType({"interference": 2})
-"""Of kinds that take long and change a step by less; 0 of the others."""
+"""The first turn of kinds that take long and change a step less; 0 for other kinds."""
 _STEP = 1
-"""Tier of whole steps, which say how far the sum of the operations is from them: after the ends of
-all that they consist of."""
+"""The tier of whole steps, which show how far a sum of operations is from a step. It comes after
+the ends of all operations in a step."""
 
 
 def tiers(needed: Sequence[Point], optional: Sequence[Point]) -> tuple[tuple[Point, ...], ...]:
-    """Return the points by worth, the most valuable first; no tier is empty.
+    """Return the points in tiers, the most valuable tier first; no tier is empty.
 
-    A family is one curve of the profile. Its two ends come first, then its middle, and the middles
-    of what is left for as long as that is wide, then all others. Families that no layer needs begin
-    two tiers later; further sizes of needed ones, three. Whole steps come once there is something
-    to compare them with.
+    A family is a curve of the profile. Its two ends come first, then its middle and the middles of
+    gaps that are still wide, then all other points. Families that no layer needs begin two tiers
+    later, and further sizes of needed families three tiers later. Whole steps come once there are
+    operations to compare them with.
 
     Args:
-        needed: of the layers and models that will be planned.
-        optional: further sizes and kinds.
+        needed: points of the layers and models that will be planned.
+        optional: points of further sizes and kinds.
     """
     worth = _depths(needed)
     worth |= {point: _STEP for point in worth if isinstance(point, StepPoint)}
@@ -59,10 +59,10 @@ def tiers(needed: Sequence[Point], optional: Sequence[Point]) -> tuple[tuple[Poi
 def round_of(
     tiers: Sequence[Sequence[Point]], number: int, seed: int
 ) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
-    """Return the points to visit in a round, counted from 0: the next tier, and those before it.
+    """Return the points to visit in a round, counted from 0: the next tier, and all earlier tiers.
 
-    Both are in random order, which the seed decides, but kinds of points take turns. Of a new curve
-    the largest size comes first: a session that ends there extrapolates no start-up time.
+    Both are in a random order that the seed decides, but kinds of points take turns. The largest
+    size of a new curve comes first: a session that ends there extrapolates no start-up time.
     """
     generator = np.random.default_rng((seed, number))
     new = tiers[number] if number < len(tiers) else ()
@@ -75,12 +75,12 @@ def round_of(
 
 
 def relative_uncertainty(visits: Sequence[Sample]) -> float:
-    """Return the relative width of the medians of the visits that were disturbed least.
+    """Return the relative spread of the medians of the least disturbed visits.
 
-    Infinite for fewer than two of them: nothing tells whether a single visit was disturbed.
+    It is infinite for a single such visit, because nothing shows whether it was disturbed.
 
     Args:
-        visits: of one point, with times.
+        visits: visits of one point that have times.
     """
     medians = [visit.median_seconds for visit in undisturbed(visits)]
     if len(medians) == 1:
@@ -89,7 +89,7 @@ def relative_uncertainty(visits: Sequence[Sample]) -> float:
 
 
 def _largest_first(points: Sequence[Point]) -> list[Point]:
-    """Return the points, where those of one family have their places by falling size."""
+    """Return the points, with each family's points reordered by falling size in its places."""
     families: dict[object, list[Point]] = {}
     for point in sorted(points, key=size_of):
         families.setdefault(family(point), []).append(point)
@@ -97,7 +97,7 @@ def _largest_first(points: Sequence[Point]) -> list[Point]:
 
 
 def _in_turns(points: Sequence[Point]) -> list[Point]:
-    """Return some points of each kind and operation, then the next points, and so on."""
+    """Return some points of each kind and operation, then the next points of each, and so on."""
     counts: Counter[object] = Counter()
     turns = []
     for point in points:
@@ -110,7 +110,7 @@ def _in_turns(points: Sequence[Point]) -> list[Point]:
 
 
 def _depths(points: Sequence[Point]) -> dict[Point, int]:
-    """Return each point's depth in its family: 0 for both ends, 1 for middles of wide gaps."""
+    """Return each point's depth in its family: 0 for both ends, 1 for the middles of wide gaps."""
     families: dict[object, list[Point]] = {}
     for point in points:
         families.setdefault(family(point), []).append(point)

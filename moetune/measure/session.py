@@ -1,4 +1,4 @@
-"""Run a measuring session: visits of points on all ranks together, a sample for each visit.
+"""Run a measuring session: all ranks visit points together, with a sample for each visit.
 
 `moetune profile` calls `run_session` on every rank; the samples go to the caller on rank 0. The
 order of the visits is that of `schedule`, and the clock ends them.
@@ -35,7 +35,7 @@ _QUICK = Effort(min_blocks=5, max_blocks=20, max_seconds=0.08, warmup_seconds=0.
 _FULL = Effort(min_blocks=10, max_blocks=100, max_seconds=0.6, warmup_seconds=0.6)
 _EFFORTS: dict[tuple[Preset, DeviceKind], Effort] = {
     ("quick", "cpu"): _QUICK, ("quick", "cuda"): _QUICK, ("full", "cpu"): _FULL,
-    # A GPU's clock moves by more than blocks may differ: warm-ups lasted as long as they were let.
+    # A GPU's clock varies by more than blocks may differ: warm-ups always lasted to their limit.
     ("full", "cuda"): replace(_FULL, warmup_seconds=0.05),
 }  # fmt: skip
 _LARGEST_SHARE, _SHORT_SECONDS = 1 / 6, 1.0
@@ -44,14 +44,14 @@ _PROBE = Effort(min_blocks=3, max_blocks=3, max_seconds=0.1, warmup_seconds=0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """The task of a session; all ranks get rank 0's.
+    """The task of a session; all ranks get rank 0's task.
 
     Args:
         needed: points of the layers and models that will be planned.
         optional: further sizes and kinds.
-        budget_seconds: the session ends then; None visits every point until it is certain.
+        budget_seconds: the session ends after this; None visits every point until it is certain.
         ranks_per_node: None if all ranks are on one node.
-        seed: of the order.
+        seed: seed of the order of visits.
     """
 
     needed: tuple[Point, ...]
@@ -63,17 +63,17 @@ class Assignment:
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """Every point once."""
+        """All points, each only once."""
         return tuple(dict.fromkeys((*self.needed, *self.optional)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimates:
-    """The points that will be measured, each with the estimated time of a visit.
+    """The points that will be measured, and the estimated time of a visit of each.
 
     Args:
-        total_seconds: of all visits.
-        usable_bytes: memory of a device that tensors can have; None on a CPU.
+        total_seconds: estimated time of all visits.
+        usable_bytes: device memory that tensors can have; None on a CPU.
     """
 
     seconds: Mapping[Point, float]
@@ -82,7 +82,7 @@ class Estimates:
 
 
 News = Estimates | Sample
-"""Progress of a session: first the estimates, then each finished sample."""
+"""The progress of a session: first the estimates, then each finished sample."""
 
 
 def run_session(
@@ -92,16 +92,16 @@ def run_session(
     ranks: MeasuringRanks,
     on_news: Callable[[News], object],
 ) -> None:
-    """Probe, and visit the points in rounds; all ranks call this together.
+    """Probe the machine, and visit the points in rounds; all ranks call this together.
 
-    A point that fails becomes a sample with an error, and is not visited again. The others are
-    until their undisturbed visits agree, or the budget is spent.
+    A point that fails becomes a sample with an error, and is not visited again. Other points are
+    visited until their undisturbed visits agree, or the budget is spent.
 
     Args:
-        on_news: called on rank 0 with the estimates, and with every sample as it is finished.
+        on_news: called on rank 0 with the estimates, and with each sample when it is finished.
 
     Raises:
-        InputError: the budget holds no point; on every rank.
+        InputError: the budget is too short for any point; raised on every rank.
     """
     start = time.perf_counter()
     control = ranks.control
@@ -116,7 +116,7 @@ def run_session(
     rates = control.broadcast_object(visits.probe(assignment.points), "rough speeds")
     seconds = {point: visit_seconds(point, rates, effort) for point in assignment.points}
     by_worth = _affordable(assignment, seconds)
-    # Behind the probe: kernels and workspaces take memory, too.
+    # This comes after the probe, because kernels and workspaces take memory, too.
     usable_bytes = ranks.usable_bytes(device)
     estimates = replace(_estimates(assignment, by_worth, seconds), usable_bytes=usable_bytes)
     if control.rank == 0:
@@ -125,7 +125,7 @@ def run_session(
 
 
 def _open_groups(assignment: Assignment, ranks: MeasuringRanks) -> None:
-    """Open the groups that points need, and that of all ranks."""
+    """Open the groups that points need, and the group of all ranks."""
     num_ranks = ranks.control.num_ranks
     linked = (CollectivePoint, StepPoint)
     groups = {point.group for point in assignment.points if isinstance(point, linked)}
@@ -137,9 +137,9 @@ def _open_groups(assignment: Assignment, ranks: MeasuringRanks) -> None:
 def _affordable(
     assignment: Assignment, seconds: Mapping[Point, float]
 ) -> tuple[tuple[Point, ...], ...]:
-    """Return the points by worth, but for those of which one visit takes a sixth of the budget.
+    """Return the points in tiers, without points whose visit takes over a sixth of the budget.
 
-    The largest sizes that are left are then the ends of their curves, and come first.
+    The largest remaining sizes are then the ends of their curves, and come first.
     """
     budget_seconds = assignment.budget_seconds
     most = math.inf
@@ -155,7 +155,7 @@ def _affordable(
 def _estimates(
     assignment: Assignment, by_worth: Sequence[Sequence[Point]], seconds: Mapping[Point, float]
 ) -> Estimates:
-    """Return the points that a budget is long enough for, all if there is none."""
+    """Return the points for which the budget is long enough; all points without a budget."""
     total = NUM_VISITS * sum(seconds.values())
     budget_seconds = assignment.budget_seconds
     if budget_seconds is None:
@@ -174,10 +174,10 @@ def _estimates(
 
 
 class _Visits:
-    """The samples of a session so far, one a visit, measured together with the other ranks.
+    """The session's samples so far, one per visit, measured together with the other ranks.
 
     Args:
-        start: beginning of the session, on `perf_counter`.
+        start: start of the session on `perf_counter`.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class _Visits:
         self._samples: dict[Point, list[Sample]] = {}
 
     def probe(self, points: Sequence[Point]) -> Rates:
-        """Return rough speeds."""
+        """Return rough speeds of the machine."""
         return probe(points, self._bench, lambda point: self._timed(point, _PROBE))
 
     def visit_all(
@@ -200,12 +200,12 @@ class _Visits:
         """Visit in rounds until every point is certain, or the budget is spent.
 
         Args:
-            seconds: estimated, of a visit, which is omitted where less time is left.
+            seconds: estimated times of a visit; a visit is omitted if less time is left.
         """
         budget = math.inf if assignment.budget_seconds is None else assignment.budget_seconds
 
         def visit_each(points: Sequence[Point]) -> bool:
-            """Return whether there was time for any of them."""
+            """Visit the points, and return whether there was time for any of them."""
             is_any = False
             for point in [point for point in points if not self._is_settled(point)]:
                 if seconds[point] <= budget - self._elapsed_seconds():
@@ -220,14 +220,14 @@ class _Visits:
                 return
 
     def _is_settled(self, point: Point) -> bool:
-        """Return whether another visit would tell nothing new."""
+        """Return whether another visit would give nothing new."""
         visits = self._samples.get(point, [])
         if any(visit.error for visit in visits) or len(visits) >= MAX_VISITS:
             return True
         return len(visits) >= NUM_VISITS and relative_uncertainty(visits) <= CERTAIN
 
     def _elapsed_seconds(self) -> float:
-        """Return the time since the start, the same on all ranks."""
+        """Return the time since the start, which is equal on all ranks."""
         (elapsed,) = largest(self._control, (time.perf_counter() - self._start,), "elapsed time")
         return elapsed
 
@@ -254,7 +254,7 @@ class _Visits:
         )
 
     def _timed(self, point: Point, effort: Effort) -> Timing:
-        """Prepare the point on every rank and, if all of them could, measure it."""
+        """Prepare the point on every rank, and measure it if all ranks could prepare it."""
         bench, experiment, text = self._bench, None, ""
         try:
             experiment = prepare_experiment(point, bench)

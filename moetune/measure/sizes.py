@@ -1,4 +1,4 @@
-"""Sizes of points, their curves and memory; and loads that a layer which is run has to follow."""
+"""Sizes, curves and memory of points, and the experts' loads that a layer must follow."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,10 +22,10 @@ _SIZES: Mapping[str, str] = MappingProxyType({
     "gemm": "rows", "rows": "rows", "attention": "num_sequences", "collective": "num_bytes",
     "copy": "num_bytes", "interference": "comm_bytes",
 })  # fmt: skip
-"""By kind of point, the field that changes along a curve of the profile."""
-# Query, key, value, result, and the gradient of each.
+"""The field that changes along a curve of the profile, by kind of point."""
+# These are query, key, value, result, and the gradient of each.
 _ATTENTION_TENSORS = 8
-# Of memory-bound operations; of a step tokens, rows sent and received, results, and gradients.
+# Tensors of memory-bound operations; tensors of a step: tokens, rows, results, and gradients.
 _ROWS_TENSORS, _STEP_ROWS = 5, 8
 
 
@@ -38,18 +38,18 @@ def size_of(point: Point) -> int:
 
 
 def family(point: Point) -> object:
-    """Return the key of the points that make one curve over their sizes."""
+    """Return the key of points that form a curve over their sizes."""
     if isinstance(point, StepPoint):
         return point.workload.key
     return replace(point, **{_SIZES[point.kind]: 1})  # type: ignore[arg-type] # all are integers
 
 
 def expert_shares(workload: Workload) -> tuple[float, ...] | None:
-    """Return each expert's share of the rows; None where routing is balanced.
+    """Return each expert's share of the rows; None if routing is balanced.
 
     Raises:
-        InputError: the routing is a law, which has no loads of single experts, or the gate has
-            more experts than the model is wide, and random tokens cannot be steered.
+        InputError: the routing is a law, which has no loads of single experts; or there are more
+            experts than d_model, so that random tokens cannot be steered.
     """
     routing = LayerRouting.of(workload.routing)
     shares = routing.loads.shares(workload.layer.top_k)
@@ -68,7 +68,7 @@ def expert_shares(workload: Workload) -> tuple[float, ...] | None:
 
 
 def memory_bytes(point: Point) -> int:
-    """Return roughly the bytes of the point's tensors on one rank."""
+    """Return the approximate bytes of the point's tensors on one rank."""
     match point:
         case GemmPoint():
             rows, weights = point.rows * (point.d_in + point.d_out), point.d_in * point.d_out
@@ -88,6 +88,6 @@ def memory_bytes(point: Point) -> int:
             weights = load.local_experts * layer.num_gemms * layer.d_model * layer.d_hidden
             rows = load.rows * (_STEP_ROWS * layer.d_model + layer.num_gemms * layer.d_hidden)
             num_bytes = (2 * weights + rows) * dtype_bytes(load.dtype)
-        case _:  # of interference, whose operations are small
+        case _:  # interference, whose operations are small
             num_bytes = 0
     return num_bytes

@@ -1,4 +1,4 @@
-"""Steps of one layer on a rank: made of random weights and tokens, run, and timed.
+"""Steps of a layer on a rank, which are made of random weights and tokens, run and timed.
 
 `verify`, `trace` and measuring sessions run them, on ranks that `app.launch` starts.
 
@@ -22,17 +22,17 @@ from moetune.runtime.trace import RecordedSpan, SpanRecorder, TimelineRecorder
 _WARM_UP_ROUNDS = 2
 _SEED = 20240229
 _MARGIN = 16.0
-"""By which the logits of a token's experts are above all others: far more than random ones vary."""
+"""The margin of a token's chosen logits over all others, far above the spread of random logits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSteps:
-    """Timed steps with one decision.
+    """The times of steps with one decision.
 
     Args:
-        forward_seconds, backward_seconds, step_seconds: by round, of the slowest rank.
-        deviation: largest relative difference (2-norm) of output and gradients from one chunk's.
-        imbalance: rows of the busiest rank over the mean.
+        forward_seconds, backward_seconds, step_seconds: the slowest rank's times by round.
+        deviation: largest relative difference (2-norm) of output and gradients to one chunk's.
+        imbalance: the busiest rank's rows divided by the mean over ranks.
     """
 
     decision: Decision
@@ -44,11 +44,11 @@ class MeasuredSteps:
 
 
 class LayerSteps:
-    """Single steps of one layer on this rank, always on the same input.
+    """Single steps of a layer on this rank, always on the same input.
 
     Args:
-        x_TD, grad_TD: (T, D) tokens, and the gradient of the output.
-        workload: of the layer.
+        x_TD, grad_TD: tokens (T, D), and the gradient of the output (T, D).
+        workload: workload of the layer.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LayerSteps:
         self.grad_TD = grad_TD
 
     def run(self, decision: Decision) -> tuple[float, float, float]:
-        """Run one step and return the seconds of forward, backward and both."""
+        """Run a step, and return the seconds of forward, backward and both."""
         self.layer.pin(decision)
         self._forget_grads()
         start = self._now()
@@ -70,12 +70,12 @@ class LayerSteps:
         return middle - start, end - middle, end - start
 
     def once(self) -> None:
-        """Run one step with the decision that the layer has."""
+        """Run a step with the layer's present decision."""
         self._forget_grads()
         self.layer(self.x_TD).backward(self.grad_TD)
 
     def record(self, decision: Decision) -> tuple[RecordedSpan, ...]:
-        """Run one step and return the spans of its parts on this rank."""
+        """Run a step, and return the time spans of its parts on this rank."""
         self.layer.recorder = recorder = TimelineRecorder(self.x_TD.device)
         try:
             self.run(decision)
@@ -104,8 +104,8 @@ def random_steps(
     """Return steps of a layer with random weights, tokens and output gradients.
 
     In a tensor-parallel group tokens and gradients are the same on all ranks. The gate's rows are
-    orthonormal where experts are not more than d_model, so that random tokens choose all experts
-    equally often, or by the loads that the workload has.
+    orthonormal if there are at most d_model experts. Random tokens then choose all experts equally
+    often, or by the workload's loads.
 
     Raises:
         InputError: tokens cannot follow the workload's routing.
@@ -134,13 +134,13 @@ def random_steps(
 def drawn_experts(
     shares: Sequence[float], top_k: int, num_tokens: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return different experts of each token (T, K), each as often as its share of the rows.
+    """Return K different experts for each token (T, K), with each expert's share of the rows.
 
-    Systematic sampling (Madow 1949): of the sums of the shares, those are taken that a comb of K
-    teeth meets. A comb for each token, evenly spread, makes the counts exact but for rounding.
+    By systematic sampling (Madow 1949), K evenly spaced values in the cumulative shares select
+    experts. Evenly spread offsets of the tokens make the counts exact up to rounding.
 
     Args:
-        shares: of all rows, 1/K at most.
+        shares: shares of all rows, at most 1/K each.
     """
     ends_E = torch.tensor(shares, dtype=torch.float64, device="cpu").mul(top_k).cumsum(0)
     ends_E[-1] = top_k
@@ -151,10 +151,10 @@ def drawn_experts(
 
 
 def _steer(x_TD: torch.Tensor, gate_ED: torch.Tensor, experts_TK: torch.Tensor) -> torch.Tensor:
-    """Return the tokens, moved so that the gate chooses these experts.
+    """Return the tokens, shifted so that the gate chooses these experts.
 
     Args:
-        gate_ED: with orthonormal rows.
+        gate_ED: the gate's weight, with orthonormal rows.
     """
     wanted_TE = torch.zeros(len(x_TD), len(gate_ED), dtype=x_TD.dtype)
     return x_TD + wanted_TE.scatter_(1, experts_TK, _MARGIN) @ gate_ED.to(x_TD.dtype)
@@ -175,9 +175,9 @@ def _layer(
 def measure_steps(
     steps: LayerSteps, decisions: Sequence[Decision], *, num_rounds: int
 ) -> tuple[MeasuredSteps, ...]:
-    """Time every decision once per round, each round beginning with the next decision.
+    """Time every decision once per round; each round begins with the next decision.
 
-    All ranks call this together and return the same.
+    All ranks call this together, and get the same result.
     """
     world = communicator_of(None)
     deviations = [_deviation(steps, decision) for decision in decisions]

@@ -1,12 +1,12 @@
-"""One visit of a point: blocks of its runs, timed on all ranks at once, until their times settle.
+"""A visit of a point: blocks of runs, timed on all ranks together until their times settle.
 
 `session` calls `measure` for every visit of a point. Every rank runs the same blocks at the same
-time, as in training, even those of operations without communication. A block's time is the largest
-of all ranks: all then have the same times and take the same decisions, and none waits for another.
+time, as in training, even without communication. A block's time is the largest of all ranks. All
+ranks then have the same times and take the same decisions, and no rank waits for another.
 
-The blocks of collectives follow each other without a pause, after a lead-in that is not timed:
-links may pass the first bytes after a pause faster than their rate, and the chunks of a phase
-occupy them for longer than that.
+The blocks of collectives follow each other without a pause, after an untimed lead-in. Links may
+transfer the first bytes after a pause faster than their sustained rate, and a phase's chunks occupy
+a link for longer than that.
 """
 
 import math
@@ -29,27 +29,27 @@ _FEWEST_BLOCKS = 3
 _WARM_DIFFERENCE = 0.01
 _SETTLED_SPREAD = 0.05
 _MAX_GROWTH = 100
-# The first exchanges of a stream are faster than the others: no guide to how many fill a block.
+# A stream's first exchanges are faster than later ones, and do not show how many fill a block.
 _MAX_STREAM_GROWTH = 4
 OVERLAPPED_SECONDS = 0.6
-# Within one or two turns a pause between turns would not show.
+# A pause between turns would not show within only one or two turns.
 TURNS_IN_WINDOW = 3
 STREAM_BLOCK_SECONDS = 0.05
 _CLOCK_SECONDS = 1e-9
-# Of the time that issuing a block took before: the next may take longer.
+# A factor of the time that an earlier block took to issue: the next block may take longer.
 _HEAD_START = 1.3
 NUM_STREAM_BLOCKS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """Limits of one point's measurement.
+    """The limits of a point's measurement.
 
     Args:
-        min_blocks: blocks before a small spread may end the measurement.
+        min_blocks: number of blocks after which a small spread may end the measurement.
         max_seconds: time limit of all blocks; at least three are run.
         warmup_seconds: time limit of the warm-up.
-        block_seconds: shortest block, far above the clock's resolution.
+        block_seconds: shortest time of a block, far above the clock's resolution.
     """
 
     min_blocks: int
@@ -59,7 +59,7 @@ class Effort:
     block_seconds: float = 1e-3
 
     def for_experiment(self, experiment: Experiment) -> "Effort":
-        """Return the effort with the blocks and the time that the experiment needs at least."""
+        """Return the effort with at least the block length and time that the experiment needs."""
         shortest = STREAM_BLOCK_SECONDS if experiment.is_stream else 0.0
         effort = replace(self, block_seconds=max(self.block_seconds, shortest))
         if not experiment.background_loads:
@@ -69,32 +69,32 @@ class Effort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Raw times of single operations, of each block."""
+    """The raw times of single operations, one per block."""
 
     seconds: tuple[float, ...]
     num_iterations: int
 
     @property
     def is_unstable(self) -> bool:
-        """Whether blocks, too few for quartiles, differ by more than quartiles may."""
+        """Whether the blocks, too few for quartiles, differ by more than quartiles may."""
         width = max(self.seconds) - min(self.seconds)
         few = len(self.seconds) < _MIN_QUARTILE_BLOCKS
         return few and width / statistics.median(self.seconds) > USABLE_SPREAD
 
 
 class FailedPointError(MoetuneError):
-    """This point cannot be measured here; others may."""
+    """An error for a point that cannot be measured here; other points may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedBlock:
-    """One block, equal on all ranks.
+    """A timed block, equal on all ranks.
 
     Args:
-        seconds: time of one run.
-        counts: all background loads provably ran through it.
-        turn_seconds: time of the slowest background load's turn, 0 without loads.
-        elapsed_seconds: since the stopwatch was started.
+        seconds: time of a run.
+        counts: whether all background loads provably ran through the block.
+        turn_seconds: time of the slowest background load's turn; 0 without loads.
+        elapsed_seconds: time since the stopwatch was started.
     """
 
     seconds: float
@@ -104,7 +104,7 @@ class TimedBlock:
 
 
 class Stopwatch:
-    """Times blocks of one experiment on all ranks."""
+    """A stopwatch for the blocks of an experiment on all ranks."""
 
     def __init__(
         self, experiment: Experiment, background: Background, device: Device, ranks: MeasuringRanks
@@ -119,7 +119,7 @@ class Stopwatch:
         self._start = time.perf_counter()
 
     def block(self, iterations: int) -> TimedBlock:
-        """Run and time one block.
+        """Run and time a block.
 
         Raises:
             FailedPointError: it failed on a rank; raised on all of them.
@@ -135,7 +135,7 @@ class Stopwatch:
         return block
 
     def stream(self, iterations: int) -> list[TimedBlock]:
-        """Run blocks without a pause between them, and time all but the first, the lead-in.
+        """Run blocks without a pause between them, and time all except the first, the lead-in.
 
         Raises:
             FailedPointError: it failed on a rank; raised on all of them.
@@ -158,10 +158,10 @@ class Stopwatch:
         num_blocks: int,
         what: str,
     ) -> list[TimedBlock]:
-        """Return the blocks that all ranks ran together, each as long as on the slowest.
+        """Return the blocks that all ranks ran together, each with the slowest rank's time.
 
         Args:
-            work: returns each block's seconds, whether it counts, and the background's turn.
+            work: returns each block's seconds, whether it counts, and the background's turn time.
         """
         text, mine = "", [(0.0, False, 0.0)] * num_blocks
         self._control.barrier(what)
@@ -189,8 +189,8 @@ class Stopwatch:
     def _seconds(self, iterations: int) -> float:
         """Return the time of a block's runs.
 
-        What ranks do together is done once before the clock starts: they leave the barrier at
-        different moments.
+        Ranks leave the barrier at different moments. With several ranks the operation therefore
+        runs once before the clock starts.
         """
         shared = self._control.num_ranks > 1
         return self._device.seconds(
@@ -200,9 +200,9 @@ class Stopwatch:
         )
 
     def _head_start_seconds(self, iterations: int) -> float:
-        """Return how long the host needs to issue a block; 0 where that is not known.
+        """Return how long the host needs to issue a block; 0 if that is unknown.
 
-        With background loads the device never idles: what is issued waits for them anyway.
+        It is also 0 with background loads: the device never idles, so issued work waits anyway.
         """
         experiment = self._experiment
         if experiment.is_issued or experiment.background_loads or self._issue_seconds == math.inf:
@@ -224,7 +224,7 @@ class Stopwatch:
 
 
 def explain(error: BaseException) -> str:
-    """Return one line for `Sample.error`."""
+    """Return the error as one line for `Sample.error`."""
     text = str(error)
     if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate" in text:
         return "out of memory"
@@ -237,13 +237,13 @@ def measure(
     """Time the experiment's victim while its background loads run.
 
     Raises:
-        FailedPointError: it failed on a rank, or the background loads paused too often.
+        FailedPointError: the point failed on a rank, or the background loads paused too often.
     """
     effort = effort.for_experiment(experiment)
     device.synchronize()
     ranks.control.barrier("a point")
     with (
-        device.use(),  # first: a busy device may keep a stream that is new from ever starting
+        device.use(),  # first, as a busy device may keep a new stream from ever starting
         Background(experiment.background_loads, device=device, ranks=ranks) as background,
     ):
         watch = Stopwatch(experiment, background, device, ranks)
@@ -274,7 +274,7 @@ def _warm_up(watch: Stopwatch, effort: Effort, *, max_growth: int) -> int:
 
 
 def _blocks(watch: Stopwatch, iterations: int, effort: Effort, *, is_stream: bool) -> list[float]:
-    """Return the times of the blocks that count: of one stream, or until they settle."""
+    """Return the times of the blocks that count, from a single stream or until they settle."""
     seconds: list[float] = []
     rejected = 0
     watch.restart()

@@ -1,9 +1,9 @@
-"""What layers need of autograd: its state, and hidden modes.
+"""Autograd's state, and a way to hide a layer's operations from selective checkpointing.
 
-`torch.utils.checkpoint.create_selective_checkpoint_contexts` keeps single operations' results, and
-hands these out in place of a repeated operation. A layer's operations write into buffers that
-others fill again, and exchanges of a repeated pass are not those of the first, so that what was
-kept would stand for something else. Its modes see the layer's step as an operator, or not at all.
+`torch.utils.checkpoint.create_selective_checkpoint_contexts` saves the results of single operations
+and returns them when the operations are repeated. A layer's operations write into reused buffers,
+and a repeated pass exchanges anew, so a saved result would be wrong. The modes of selective
+checkpointing therefore see a layer's step as a single operator, or not at all.
 """
 
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ import torch
 from torch.utils import _python_dispatch as dispatch
 from torch.utils import checkpoint
 
-# Nothing public of torch tells of a backward pass, names these modes, or leaves out some of them.
+# torch has no public way to detect a backward pass, to name these modes, or to omit some of them.
 # ruff: noqa: SLF001
 _SELECTIVE = (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode)
 
 
 def is_in_backward() -> bool:
-    """Return whether this thread is in a backward pass, as while a checkpoint computes again."""
+    """Return whether this thread is in a backward pass, for example recomputing a checkpoint."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -33,7 +33,7 @@ def sees_selective_checkpoints() -> bool:
 
 @contextmanager
 def unseen_by_selective_checkpoints() -> Iterator[None]:
-    """Run without the modes of selective checkpointing; those of others stay."""
+    """Run the body without the modes of selective checkpointing; other modes stay."""
     if not torch._C._len_torch_dispatch_stack():
         yield
         return
@@ -51,6 +51,6 @@ def _pop_all() -> list[dispatch.TorchDispatchMode]:
 
 
 def _push(modes: list[dispatch.TorchDispatchMode]) -> None:
-    """Push modes that were popped in this order."""
+    """Push modes back, which are given in the order in which they were popped."""
     for mode in reversed(modes):
         dispatch._push_mode(mode)

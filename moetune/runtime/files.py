@@ -1,4 +1,4 @@
-"""Files that are whole whatever ends the process: written next to their place, then renamed."""
+"""Files that stay whole if the process is killed: written to a temporary name, then renamed."""
 
 import os
 import secrets
@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def replace_file(target: Path, data: bytes) -> None:
-    """Write a file, whose earlier content stays until the new is on the disk.
+    """Write a file; its earlier content stays until the new content is on the disk.
 
     Raises:
-        OSError: it cannot be written; an earlier file is unchanged.
+        OSError: the file cannot be written; an earlier file is unchanged.
     """
     if target.is_dir():
         raise IsADirectoryError(0, "it is a folder")
@@ -29,7 +29,7 @@ def replace_file(target: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Write a folder's names to the disk, so that a new one survives a power cut, too."""
+    """Sync a folder's entries to the disk, so that a new file survives a power cut, too."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

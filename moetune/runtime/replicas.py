@@ -16,17 +16,17 @@ from moetune.runtime.moe.weight_grads import GradientMean
 
 
 def named_layers(model: nn.Module) -> list[tuple[str, PlannedLayer]]:
-    """Return the layers of experts, by name."""
+    """Return a model's expert layers by name."""
     return [(name, part) for name, part in model.named_modules() if isinstance(part, PlannedLayer)]
 
 
 def spread_layers(model: nn.Module) -> list[tuple[str, PlannedLayer]]:
-    """Return the layers, by name, whose experts are spread over several ranks."""
+    """Return the expert layers whose experts are spread over several ranks, by name."""
     return [named for named in named_layers(model) if named[1].communicator.num_ranks > 1]
 
 
 def owners_of(layers: Iterable[tuple[str, PlannedLayer]]) -> dict[int, PlannedLayer]:
-    """Return the layer of each parameter of experts, by the parameter's id."""
+    """Return the layer of each expert parameter, by the parameter's id."""
     return {id(value): layer for _, layer in layers for value in layer.experts.parameters()}
 
 
@@ -44,11 +44,11 @@ def replicas_of(layer: PlannedLayer, ranks: Sequence[int]) -> Communicator:
 
     Args:
         ranks: the data-parallel ranks, in the world. They train on different tokens, or on the same
-            tokens with other experts.
+            tokens with different experts.
 
     Raises:
-        InputError: the layer and its replicas, which its mesh has, are on other ranks.
-        RankMismatchError: the replicas' experts have different places; the same on all.
+        InputError: the layer and its replicas, from its mesh, are on other ranks.
+        RankMismatchError: the replicas' experts have different places; raised equally on all ranks.
         CollectiveError: a rank left.
     """
     mesh, spread = layer.mesh, layer.communicator.members
@@ -75,10 +75,10 @@ def replicas_of(layer: PlannedLayer, ranks: Sequence[int]) -> Communicator:
 def equalize(
     values: Iterable[torch.Tensor], replicas: Communicator, *, device: str | None = None
 ) -> None:
-    """Replace values of replicas by those of the first replica, as wrappers do with all others.
+    """Replace replicas' values with the first replica's, as wrappers do for other parameters.
 
     Args:
-        device: that they travel on; default, that of each value.
+        device: device that the values travel on; the default is each value's device.
     """
     for value in values if replicas.num_ranks > 1 else ():
         if not value.is_meta:
@@ -91,18 +91,19 @@ def prepare_ddp(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.
     """Make `model` ready for DistributedDataParallel and return it; all ranks call this.
 
     The wrapper then ignores the experts of a `MoELayer` on several ranks, which are no replicas.
-    Their gradients are sums over the ranks' tokens already, while the wrapper averages the others'.
-    Scaled by 1 / ranks of the layer, and averaged over the experts' replicas where there are any,
-    they fit the same learning rate, and a step equals that on the whole batch. Replicas get the
-    values of the first, and are averaged behind the last micro-batch (`no_sync`), as the
-    wrapper does with everything else.
+    Their gradients already sum over the ranks' tokens, while the wrapper averages all other
+    gradients. They are scaled by 1 / ranks of the layer, and averaged over the experts' replicas if
+    there are any. So they fit the same learning rate, and a step equals a step on the whole batch.
+    Replicas get the first replica's values, and are averaged after the last micro-batch
+    (`no_sync`), as other parameters.
 
     Args:
-        group: the wrapper's, default the world: the ranks of each `MoELayer`, or of its mesh.
+        group: the wrapper's group (default: world) with the ranks of each `MoELayer`, or of its
+            mesh.
 
     Raises:
         InputError: a layer and its replicas are on other ranks than the group's.
-        RankMismatchError: replicas of experts have different places; the same on all ranks.
+        RankMismatchError: replicas of experts have different places; raised equally on all ranks.
     """
     has_group = dist.is_available() and dist.is_initialized()
     ranks = GroupCommunicator(group).members if has_group else OneRank.members

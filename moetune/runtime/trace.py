@@ -1,4 +1,4 @@
-"""Record when each step of a phase ran: the measured timeline of a layer.
+"""Record when each step of a phase ran, as the measured timeline of a layer.
 
 The executor of `moe` reports every computation and transfer to a `SpanRecorder`.
 """
@@ -21,7 +21,7 @@ class Stamp(Protocol):
     """A point in time."""
 
     def since(self, earlier: Self) -> float:
-        """Return the seconds from an earlier stamp of the same device, once this has passed."""
+        """Return the seconds from an earlier stamp of the same device, once this stamp passed."""
 
 
 class HostStamp:
@@ -38,7 +38,7 @@ class HostStamp:
 
 
 class CudaStamp:
-    """An event of a stream: the host's clock would time launches."""
+    """An event of a stream, because the host's clock would time launches."""
 
     __slots__ = ("event",)
 
@@ -47,7 +47,7 @@ class CudaStamp:
         self.event.record(stream)
 
     def since(self, earlier: Self) -> float:
-        """Return the seconds from an earlier stamp; wait until the stream gets here."""
+        """Return the seconds from an earlier stamp, after waiting until the stream gets here."""
         self.event.synchronize()
         return float(earlier.event.elapsed_time(self.event)) / 1e3
 
@@ -65,10 +65,10 @@ _Resource = Literal["comp", "comm"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedSpan:
-    """One step; times in seconds since the recorder was made.
+    """A recorded step; times are in seconds since the recorder was made.
 
     Args:
-        num_bytes: that this rank sent; None for a computation.
+        num_bytes: bytes that this rank sent; None for a computation.
     """
 
     phase: Phase
@@ -81,28 +81,28 @@ class RecordedSpan:
 
 
 class SpanRecorder:
-    """Records the steps of a phase; this one records nothing."""
+    """A recorder of a phase's steps; this base class records nothing."""
 
     def compute(self, phase: Phase, name: str, chunk: int) -> AbstractContextManager[None]:  # noqa: ARG002 - not recorded
-        """Record the body as one computation."""
+        """Record the body as a computation."""
         return nullcontext()
 
     def transfer(
         self, phase: Phase, name: str, chunk: int, transfer: Transfer, num_bytes: int  # noqa: ARG002 - as above
     ) -> Transfer:  # fmt: skip
-        """Record an exchange that has just been issued, and return it, perhaps wrapped.
+        """Record an exchange that has just been issued; return it or a wrapper of it.
 
         Args:
-            num_bytes: that this rank sends.
+            num_bytes: bytes that this rank sends.
         """
         return transfer
 
 
 @dataclass(slots=True)
 class _Step:
-    """A step under way, begun when it is made; the first that sees the end sets it.
+    """A step under way, which begins when it is made; the first observer of the end sets the end.
 
-    A context around a body, or a transfer whose end is where it was waited for.
+    It is a context around a body, or a transfer that ends when it has been waited for.
     """
 
     phase: Phase
@@ -119,7 +119,7 @@ class _Step:
         self.start = self.clock()
 
     def set_end(self, _: object = None) -> None:
-        """Set the end to now, the first time."""
+        """Set the end to now; only the first call counts."""
         if self.end is None:
             self.end = self.clock()
             if self.has_ended is not None:
@@ -143,11 +143,11 @@ class _Step:
 
 
 class TimelineRecorder(SpanRecorder):
-    """Records with the device's clock: stamps of the host, or events of a GPU's stream.
+    """A recorder with the device's clock: stamps of the host, or events of a GPU's stream.
 
-    A body's stamps are in the current stream. A transfer starts when it is issued or when the one
-    before it ends: the wire serves exchanges in order. It ends when it has completed, which takes a
-    thread or a stream that nothing else uses, or at the latest when it was waited for.
+    A body's stamps are in the current stream. A transfer starts when it is issued, or when the
+    previous transfer ends: the network serves exchanges in order. It ends when it has completed, as
+    seen by a separate thread or stream, or at the latest when it was waited for.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -168,7 +168,7 @@ class TimelineRecorder(SpanRecorder):
     def transfer(
         self, phase: Phase, name: str, chunk: int, transfer: Transfer, num_bytes: int
     ) -> Transfer:
-        """Record the time of issue and, when the exchange completes, of its end."""
+        """Record the time of issue and, when the exchange completes, its end."""
         if self._behind_transfers is not None:
             self._follow(phase, name, chunk, transfer, num_bytes, self._behind_transfers)
             return transfer
@@ -185,10 +185,10 @@ class TimelineRecorder(SpanRecorder):
         self, phase: Phase, name: str, chunk: int, transfer: Transfer, num_bytes: int,
         stream: torch.cuda.Stream,
     ) -> None:  # fmt: skip
-        """Record events around a wait for the exchange, in a stream for these alone.
+        """Record events around a wait for the exchange, in a separate stream.
 
-        A transfer's future is complete as soon as NCCL has issued it. The first event is over when
-        the transfer before it has ended, and when the computing stream has reached the issue.
+        A transfer's future is complete as soon as NCCL has issued it. The first event completes
+        when the previous transfer has ended and the computing stream has reached the issue.
         """
         future = transfer.future()
         stream.wait_stream(torch.cuda.current_stream(self._device))

@@ -1,4 +1,4 @@
-"""Activations of one chunk's rows: of experts with a matrix for each product, or a fused matrix.
+"""Activations of one chunk's rows, for experts with separate or with fused matrices.
 
 `experts` calls this between the products. Results go to the caller's buffers,
 because fresh ones cost page faults: up to three times the operation that fills them on a CPU. The
@@ -23,20 +23,20 @@ from moetune.runtime.moe.workspace import Shape
 GateFunction = Literal["silu", "gelu", "gelu_tanh", "relu"]
 _APPROXIMATION = MappingProxyType({"gelu": "none", "gelu_tanh": "tanh"})
 _BLOCK_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**25})
-"""Values of a temporary: few enough for a CPU's cache, and many enough for a GPU's launches."""
+"""Values in a temporary: few enough for a CPU's cache, enough to keep a GPU's launches few."""
 
 
 def activate(
     pre: torch.Tensor, gate: torch.Tensor | None, activation: Activation, out: torch.Tensor
 ) -> torch.Tensor:
-    """Return act(pre), for swiglu silu(pre) · gate, in `out`."""
+    """Return act(pre) in `out`; for swiglu silu(pre) · gate."""
     _apply("silu" if activation == "swiglu" else activation, pre, out)
     return out if gate is None else out.mul_(gate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClampedGate:
-    """h = (u + 1)·g·σ(α·g) of g ≤ limit and |u| ≤ limit, as in gpt-oss."""
+    """The gate h = (u + 1)·g·σ(α·g) of gpt-oss, with g clamped to ≤ limit and u to |u| ≤ limit."""
 
     alpha: float
     limit: float
@@ -44,13 +44,13 @@ class ClampedGate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedForm:
-    """The form of such experts.
+    """The form of experts whose gate and up-projection are a fused matrix.
 
     Args:
-        function: of the gate.
-        is_interleaved: columns g, u, g, u, …; otherwise all of g, then all of u.
+        function: the gate's activation f.
+        is_interleaved: columns are g, u, g, u, …; otherwise all of g, then all of u.
         is_transposed: parameters are (E, out, in), as those of `nn.Linear`.
-        clamped: in place of the function.
+        clamped: the clamped gate, used instead of `function`.
     """
 
     function: GateFunction = "silu"
@@ -60,11 +60,11 @@ class FusedForm:
 
     @property
     def is_plain_swiglu(self) -> bool:
-        """Whether h = silu(g)·u, of all of g and then all of u."""
+        """Whether h = silu(g)·u, and the columns are all of g, then all of u."""
         return self.function == "silu" and not self.is_interleaved and self.clamped is None
 
     def stored(self, matrix: torch.Tensor) -> torch.Tensor:
-        """Return a view (E, in, out) of a parameter, or a parameter's layout of such a matrix."""
+        """Return a parameter's view (E, in, out), or such a matrix in the parameter's layout."""
         return matrix.transpose(1, 2) if self.is_transposed else matrix
 
     def split(self, fused_RF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,9 +84,9 @@ class FusedForm:
     def backward_buffers(
         self, buffers: Mapping[str, torch.Tensor], num_rows: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return memory for the hidden values, their gradient (R, H), and that of both (R, F).
+        """Return buffers for h and its gradient (R, H) each, and for the gradient of (g, u) (R, F).
 
-        Halves take it in turn: `grad` writes over the first two.
+        Unless columns interleave, the first two are halves of the third, which `grad` overwrites.
         """
         grad_RF = buffers["grad pre"][:num_rows]
         if self.is_interleaved:
@@ -110,7 +110,7 @@ class FusedForm:
         """Return the gradient of g and u in `out_RF`.
 
         Args:
-            grad_RH: of h; overwritten, and perhaps the gate's part of `out_RF` itself.
+            grad_RH: the gradient of h; it is overwritten, and may be the gate's part of `out_RF`.
         """
         (gate, up), (grad_gate, grad_up) = self.split(pre_RF), self.split(out_RF)
         if self.clamped is None:

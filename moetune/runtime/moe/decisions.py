@@ -1,6 +1,6 @@
-"""Decide a step's degree and strategy: the layer's arguments first, then the plan.
+"""Decide a step's degree and strategy: the layer's arguments come first, then the plan.
 
-In `ExpertLayer.forward`, between the ranks' agreement on their tokens and the gate.
+`ExpertLayer.forward` decides after the ranks agree on their tokens, and before the gate runs.
 """
 
 from collections.abc import Sequence
@@ -28,18 +28,18 @@ _SHOWN_EXPERTS = 8
 
 
 class LayerDecisions:
-    """The decisions of one layer, equal on all ranks if arguments and plan books are.
+    """The decisions of one layer; they are equal on all ranks if arguments and plan books are.
 
     Args:
-        key: of the layer; the step's dtype replaces the key's.
-        rank: this rank's index in the layer's group; the first one warns.
+        key: key of the layer; the step's dtype replaces the key's.
+        rank: this rank's index in the layer's group; rank 0 logs warnings.
         pipeline, memory_reuse, plan, placement, expert_kernel, dispatcher: as in `MoELayer`.
-        can_place: whether the layer can have its experts in another than the natural order.
+        can_place: whether the layer supports another order of experts than the natural order.
 
     Attributes:
-        placement: expert of each place; empty for the natural order.
-        has_met: the ranks have compared their plans and their layers, whose shape is the size of
-            an exchange.
+        placement: the expert of each place; empty for the natural order.
+        has_met: the ranks have compared their plans and layers; a layer's shape sets an exchange's
+            size.
 
     Raises:
         InputError: an argument is out of range.
@@ -47,7 +47,7 @@ class LayerDecisions:
 
     has_met = False
     _problem: InputError | None = None
-    """The reason that this rank cannot use its plan, until the ranks meet in `agree`."""
+    """The reason why this rank cannot use its plan, raised when the ranks meet in `agree`."""
 
     def __init__(
         self,
@@ -86,13 +86,13 @@ class LayerDecisions:
 
     @property
     def version(self) -> str:
-        """Text that is equal on ranks whose decisions are."""
+        """A text that is equal on ranks with equal decisions."""
         source = self._book.version if self._pinned is None else str(self._pinned)
         kernel = f", kernel {self._kernel}" if self._kernel else ""
         return f"plan {source}, memory {self._strategy or 'as planned'}{kernel}"
 
     def check(self) -> None:
-        """Raise InputError where this rank cannot use its plan: it is for another layer, say."""
+        """Raise InputError if this rank cannot use its plan, such as a plan for another layer."""
         if self._problem is not None:
             raise self._problem
 
@@ -100,7 +100,7 @@ class LayerDecisions:
         """Return the first rank's seed, once all ranks have the same layer and plans.
 
         Raises:
-            InputError, RankMismatchError: as of `PlannedLayer.agree_on_plans`.
+            InputError, RankMismatchError: as in `PlannedLayer.agree_on_plans`.
         """
         agree(communicator, self.check, lambda _: (self._described,), "the layer and its plans")
         self.has_met = True
@@ -110,14 +110,14 @@ class LayerDecisions:
 
     @property
     def _described(self) -> str:
-        """The book, the layer and the experts' places, in a few words."""
+        """A short description of the book, the layer and the experts' places."""
         described = f"{self._book.described} for {self._key.layer}"
         if not self.placement:
             return described
         return f"{described}, experts in the order {_shortened(self.placement)}"
 
     def pin(self, decision: Decision | None) -> None:
-        """Return `decision` from now on; None goes back to the plan."""
+        """Make `decide` return `decision` from now on; None goes back to the plan."""
         if decision is not None:
             _ = decision.degree
         self._pinned = decision
@@ -134,16 +134,16 @@ class LayerDecisions:
         return decision
 
     def expected_degree(self, num_tokens: int, dtype: torch.dtype) -> int:
-        """Return the degree for this rank's tokens; 1 where plans were never looked up.
+        """Return the degree for this rank's tokens; 1 if no plan has been looked up yet.
 
-        Nothing fails here: the ranks have not agreed yet, and others would wait.
+        This raises no error: the ranks have not agreed yet, and the other ranks would wait.
         """
         if self._pinned is None and dtype not in self._plans:
             return 1
         return self.decide(num_tokens, dtype).forward_degree
 
     def kernel_problem(self, dtype: torch.dtype, device: torch.device) -> str:
-        """Return why this rank lacks a kernel of its steps in that dtype; "" if it has all."""
+        """Return why this rank lacks a kernel for its steps in that dtype; "" if it lacks none."""
         forced = self._kernel or (None if self._pinned is None else self._pinned.kernel)
         wanted = dtype, device.type, forced
         if wanted not in self._kernel_problems:
@@ -158,7 +158,7 @@ class LayerDecisions:
         return self._kernel_problems[wanted]
 
     def watch(self, num_tokens: int, dtype: torch.dtype, device: torch.device) -> Watch:
-        """Return the timer of a call, for a search that needs measured steps."""
+        """Return a timer for this call, for a search that needs measured steps."""
         plans = self._plans.get(dtype)
         if self._pinned is not None or plans is None or not torch.is_grad_enabled():
             return Watch()
@@ -183,12 +183,12 @@ class LayerDecisions:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return a dtype's name in plans."""
+    """Return the name that plans use for a dtype."""
     return str(dtype).removeprefix("torch.")
 
 
 def _pinned_decision(pipeline: bool | int) -> Decision | None:
-    """Return the caller's degree, None for the plan's; InputError where it is no number above 0."""
+    """Return the caller's degree, None for the plan's; raise InputError for a degree below 1."""
     if pipeline is True:
         return None
     degree: object = 1 if pipeline is False else pipeline
@@ -201,7 +201,7 @@ def _pinned_decision(pipeline: bool | int) -> Decision | None:
 
 
 def forced_strategy(memory_reuse: bool | str) -> Strategy | None:
-    """Return the caller's strategy, None for the plan's; InputError where there is no such."""
+    """Return the caller's strategy, None for the plan's; raise InputError for an unknown name."""
     if memory_reuse is True:
         return None
     wanted = memory_reuse or "none"
@@ -215,7 +215,7 @@ def forced_strategy(memory_reuse: bool | str) -> Strategy | None:
 
 
 def _book(plan: GivenPlan, key: LayerKey) -> PlanBook:
-    """Return the book to look plans up in; InputError where a plan is for another layer."""
+    """Return the book to look plans up in; raise InputError if a plan is for another layer."""
     if plan is None or isinstance(plan, PlanBook):
         return plan or PlanBook()
     plans = plans_of(plan)
@@ -225,10 +225,10 @@ def _book(plan: GivenPlan, key: LayerKey) -> PlanBook:
 
 
 def _placement(given: Sequence[int] | None, book: PlanBook, key: LayerKey) -> tuple[int, ...]:
-    """Return the expert of each place, as given or as all plans for the layer have it.
+    """Return the expert of each place: the given order, or that of all plans for the layer.
 
-    Plans without loads of experts have no placement, and go with any. It is an InputError where
-    the placement is no permutation, or two plans differ.
+    Plans made without loads of experts have no placement, and fit any. Raises InputError if the
+    placement is no permutation, or two plans differ.
     """
     num_experts = key.layer.num_experts
     if given is not None:
@@ -250,13 +250,13 @@ def _placement(given: Sequence[int] | None, book: PlanBook, key: LayerKey) -> tu
 
 
 def _shortened(placement: tuple[int, ...]) -> str:
-    """Return the first experts of a placement and its digest, which differ where it does."""
+    """Return a placement's first experts and its digest as text; it differs for other orders."""
     first = ", ".join(map(str, placement[:_SHOWN_EXPERTS]))
     return f"{first}, … ({digest(placement)[:12]})"
 
 
 def _check_degrees(plan: Plan) -> None:
-    """Raise InputError where a range of the plan has other chunks backward than forward."""
+    """Raise InputError if a range of the plan has different degrees forward and backward."""
     pipeline = plan.pipeline
     common_degree(pipeline.forward_degree, pipeline.backward_degree)
     for _, _, forward, backward in pipeline.ranges:

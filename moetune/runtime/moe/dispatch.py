@@ -1,16 +1,16 @@
-"""Permute a step's pairs: which rows go where, in which order, and every rank's counts of them.
+"""Permute a step's (token, choice) pairs: each row's target, the order, and every rank's counts.
 
-Between the gate and `function` in a layer's forward pass. `TokenPermutation` orders pairs on the
-device, from the gate's choices alone; `dispatcher` reads what the host must know, and the result
-is a `Dispatch` for both phases.
+This runs after the gate and before `function` in a layer's forward pass. `TokenPermutation` orders
+pairs on the device, from the gate's choices alone. `dispatcher` reads the counts that the host
+needs, and the result is a `Dispatch` for both phases.
 
 T tokens of this rank, K choices a token, N rows to send (without dropped pairs), P ranks, C chunks,
 L local experts of a rank, R rows that this rank receives.
 
-Tokens are cut into chunks of almost equal size. On the sender pairs are ordered by (chunk, target
-rank, local expert, token). On the receiver they are ordered by (chunk, local expert, source rank,
-token), so that one GEMM takes all of an expert's rows in a chunk. Where ranks have several experts
-a token's row travels once to each of them (`token_rows`); elsewhere every pair has a row.
+Tokens are cut into chunks of almost equal size. The sender orders pairs by (chunk, target rank,
+local expert, token). The receiver orders them by (chunk, local expert, source rank, token), so that
+one GEMM takes all of an expert's rows in a chunk. If ranks have several experts, a token's row
+travels once to each target rank (`token_rows`). Otherwise every pair has a row.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +25,7 @@ from moetune.runtime.moe.token_rows import RowSums, SentTokens, before
 
 
 def slices_of(sizes: Iterable[int]) -> list[slice]:
-    """Return slices of these sizes, one after another."""
+    """Return consecutive slices of these sizes."""
     slices, low = [], 0
     for size in sizes:
         slices.append(slice(low, low + size))
@@ -35,13 +35,13 @@ def slices_of(sizes: Iterable[int]) -> list[slice]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCounts:
-    """Numbers of one step.
+    """The numbers of rows in one step.
 
     Args:
-        send_CP, receive_CP: [chunk][rank] pairs.
-        rows_CL: [chunk][local expert] pairs that this rank computes.
-        receive_PCL: the same by source rank, (P, C, L) on the device.
-        tokens: rows that travel, where that are not all pairs.
+        send_CP, receive_CP: pairs by [chunk][rank].
+        rows_CL: pairs that this rank computes, by [chunk][local expert].
+        receive_PCL: the same pairs by source rank, (P, C, L) on the device.
+        tokens: counts of the rows that travel, if these are fewer than the pairs.
     """
 
     send_CP: Sequence[Sequence[int]]
@@ -52,17 +52,17 @@ class RowCounts:
 
     @property
     def travelling(self) -> "RowCounts | TokenCounts":
-        """Numbers of the rows that travel."""
+        """The counts of the rows that travel."""
         return self if self.tokens is None else self.tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts:
-    """Numbers of tokens' rows, each of which travels once to a rank.
+    """The numbers of tokens' rows; each row travels once to a target rank.
 
     Args:
-        send_CP, receive_CP: [chunk][rank].
-        received_CP: the latter on the device.
+        send_CP, receive_CP: rows by [chunk][rank].
+        received_CP: `receive_CP` on the device.
     """
 
     send_CP: Sequence[Sequence[int]]
@@ -71,7 +71,7 @@ class TokenCounts:
 
 
 class TokenPermutation:
-    """Order of this rank's pairs by chunk and expert, before the exchange of their numbers.
+    """The order of this rank's pairs by chunk and expert, before the ranks exchange their counts.
 
     Args:
         experts_TK: chosen experts.
@@ -80,7 +80,7 @@ class TokenPermutation:
 
     Attributes:
         counts_CPL: pairs by chunk, target rank and expert.
-        tokens: rows that travel, where ranks have several experts; None where pairs do.
+        tokens: the rows that travel, if ranks have several experts; None if every pair travels.
     """
 
     def __init__(
@@ -119,16 +119,16 @@ class TokenPermutation:
 
     @property
     def numbers_CPX(self) -> torch.Tensor:  # noqa: N802 - a tensor's dimensions
-        """Numbers for the other ranks: of each expert's pairs, and of rows if those are fewer."""
+        """Counts for the other ranks: each expert's pairs, and travelling rows if fewer."""
         if self.tokens is None:
             return self.counts_CPL
         return torch.cat((self.counts_CPL, self.tokens.counts_CP.unsqueeze(2)), dim=2)
 
     def dispatch(self, counts: RowCounts, *, grouped: "GroupedRows | None" = None) -> "Dispatch":
-        """Return the step's dispatch, now that the ranks' numbers are known.
+        """Return the step's dispatch, once the ranks' counts are known.
 
         Args:
-            grouped: bounds for a grouped kernel; None where products are computed one by one.
+            grouped: bounds for a grouped kernel; None if each expert has a separate product.
         """
         pairs_N, top_k = self._pairs[: sum(map(sum, counts.send_CP))], self._rows_TK.shape[1]
         parts = _parts(counts.rows_CL, grouped)
@@ -164,12 +164,12 @@ def _chunks(num_tokens: int, degree: int, device: torch.device) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedRows:
-    """Bounds of all rows that this rank's experts compute, for a grouped kernel.
+    """The bounds of all rows that this rank's experts compute, for a grouped kernel.
 
     Args:
         ends_CL: (C, L) int32, one past the last row of each expert in each chunk.
         one_hot_RL: (R, L), each row's expert; None without biases.
-        kernel: that takes them.
+        kernel: the kernel that takes the bounds.
     """
 
     ends_CL: torch.Tensor
@@ -180,10 +180,10 @@ class GroupedRows:
     def of(
         cls, counts: RowCounts, *, like: torch.Tensor, bias: bool, kernel: GroupedKernel
     ) -> "GroupedRows":
-        """Return that of rows ordered by (chunk, local expert).
+        """Return the bounds of rows that are ordered by (chunk, local expert).
 
         Args:
-            like: of the rows' dtype.
+            like: a tensor of the rows' dtype.
             bias: whether experts add biases.
         """
         counts_CL = counts.receive_PCL.sum(0)
@@ -199,7 +199,7 @@ class GroupedRows:
 
 
 def _parts(rows_CL: Sequence[Sequence[int]], grouped: GroupedRows | None) -> list[RowPart]:
-    """Return every chunk's rows at this rank's experts."""
+    """Return the rows of each chunk at this rank's experts."""
     rows = slices_of(map(sum, rows_CL))
     if grouped is None:
         return [
@@ -221,15 +221,15 @@ class Dispatch:
 
     Args:
         pairs_N: every (token, choice) pair, token·K + choice, in sending order.
-        rows_TK: the place of every pair in that order; N or more for dropped pairs.
+        rows_TK: the place of each pair in that order; N or more for dropped pairs.
         tokens_M: the token of every row that travels, in sending order.
-        sums: of the rows that travel, by token.
-        places_N: of every pair, the place of its row in its rank's block of the chunk; None where
+        sums: sums the rows that travel by token.
+        places_N: for each pair, its row's place in the target rank's block of the chunk; None if
             pairs travel.
         counts: pairs and rows that this rank sends and receives.
-        sent, received: every chunk's rows among those that this rank sends, and those that arrive.
-        parts: every chunk's rows among those that its experts compute.
-        grouped: bounds for a grouped kernel; None where products are computed one by one.
+        sent, received: each chunk's slice of the rows that this rank sends, or that arrive.
+        parts: each chunk's part of the rows that this rank's experts compute.
+        grouped: bounds for a grouped kernel; None if each expert has a separate product.
     """
 
     pairs_N: torch.Tensor
@@ -245,23 +245,23 @@ class Dispatch:
 
     @property
     def degree(self) -> int:
-        """Number of chunks."""
+        """The number of chunks."""
         return len(self.parts)
 
     @property
     def num_received(self) -> int:
-        """Rows that this rank's experts see in the step."""
+        """The number of rows that this rank's experts compute in the step."""
         last: int = self.parts[-1].rows.stop
         return last
 
     @property
     def most_rows(self) -> int:
-        """Rows that they see in the largest chunk."""
+        """The number of rows that this rank's experts compute in the largest chunk."""
         return max(map(sum, self.counts.rows_CL))
 
     @property
     def num_sent(self) -> int:
-        """Rows that this rank sends in the step."""
+        """The number of rows that this rank sends in the step."""
         last: int = self.sent[-1].stop
         return last
 
@@ -271,13 +271,13 @@ class Dispatch:
         return slice(num_tokens * chunk // self.degree, num_tokens * (chunk + 1) // self.degree)
 
     def by_expert(self) -> torch.Tensor | None:
-        """Return for each pair by (chunk, expert, source) its place by (source, chunk, expert).
+        """Return each pair's place in (source, chunk, expert) order, by (chunk, expert, source).
 
         `values.index_select(0, places)` sorts by expert, and `index_copy_` with the same places
         sorts back.
 
         Returns:
-            (R,); None where both orders are the same: with one source rank, or one expert.
+            (R,); None if the orders are equal: with a single source rank, or one chunk and expert.
         """
         counts_PCL = self.counts.receive_PCL
         num_ranks, degree, num_local = counts_PCL.shape
@@ -287,10 +287,10 @@ class Dispatch:
         return _places(starts_CLP, counts_PCL.permute(1, 2, 0), self.num_received)
 
     def by_expert_in_step(self) -> torch.Tensor | None:
-        """Return for each received row by (chunk, expert) its place by (expert, chunk).
+        """Return each received row's place in (expert, chunk) order, by (chunk, expert).
 
         Returns:
-            (R,); None with one chunk, where both orders are the same.
+            (R,); None for one chunk, because both orders are the same.
         """
         if self.degree == 1:
             return None
@@ -302,7 +302,7 @@ class Dispatch:
         """Return all received rows of the step by expert, for a grouped kernel.
 
         Args:
-            in_order: orders values of rows by (chunk, expert).
+            in_order: turns values of rows in (chunk, expert) order into (expert, chunk) order.
         """
         if self.degree == 1:
             return self.parts[0]
@@ -321,9 +321,9 @@ def _places(starts: torch.Tensor, counts: torch.Tensor, num_rows: int) -> torch.
     """Return each row's place in another order.
 
     Args:
-        starts: of the rows of every cell in the other order.
-        counts: rows of every cell, in the order of the rows.
-        num_rows: their sum.
+        starts: the first row of each cell in the other order.
+        counts: rows of each cell, in the order of the rows.
+        num_rows: the sum of `counts`.
     """
     flat = counts.reshape(-1)
     shift = starts.reshape(-1) - before(flat)

@@ -1,9 +1,9 @@
-"""Dispatchers: the way of a layer's tokens to the experts of all ranks, and of the results back.
+"""Dispatchers: they bring a layer's tokens to the experts of all ranks, and the results back.
 
-`planned_layer` asks them for a step's rows and their numbers, and for the memory policy that runs
-the step: `keep` or `reuse` behind an all-to-all, `tensor` where all ranks have all tokens. Numbers
-are counted on the device, exchanged with the ranks' agreement, and read once: this read is the
-pass's only stop. The host needs them for the sizes of exchanges and products.
+`planned_layer` asks them for a step's rows, their counts, and the memory policy that runs the step.
+The policy is `keep` or `reuse` with all-to-alls, and `tensor` if all ranks have all tokens. Rows
+are counted on the device, exchanged with the ranks' agreement, and read once. This read is the
+pass's only host sync: the host needs the sizes of exchanges and products.
 
 P ranks, C chunks, L local experts of a rank.
 """
@@ -31,17 +31,17 @@ from moetune.runtime.moe.reuse import ReuseBackward, ReuseForward
 from moetune.runtime.moe.tensor import TensorBackward, TensorForward
 
 _MAX_CHUNKS = 32
-"""Chunks that fit into an opening's exchange, whose size must not depend on the degree."""
+"""The most chunks that fit into an opening's exchange, whose size must not depend on the degree."""
 _OF_OTHERS = MappingProxyType({
     "deepep": "DeepEP's kernels run in Megatron-Core, Megatron-Bridge and torchtitan",
     "hybrid_ep": "HybridEP's kernels run in Megatron-Core, Megatron-Bridge and torchtitan",
     "symmetric_memory": "exchanges by torch's symmetric memory never ran on a GPU",
 })  # fmt: skip
-"""Dispatchers that layers have not, and why."""
+"""Dispatchers that layers do not support, and why."""
 
 
 def check_dispatcher(name: str | None, kind: ExpertParallel) -> None:
-    """Raise InputError where a layer of a kind cannot send its tokens by that dispatcher."""
+    """Raise InputError if this kind of layer cannot send its tokens by that dispatcher."""
     usual = "all_gather" if kind == "tensor" else "all_to_all"
     if name in {None, usual}:
         return
@@ -53,13 +53,13 @@ def check_dispatcher(name: str | None, kind: ExpertParallel) -> None:
 
 
 class AllToAll:
-    """Every rank sends its tokens to the ranks of their experts, and gets the results back.
+    """The dispatcher that sends tokens to their experts' ranks, and the results back.
 
     Args:
-        placement: of the experts over the communicator's ranks.
+        placement: places the experts on the communicator's ranks.
 
     Attributes:
-        copies: of activations that leave the device.
+        copies: copies of activations to the host and back.
     """
 
     def __init__(self, communicator: Communicator, placement: ExpertPlacement) -> None:
@@ -69,7 +69,7 @@ class AllToAll:
         self.copies = DeviceCopies()
 
     def permute(self, routing: Routing, degree: int) -> TokenPermutation:
-        """Return this rank's rows, before the host knows their numbers."""
+        """Return the order of this rank's rows, before the host knows their counts."""
         if routing.aux_loss is None:
             _check_choices(routing.experts_TK, self._placement.num_experts)
         num_ranks = self._communicator.num_ranks
@@ -79,7 +79,7 @@ class AllToAll:
         )  # fmt: skip
 
     def count(self, permutation: TokenPermutation) -> RowCounts:
-        """Exchange and read the numbers of rows."""
+        """Exchange the counts of rows, and read them on the host."""
         counts_CPL = permutation.counts_CPL
         if self._communicator.num_ranks == 1:
             return _local_counts(counts_CPL, counts_CPL[:, 0].tolist())
@@ -89,18 +89,18 @@ class AllToAll:
     def open(
         self, opening: Opening, permutation: TokenPermutation | None, device: torch.device
     ) -> tuple[list[list[int]], RowCounts | None]:
-        """Exchange openings and numbers of rows at once, and read both.
+        """Exchange openings and counts of rows together, and read both on the host.
 
-        All ranks have the same layer: its shape is the size of the exchange.
-        The numbers are of chunks that a rank expects, before the ranks' agreement says which they
-        are: they are of use if all ranks, and then the agreement, have the same.
+        All ranks must have the same layer, because its shape sets the exchange's size. A rank
+        counts by the degree that it expects, before the ranks agree. The counts are usable only if
+        all ranks expected the degree that they then agree on.
 
         Args:
-            permutation: None where the rank's input has a problem.
+            permutation: None if the rank's input has a problem.
 
         Returns:
-            Every rank's opening, where there are several, and the numbers; None where the ranks'
-            chunks differ.
+            Every rank's opening, if there are several ranks, and the counts; None if degrees
+            differ.
         """
         if self._communicator.num_ranks == 1:
             return [], None if permutation is None else self.count(permutation)
@@ -133,11 +133,11 @@ class AllToAll:
         )  # fmt: skip
 
     def signature(self, _: torch.Tensor) -> str:
-        """Return what must be equal on all ranks of their tokens' numbers."""
+        """Return the part of the agreed signature that describes the tokens' number."""
         return ""
 
     def places_of(self, experts_TK: torch.Tensor) -> torch.Tensor:
-        """Return the places of experts: rows travel to those."""
+        """Return the places of chosen experts; rows travel to places."""
         order = self._placement.order
         if not order:
             return experts_TK
@@ -149,18 +149,18 @@ class AllToAll:
 
     @cached_property
     def _places(self) -> dict[torch.device, torch.Tensor]:
-        """Place of each expert, on each device where it was needed."""
+        """The places of all experts, by device."""
         return {}
 
 
 class AllGather(AllToAll):
-    """Every rank has all tokens, and its experts' results are summed over the ranks (PPMoE).
+    """The dispatcher for ranks that all have all tokens; results are summed over ranks (PPMoE).
 
-    Numbers of rows are this rank's: the openings alone are exchanged.
+    Counts of rows are this rank's, so the ranks exchange only the openings.
     """
 
     def permute(self, routing: Routing, degree: int) -> TokenPermutation:
-        """Return the rows of this rank's experts."""
+        """Return the order of the rows of this rank's experts."""
         local_TK = routing.experts_TK - self._placement.first
         return TokenPermutation(
             local_TK, (local_TK >= 0) & (local_TK < self._num_local),
@@ -168,14 +168,14 @@ class AllGather(AllToAll):
         )  # fmt: skip
 
     def count(self, permutation: TokenPermutation) -> RowCounts:
-        """Read the numbers of rows."""
+        """Read the counts of rows on the host."""
         counts_C1L = permutation.counts_CPL
         return _local_counts(counts_C1L, counts_C1L[:, 0].tolist())
 
     def open(
         self, opening: Opening, permutation: TokenPermutation | None, device: torch.device
     ) -> tuple[list[list[int]], RowCounts | None]:
-        """Exchange openings, and read them with the numbers of rows."""
+        """Exchange openings, and read them on the host with the counts of rows."""
         mine = few_values(opening.values, device)
         heads = self._communicator.all_gather_values(mine, "the agreement on tokens")
         if permutation is None:
@@ -191,15 +191,15 @@ class AllGather(AllToAll):
         )
 
     def signature(self, x: torch.Tensor) -> str:
-        """Return what must be equal on all ranks of their tokens' numbers."""
+        """Return the part of the agreed signature that describes the tokens' number."""
         return f", {x.shape[:-1].numel()} tokens on every rank"
 
 
 def _check_choices(experts_TK: torch.Tensor, num_experts: int) -> None:
-    """Raise InputError where a caller's router chose experts that the layer has not.
+    """Raise InputError if a caller's router chose experts that the layer does not have.
 
-    They would be dropped, or be other experts in another chunk. The host would wait for those of a
-    GPU, which are not looked at.
+    Such choices would be dropped, or would select another expert in another chunk. Choices on a GPU
+    are not checked, because the host would have to wait for them.
     """
     if experts_TK.device.type == "cpu" and experts_TK.numel():
         low, high = map(int, torch.aminmax(experts_TK))
@@ -215,7 +215,7 @@ def _local_counts(counts_C1L: torch.Tensor, rows_CL: Sequence[Sequence[int]]) ->
     """Return the counts of rows that stay on this rank.
 
     Args:
-        rows_CL: the same numbers, read by the host.
+        rows_CL: the same counts, read by the host.
     """
     sums = [[sum(rows)] for rows in rows_CL]
     return RowCounts(
@@ -226,12 +226,12 @@ def _local_counts(counts_C1L: torch.Tensor, rows_CL: Sequence[Sequence[int]]) ->
 def _exchange(
     head: Sequence[int], send_CPX: torch.Tensor, width: int, communicator: Communicator, name: str
 ) -> tuple[list[list[int]], RowCounts]:
-    """Exchange numbers and counts of rows in a block for each rank; return all heads, and counts.
+    """Exchange heads and counts of rows, a block for each rank; return all heads and the counts.
 
     Args:
-        head: this rank's numbers, for all ranks.
-        send_CPX: as of `TokenPermutation.numbers_CPX`.
-        width: numbers of a block; those that the counts leave are zeros.
+        head: this rank's integers for all ranks.
+        send_CPX: as in `TokenPermutation.numbers_CPX`.
+        width: integers in a block; zeros fill the rest behind the counts.
     """
     num_chunks, num_ranks, num_numbers = send_CPX.shape
     first, last = len(head), len(head) + num_chunks * num_numbers
@@ -248,7 +248,7 @@ def _exchange(
 def _read(
     heads: torch.Tensor, send_CPX: torch.Tensor, receive_PCX: torch.Tensor
 ) -> tuple[list[list[int]], RowCounts]:
-    """Return every rank's head and the counts, which the host reads at once."""
+    """Return every rank's head and the counts, in a single read of the host."""
     num_numbers = send_CPX.shape[2]
     num_local = max(1, num_numbers - 1)
     receive_PCL = receive_PCX[..., :num_local]
@@ -268,7 +268,7 @@ def _read(
 
 
 def _lists(tables: Sequence[torch.Tensor]) -> list[list[list[int]]]:
-    """Return tables of numbers, which the host reads at once."""
+    """Return tensors as tables of integers, in a single read of the host."""
     read = torch.cat([*map(torch.flatten, tables)]).cpu()
     parts = read.split([*map(torch.numel, tables)])
     return [part.view(table.shape).tolist() for part, table in zip(parts, tables, strict=True)]

@@ -1,9 +1,9 @@
-"""Run one phase's schedule: start transfers on the wire and compute behind them.
+"""Run one phase's schedule: start transfers, and compute while they travel.
 
 A token's way to the wire: `layer`, `gate`, `function`, **executor**, the policy's handlers (`keep`,
-`reuse` or `tensor`), which start transfers here, `comm`. Every rank issues the same
-steps in the same order, which follows from the plan and never from the data: no rank skips a chunk,
-even one without rows, because the others' collectives would wait for it.
+`reuse` or `tensor`), which start transfers here, `comm`. Every rank issues the same steps in the
+same order, which follows from the plan and never from the data. No rank skips a chunk, even an
+empty chunk, because the other ranks' collectives would wait for it.
 """
 
 from abc import ABC, abstractmethod
@@ -35,7 +35,7 @@ _INTERLEAVED_LEAD = 2
 
 @cache
 def pipelined_schedule(degree: int, order: Order) -> Schedule:
-    """Return the steps of a phase whose chunks share no buffers.
+    """Return the steps of a phase in which each chunk has separate buffers.
 
     dispatch_first: D₁ … D_r, then E₁ C₁ E₂ C₂ … (PipeMoE Eq. 9–11).
     interleaved: two dispatches ahead, then D_{i+2} behind C_i (MPipeMoE §III-B).
@@ -55,7 +55,7 @@ def ring_schedule(degree: int) -> Schedule:
 
     The next dispatch goes first, because the experts wait for it and not for the combine. It may
     then take as long as the experts compute, instead of half of that. MPipeMoE's order, C_i first,
-    lost up to 12 % where a dispatch takes between half and all of the experts' time.
+    lost up to 12 % if a dispatch takes between half and all of the experts' time.
     """
     steps: list[Step] = [("dispatch", chunk) for chunk in range(min(degree, _INTERLEAVED_LEAD))]
     for chunk in range(degree):
@@ -67,16 +67,16 @@ def ring_schedule(degree: int) -> Schedule:
 
 
 def local_schedule(degree: int) -> Schedule:
-    """Return the steps of a phase whose ranks have all rows: no dispatch."""
+    """Return the steps of a phase without dispatch, for ranks that have all rows."""
     return tuple(step for i in range(degree) for step in (("compute", i), ("combine", i)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineContext:
-    """Everything but the memory policy that both phases of a step share.
+    """What both phases of a step share, except the memory policy.
 
     Args:
-        form: of fused experts, in place of the activation.
+        form: form of fused experts, used instead of the activation.
     """
 
     communicator: Communicator
@@ -90,7 +90,7 @@ class PipelineContext:
         """Return the experts' parameters in the dtype of a step.
 
         Args:
-            parameters: as of `ExpertWeights.of`.
+            parameters: as in `ExpertWeights.of`.
         """
         return ExpertWeights.of(self.activation, parameters, dtype, self.form)
 
@@ -100,10 +100,10 @@ class PhaseInputs:
     """The inputs of a phase.
 
     Args:
-        context, dispatch: of the step.
-        values_TD: x forward, the gradient of y backward.
+        context, dispatch: the step's context and dispatch.
+        values_TD: forward x, backward the gradient of y.
         weights_TK: the combine weights.
-        grad_dtypes: of the gradients of the parameters, None where none is wanted; empty forward.
+        grad_dtypes: dtype of each parameter's gradient, None if it is not wanted; empty forward.
         saved: tensors that the forward phase saved; empty forward.
     """
 
@@ -117,11 +117,11 @@ class PhaseInputs:
 
 
 class PhaseRun(ABC):
-    """A phase of a step with its buffers, and the transfers that its steps start.
+    """A phase of a step, with its buffers and the transfers that its steps start.
 
     Attributes:
-        saved: of a forward phase: tensors for the backward phase, set by `finish`.
-        grads: of a backward phase: the experts' backward.
+        saved: in a forward phase, tensors for the backward phase, set by `finish`.
+        grads: in a backward phase, the experts' backward.
     """
 
     schedule: Schedule
@@ -147,7 +147,7 @@ class PhaseRun(ABC):
         """Return the experts' backward.
 
         Args:
-            weights_R1, buffers, factors: as of `ExpertGrads`.
+            weights_R1, buffers, factors: as in `ExpertGrads`.
         """
         return ExpertGrads(
             inputs.experts, inputs.grad_dtypes, weights_R1, self._dispatch.degree, buffers,
@@ -162,7 +162,7 @@ class PhaseRun(ABC):
 
     @abstractmethod
     def compute(self, chunk: int) -> None:
-        """Compute the experts on the rows that arrived."""
+        """Run the experts on the rows that arrived."""
 
     @abstractmethod
     def combine(self, chunk: int) -> None:
@@ -172,15 +172,15 @@ class PhaseRun(ABC):
     def finish(self) -> Any:  # noqa: ANN401 - as the phase
         """Return the phase's results, once everything has arrived.
 
-        Forward these are the weighted outputs (T, D), backward the gradients of x (T, D) and of the
-        combine weights (T, K).
+        These are the weighted outputs (T, D) forward, and backward the gradients of x (T, D) and of
+        the combine weights (T, K).
         """
 
     def run(self) -> None:
         """Issue all steps. Computations wait for their chunk; combines may end after the return.
 
         Raises:
-            CollectiveError: an exchange failed; the text names it and the chunk.
+            CollectiveError: an exchange failed; the text names the exchange and the chunk.
         """
         self.begin()
         for step, chunk in self.schedule:
@@ -200,18 +200,18 @@ class PhaseRun(ABC):
         """Start a transfer and record it.
 
         Args:
-            step: of the schedule, or the policy's name of the transfer.
-            issue: starts it, given its name for errors.
-            num_bytes: that this rank sends.
+            step: step of the schedule, or the policy's name for the transfer.
+            issue: starts the transfer, given its name for errors.
+            num_bytes: bytes that this rank sends.
         """
         transfer = issue(f"{self._phase} {step} {chunk + 1} of {self._dispatch.degree}")
         return self._context.recorder.transfer(self._phase, step, chunk, transfer, num_bytes)
 
 
 class DispatchedPhase(PhaseRun):
-    """A phase whose rows travel to their experts, and results and combine weights' gradients back.
+    """A phase with all-to-alls: rows go to their experts; results and weights' gradients come back.
 
-    Where this rank is alone nothing travels, and nothing is recorded.
+    On a single rank nothing travels, and no transfer is recorded.
     """
 
     _received: ReceivedTokens | None = None  # forward, once the weights have arrived
@@ -232,7 +232,7 @@ class DispatchedPhase(PhaseRun):
         return self._exchange("combine", chunk, results, into)
 
     def begin(self) -> None:
-        """Start sending the combine weights, for which the first computation of experts waits."""
+        """Start sending the combine weights; the first computation of experts waits for them."""
         if self._phase == "forward":
             self._arriving[0] = [self._start_weights(self._weights.send, self._weights_TK)]
 
@@ -242,11 +242,11 @@ class DispatchedPhase(PhaseRun):
         return weights_R1
 
     def saved_places(self) -> tuple[torch.Tensor, ...]:
-        """Return what the backward phase needs of the way of tokens that travel once."""
+        """Return the tensors that expand rows of tokens again in the backward phase."""
         return () if self._received is None else self._received.tensors
 
     def restore_places(self, saved: Sequence[Any]) -> Sequence[Any]:
-        """Take what `saved_places` gave from the front of the saved tensors; return the others."""
+        """Take the tensors of `saved_places` from the front of `saved`; return the rest."""
         if not self._sends_tokens:
             return saved
         places_R, order, starts, *rest = saved

@@ -1,13 +1,13 @@
-"""The kernel of a step's experts: which there are here, why others are not, and Liger's.
+"""The kernels for a step's experts: which are available here, why others are not, and Liger's.
 
-`planned_layer` asks this for the kernel that the plan or the layer's argument names; measuring asks
-which there are. A kernel that is missing or too old is refused by name, with its version.
+`planned_layer` asks this module for the kernel that the plan or the layer's argument names.
+Measuring asks which kernels exist. A missing or too old kernel is refused by name and version.
 
-Liger's autograd function permutes tokens, runs the experts and combines. Here permutation and
-combine are the layer's, so that chunks overlap: each of Liger's Triton kernels is called by itself,
-with rows by expert as they are. The numbers are Liger's: float32 sums, of two-byte rows
-rounded once for each product. The combine weights' gradients are added up atomically, in no order
-beyond two tiles of hidden values: bits may then differ between runs.
+Liger's autograd function permutes tokens, runs the experts and combines. Here the layer permutes
+and combines, so that chunks overlap. It calls each of Liger's Triton kernels separately, on rows
+that are sorted by expert. The numbers are Liger's: sums are in float32, and two-byte rows are
+rounded once for each product. The combine weights' gradients are added atomically. With more than
+two tiles of hidden values the order varies, and bits may differ between runs.
 
 Source: liger_kernel/ops/fused_moe.py and fused_moe_kernels.py, 0.8.3 to 0.8.5.
 
@@ -35,30 +35,30 @@ from moetune.runtime.moe.products import (
 )
 
 LIGER_VERSION = (0, 8, 3)
-"""The oldest whose kernels are those that `liger` was written for: 0.8.3 to 0.8.5 have the same."""
+"""The oldest version with the kernels that `liger` calls: they are the same in 0.8.3 to 0.8.5."""
 _LIGER_DTYPES = frozenset({torch.bfloat16, torch.float16})
-"""On a GPU: float32 would be multiplied in TF32."""
+"""The dtypes on a GPU: Liger would multiply float32 in TF32."""
 _INTERPRETED_DTYPES = frozenset({torch.float32, torch.float16})
-"""Triton's interpreter multiplies the bits of bfloat16 as whole numbers (3.7.1, `tl.dot`)."""
+"""Triton's interpreter multiplies bfloat16's bits as integers (3.7.1, `tl.dot`)."""
 TILE_ROWS = 64
-"""Liger's `BLOCK_M_TOKEN`: rows of one expert that a program of its kernels takes."""
+"""Liger's `BLOCK_M_TOKEN`: the rows of one expert that a program of its kernels takes."""
 _MODULE = "liger_kernel.ops.fused_moe_kernels"
 _PIECES = MappingProxyType({
     "_fused_down_proj_kernel": 18, "_fused_up_proj_swiglu_kernel": 22,
     "_moe_bwd_down_proj_kernel": 28, "_moe_bwd_dW2_kernel": 17,
 })  # fmt: skip
-"""Kernels that are called, and the numbers of their arguments, block sizes among them."""
+"""The kernels that are called, and the number of their arguments, including block sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tiles:
-    """A part's rows in tiles of one expert each, int32 on the device.
+    """A part's rows in tiles, each with rows of one expert; int32 on the device.
 
     Args:
-        order_R: 0 … R − 1, where Liger has the token of each row.
+        order_R: 0 … R − 1; Liger has the token of each row here.
         starts_E1: (E + 1,) first row of each expert, and R.
         rows_M: first row of each tile.
-        experts_M: its expert.
+        experts_M: expert of each tile.
     """
 
     order_R: torch.Tensor
@@ -68,7 +68,7 @@ class _Tiles:
 
     @classmethod
     def of(cls, part: RowPart) -> "_Tiles":
-        """Return the tiles, whose number the host knows: nothing waits for the device."""
+        """Return the tiles without a host sync: the host knows their number."""
         ends_E = part.ends_E
         assert ends_E is not None  # noqa: S101 - only parts with offsets have this kernel
         num_rows, num_tiles = sum(part.rows_E), sum(-(-rows // TILE_ROWS) for rows in part.rows_E)
@@ -87,7 +87,7 @@ class _Tiles:
 
 
 class LigerExperts(GroupedKernel):
-    """Liger's kernels; Triton measures their block sizes at the first rows of a shape."""
+    """Liger's kernels; Triton tunes their block sizes on the first rows of each shape."""
 
     name = "liger"
     fuses_swiglu = True
@@ -111,7 +111,7 @@ class LigerExperts(GroupedKernel):
     def swiglu_up(
         self, rows: torch.Tensor, w1: torch.Tensor, part: RowPart
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (g, u) and silu(g)·u by one kernel."""
+        """Return (g, u) and silu(g)·u, computed by a single kernel."""
         tiles, d_hidden = _tiles(part), w1.shape[2] // 2
         pre, hidden = (rows.new_empty(len(rows), num * d_hidden) for num in (2, 1))
         self._kernels._fused_up_proj_swiglu_kernel[_grid(tiles, d_hidden)](  # noqa: SLF001
@@ -132,7 +132,7 @@ class LigerExperts(GroupedKernel):
         weights_R1: torch.Tensor,
         part: RowPart,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return all three by one kernel; the weights' gradients are summed in float32."""
+        """Return all three gradients by a single kernel, with the weights' summed in float32."""
         tiles, d_hidden = _tiles(part), w2.shape[1]
         grad_pre, hidden = torch.empty_like(pre), pre.new_empty(len(pre), d_hidden)
         weight_grads = torch.zeros(len(pre), device=pre.device)  # which programs add to
@@ -169,7 +169,7 @@ class LigerExperts(GroupedKernel):
         """Import the kernels.
 
         Raises:
-            ImportError, AttributeError: a package lacks, or Liger has other kernels.
+            ImportError, AttributeError: a package is missing, or Liger has other kernels.
         """
         for name, num_arguments in _PIECES.items():
             if len(getattr(self._kernels, name).arg_names) != num_arguments:
@@ -181,7 +181,7 @@ class LigerExperts(GroupedKernel):
 
     @property
     def is_interpreted(self) -> bool:
-        """Whether Triton's interpreter runs the kernels, which then take a CPU's tensors."""
+        """Return whether Triton's interpreter runs the kernels, which then take CPU tensors."""
         kernel = self._kernels._fused_down_proj_kernel  # noqa: SLF001 - Liger's pieces
         return type(kernel.fn).__name__ == "InterpretedFunction"
 
@@ -195,18 +195,18 @@ def _tiles(part: RowPart) -> _Tiles:
 
 
 def _grid(tiles: _Tiles, width: int) -> Any:  # noqa: ANN401 - as Triton takes it
-    """Return the programs of a kernel: a tile of rows and a block of columns each."""
+    """Return the grid of a kernel: each program has a tile of rows and a block of columns."""
     return lambda sizes: (len(tiles.rows_M), -(-width // sizes["BLOCK_N"]))
 
 
 @cache
 def liger_experts() -> LigerExperts:
-    """Return Liger's kernels, which are loaded with the first product."""
+    """Return Liger's kernels; the first product loads them."""
     return LigerExperts()
 
 
 def check_kernel(name: object) -> None:
-    """Raise InputError where there is no kernel of that name."""
+    """Raise InputError if no kernel has that name."""
     if name is not None and name not in EXPERT_KERNELS:
         hint = nearest_or(f"there are {', '.join(EXPERT_KERNELS)}", str(name), EXPERT_KERNELS)
         raise InputError(f"expert_kernel {name!r} is unknown", hint)
@@ -218,8 +218,8 @@ def kernel_problem(
     """Return why a kernel cannot take experts here; "" if it can.
 
     Args:
-        dtype: of the rows.
-        widths: of the rows and of the hidden values.
+        dtype: dtype of the rows.
+        widths: widths of the rows and of the hidden values.
     """
     problem = ""
     if name == "grouped_mm":
@@ -232,12 +232,12 @@ def kernel_problem(
 def grouped_kernel(
     name: ExpertKernel | None, x: torch.Tensor, widths: tuple[int, ...]
 ) -> GroupedKernel | None:
-    """Return the kernel for all experts at once; None for a product for each.
+    """Return the grouped kernel for all experts; None for a separate product per expert.
 
     Args:
-        name: None takes torch's where the GPU has it.
+        name: the kernel's name; None takes torch's if the GPU has it.
         x: rows.
-        widths: as of `kernel_problem`.
+        widths: as in `kernel_problem`.
 
     Raises:
         InputError: the kernel cannot take them here.
@@ -266,7 +266,7 @@ def _liger_problem(device: torch.device, dtype: torch.dtype) -> str:
 
 @cache
 def liger_package() -> str:
-    """Return what is missing of the packages, or too old; "" for nothing."""
+    """Return which packages are missing or too old; "" if none is."""
     needed = ".".join(map(str, LIGER_VERSION))
     try:
         version = metadata.version("liger-kernel")

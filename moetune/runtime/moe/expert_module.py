@@ -1,7 +1,7 @@
 """The local experts' parameters: a layer's module, or parts of another library's.
 
-They are drawn, saved, loaded, and handed to the function. Layers call the module like any, so that
-hooks on it fire: FSDP2's, for example.
+The parameters are drawn, saved, loaded and passed to the autograd function. A layer calls the
+module like any other module, so that its hooks run, for example FSDP2's.
 """
 
 import math
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 RunStep = Callable[[torch.Tensor, torch.Tensor, Sequence[Any]], torch.Tensor]
-"""Runs a step on x (T, D), weights (T, K) and the parameters of `ExpertFunction`: (T, D)."""
+"""Runs a step on x (T, D), weights (T, K) and `ExpertFunction`'s parameters; returns (T, D)."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _SEED_BITS = 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertNames:
-    """Names of a module's parameters of experts; "" for those that it has not.
+    """The names of a module's parameters of experts; "" for a parameter that it lacks.
 
     Args:
-        up: the gate and the up-projection in one, (E, D, 2·H) in the layout of their form; with
-            `factor`, what silu takes, (E, H, D), as is each of three separate matrices.
-        down: (E, H, D), likewise; with `factor`, (E, D, H).
-        up_bias: (E, 2·H).
-        down_bias: (E, D).
-        factor: what silu's result is multiplied by, (E, H, D).
+        up: the fused gate and up-projection, (E, D, 2·H) in the layout of their form; with
+            `factor`, the gate alone, whose product silu takes, (E, H, D).
+        down: the down-projection, (E, H, D) in the layout of the form; with `factor`, (E, D, H).
+        up_bias: bias of `up`, (E, 2·H).
+        down_bias: bias of `down`, (E, D).
+        factor: the up-projection, whose product multiplies silu's result, (E, H, D).
     """
 
     up: str = "gate_up_proj"
@@ -58,18 +58,18 @@ class ExpertNames:
 
     @property
     def all(self) -> tuple[str, ...]:
-        """The names that there are."""
+        """The names of the parameters that the module has."""
         return tuple(filter(None, (self.up, self.down, self.up_bias, self.down_bias, self.factor)))
 
 
 class LocalExperts(ABC):
-    """The experts of this rank among a module's parameters, as a layer's steps need them.
+    """This rank's experts among a module's parameters, in the form that a layer's steps need.
 
     Attributes:
-        names: of the parameters.
-        form: of fused experts; None of others.
-        gradients: makes means of this step's gradients, for data-parallel wrappers.
-        compute_dtype: of the step, whatever that of its tokens; None takes theirs.
+        names: names of the parameters.
+        form: form of fused experts; None for separate matrices.
+        gradients: turns this step's gradients into means, for data-parallel wrappers.
+        compute_dtype: dtype of the step; None takes the dtype of its tokens.
     """
 
     placement: ExpertPlacement
@@ -87,28 +87,28 @@ class LocalExperts(ABC):
 
     @property
     def up(self) -> torch.Tensor:
-        """The gates and up-projections, or the gates alone, as the module has them."""
+        """The module's parameter with the gates and up-projections, or with the gates alone."""
         up: torch.Tensor = getattr(self.module, self.names.up)
         return up
 
     @property
     def local_experts(self) -> int:
-        """Experts of this rank."""
+        """The number of this rank's experts."""
         return self.placement.num_local
 
     @abstractmethod
     def __call__(self, *args: Any) -> torch.Tensor:  # noqa: ANN401 - as a module
-        """Return what `run` does, with the hooks of the module."""
+        """Return the result of `run`, and run the module's hooks."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return all parameters."""
         return (getattr(self.module, name) for name in self.names.all)
 
     def check_wrappers(self) -> None:
-        """Raise InputError where something mixes the experts of different ranks.
+        """Raise InputError if something mixes the experts of different ranks.
 
-        It is a data-parallel wrapper, a parametrization that makes a rank's experts, or a load that
-        wrote into a state dict's copies of experts.
+        That may be a data-parallel wrapper, a parametrization that computes a rank's experts, or a
+        load that wrote into a state dict's copies of experts.
         """
         if self._wrapper_check is not None:
             check_plain(self.module, self.names.all)
@@ -116,7 +116,7 @@ class LocalExperts(ABC):
             self.placement.copies.check()
 
     def run(self, x_TD: torch.Tensor, weights_TK: torch.Tensor, step: RunStep) -> torch.Tensor:
-        """Return Σₖ weightₖ · expertₖ(x) of this step's routing (T, D).
+        """Return Σₖ weightₖ · expertₖ(x) for this step's routing (T, D).
 
         Args:
             step: runs the step with this rank's parameters.
@@ -133,10 +133,10 @@ class LocalExperts(ABC):
 
 
 class Experts(SpreadExperts, LocalExperts):
-    """Parameters of the local experts, rank r of P holding places r·E/P … (r+1)·E/P − 1.
+    """The parameters of the local experts; rank r of P has the places r·E/P … (r+1)·E/P − 1.
 
-    A place has the expert of its number, or that which a plan has put there. The parameters'
-    entries in state dicts are those of all ranks, in the experts' natural order: see `placement`.
+    A place has the expert of its number, or the expert that a plan has put there. A state dict's
+    entries have all ranks' experts, in their natural order: see `placement`.
     """
 
     w1: nn.Parameter
@@ -184,9 +184,9 @@ class Experts(SpreadExperts, LocalExperts):
         return self
 
     def reset(self, seed: int) -> None:
-        """Draw every expert from another generator: the same values for any number of ranks.
+        """Draw each expert from a separate generator: its values do not depend on the ranks.
 
-        Weights and biases are uniform within ±1/√fan_in, as those of `nn.Linear`.
+        Weights and biases are uniform within ±1/√fan_in, as in `nn.Linear`.
         """
         first = self.placement.first
         for place, expert in enumerate(self.placement.experts, first):
@@ -209,13 +209,13 @@ class Experts(SpreadExperts, LocalExperts):
 
 
 class BorrowedExperts(LocalExperts):
-    """The local experts among another library's parameters, where they are: nothing is copied.
+    """The local experts in another library's module, whose parameters are used without a copy.
 
     Args:
-        module: its parameters have this rank's experts, before `keep_local` those of all ranks, or
-            are DTensors of them.
-        form: None of experts with three separate matrices, which are swiglu.
-        are_wrapped: another library's data-parallel wrapper knows that they are no replicas.
+        module: its parameters have this rank's experts, or DTensors of all; before `keep_local`
+            they have the experts of all ranks.
+        form: None for experts with three separate matrices, which are swiglu.
+        are_wrapped: another library's data-parallel wrapper knows that the experts are no replicas.
     """
 
     def __init__(
@@ -237,8 +237,8 @@ class BorrowedExperts(LocalExperts):
     def keep_local(self) -> None:
         """Cut the module's parameters to this rank's experts, parameter by parameter.
 
-        Parameters stay the objects that they are. Their entries in state dicts become DTensors of
-        all ranks' experts: see `placement`.
+        Parameters stay the same objects. Their entries in state dicts become DTensors of all ranks'
+        experts: see `placement`.
         """
         if self.placement.num_ranks == 1:
             return
@@ -265,10 +265,10 @@ class BorrowedExperts(LocalExperts):
 
 
 def local_experts(placement: ExpertPlacement, name: str, parameter: "DTensor") -> torch.Tensor:
-    """Return this rank's experts of a parameter, which FSDP2 has gathered before.
+    """Return this rank's experts from a DTensor that FSDP2 has gathered before.
 
     Raises:
-        InputError: it is a DTensor of other experts, or of parts of them.
+        InputError: the DTensor has other experts here, or only parts of them.
     """
     check_dtensor(placement, f"experts.{name}", parameter)
     local: torch.Tensor = parameter.to_local()
@@ -283,7 +283,7 @@ def local_experts(placement: ExpertPlacement, name: str, parameter: "DTensor") -
 
 
 def share_checkpoints(experts: nn.Module, placement: ExpertPlacement) -> None:
-    """Make DTensors of all ranks' experts of a module's entries in state dicts: see `placement`."""
+    """Make a module's entries in state dicts DTensors of all ranks' experts: see `placement`."""
     experts.register_state_dict_post_hook(partial(_distribute, placement))
     experts.register_load_state_dict_pre_hook(partial(_take_part, placement))
     watch_optimizers(experts, placement)
@@ -292,7 +292,7 @@ def share_checkpoints(experts: nn.Module, placement: ExpertPlacement) -> None:
 def _distribute(
     placement: ExpertPlacement, experts: nn.Module, state: dict[str, Any], prefix: str, _: object
 ) -> None:
-    """Replace tensors in a state dict by DTensors; variables (`keep_vars`) stay."""
+    """Replace tensors in a state dict with DTensors; variables (`keep_vars`) stay."""
     for name, parameter in experts.named_parameters(recurse=False):
         value = state.get(prefix + name)
         if value is parameter or not isinstance(value, torch.Tensor):
@@ -309,7 +309,7 @@ def _take_part(
     metadata: dict[str, Any],
     *_: object,
 ) -> None:
-    """Replace all ranks' experts in a state dict that is being loaded by this rank's."""
+    """Replace all ranks' experts with this rank's, in a state dict that is being loaded."""
     for name, parameter in experts.named_parameters(recurse=False):
         value = state.get(prefix + name)
         if isinstance(value, torch.Tensor) and not is_dtensor(parameter):

@@ -1,8 +1,8 @@
 """The local experts on the rows of one chunk, forward and backward.
 
 Every memory policy computes here, between a chunk's dispatch and its combine. The parameters are in
-`expert_module`, sums of their gradients in `weight_grads`. Where the caller gives no memory for a
-result, it is the tensor that a grouped kernel makes.
+`expert_module`, sums of their gradients in `weight_grads`. If the caller gives no memory for a
+result, a grouped kernel allocates it.
 
 R rows, D model width, H hidden width, E local experts.
 """
@@ -25,12 +25,12 @@ _NAMES = ("w1", "b1", "w2", "b2", "w3")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedActivations:
-    """The up-projections' results, of a step or a chunk, which the backward pass needs.
+    """The up-projections' results for a step or a chunk, saved for the backward pass.
 
     Rows are ordered by chunk and local expert, so that chunks are slices.
 
     Args:
-        pre_RH: x·W₁ + b₁; of experts in a fused form it is twice as wide.
+        pre_RH: x·W₁ + b₁; it is twice as wide for fused experts.
         gate_RH: x·W₃ for swiglu, else None.
     """
 
@@ -45,12 +45,12 @@ class SavedActivations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertWeights:
-    """The local experts' parameters in the dtype of a step, and their forward on a chunk.
+    """The local experts' parameters in a step's dtype, and their forward pass on a chunk.
 
     Args:
         w1, w3: (E, D, H); a fused w1 is (E, D, 2·H).
         w2: (E, H, D).
-        form: of fused experts, in place of the activation; None of others.
+        form: form of fused experts, used instead of the activation; None for other experts.
     """
 
     activation: Activation
@@ -69,10 +69,10 @@ class ExpertWeights:
         dtype: torch.dtype,
         form: FusedForm | None,
     ) -> "ExpertWeights":
-        """Return the weights from w1, b1, w2, b2 and w3, cast where they have another dtype.
+        """Return the weights made of w1, b1, w2, b2 and w3, cast to `dtype`.
 
         Args:
-            parameters: of fused experts, in the layout of their form.
+            parameters: w1, b1, w2, b2 and w3; for fused experts in the layout of their form.
         """
         cast: list[Any] = [value if value is None else value.to(dtype) for value in parameters]
         w1, b1, w2, b2, w3 = cast
@@ -82,25 +82,25 @@ class ExpertWeights:
 
     @property
     def parameters(self) -> tuple[torch.Tensor | None, ...]:
-        """w1, b1, w2, b2 and w3, the order of the autograd function."""
+        """The tensors w1, b1, w2, b2 and w3, in the order of the autograd function."""
         return self.w1, self.b1, self.w2, self.b2, self.w3
 
     @property
     def d_hidden(self) -> int:
-        """H."""
+        """The hidden width H."""
         return self.w2.shape[1]
 
     @property
     def saved_widths(self) -> dict[str, int]:
-        """Widths of `SavedActivations`, by name."""
+        """The widths of `SavedActivations`, by name."""
         widths = {"pre": self.w1.shape[2]}
         return widths if self.w3 is None else widths | {"gate": self.w3.shape[2]}
 
     def hidden_shapes(self, num_rows: int, *, backward: bool) -> dict[str, Shape]:
-        """Return the shapes of a phase's buffers besides `SavedActivations`, for one chunk.
+        """Return the shapes of one chunk's buffers in a phase, without `SavedActivations`.
 
         Args:
-            num_rows: of the largest chunk.
+            num_rows: rows of the largest chunk.
         """
         if self.form is not None and backward:
             return self.form.backward_shapes(num_rows, self.d_hidden)
@@ -119,7 +119,7 @@ class ExpertWeights:
     def project_up(
         self, rows: torch.Tensor, into: SavedActivations | None, part: RowPart
     ) -> SavedActivations:
-        """Return x·W₁ + b₁, and x·W₃ for swiglu, of the rows (R, D)."""
+        """Return x·W₁ + b₁ of the rows (R, D), and x·W₃ for swiglu."""
         pre, gate = (None, None) if into is None else (into.pre_RH, into.gate_RH)
         return SavedActivations(
             pre_RH=multiply(rows, self.w1, part, pre, self.b1),
@@ -127,7 +127,7 @@ class ExpertWeights:
         )
 
     def activate(self, saved: SavedActivations, out: torch.Tensor | None) -> torch.Tensor:
-        """Return the hidden values h (R, H), in `out` if there is memory."""
+        """Return the hidden values h (R, H), in `out` if it is given."""
         pre = saved.pre_RH
         out = pre.new_empty((len(pre), self.d_hidden)) if out is None else out[: len(pre)]
         if self.form is not None:
@@ -137,7 +137,7 @@ class ExpertWeights:
     def project_up_and_activate(
         self, rows: torch.Tensor, part: RowPart
     ) -> tuple[SavedActivations, torch.Tensor]:
-        """Return `project_up` and `activate` of the rows (R, D), by a kernel for both if any."""
+        """Return what `project_up` and `activate` return for the rows (R, D), fused if possible."""
         if self.form is not None and self.is_fused(part):
             pre, hidden = part.kernel.swiglu_up(rows, self.w1, part)
             return SavedActivations(pre_RH=pre, gate_RH=None), hidden
@@ -145,7 +145,7 @@ class ExpertWeights:
         return saved, self.activate(saved, None)
 
     def is_fused(self, part: RowPart) -> bool:
-        """Return whether the part's kernel has the activation, and these experts have it, too."""
+        """Return whether the part's kernel fuses the activation that these experts have."""
         if self.form is None or not self.form.is_plain_swiglu or self.b1 is not None:
             return False
         has_rows = part.rows.stop > part.rows.start
@@ -161,22 +161,22 @@ class ExpertWeights:
         """Return weight · (h·W₂ + b₂) (R, D).
 
         Args:
-            hidden: h; weighted in place, so that no row of width D is touched for it.
+            hidden: h; it is weighted in place, so that no row of width D is touched for the weight.
             weights_R1: the combine weights.
         """
         return multiply(weigh_(hidden, weights_R1), self.w2, part, out, self.b2, weights_R1)
 
 
 class ExpertGrads:
-    """The experts' backward; gradients of parameters are summed over chunks, or made at the end.
+    """The experts' backward; parameters' gradients are summed by chunk, or computed at the end.
 
     Args:
-        dtypes: of the gradients of w1, b1, w2, b2 and w3; None where none is wanted, because the
-            parameter is frozen or does not exist.
+        dtypes: dtypes of the gradients of w1, b1, w2, b2 and w3; None for a gradient that is not
+            wanted, because the parameter is frozen or does not exist.
         weights_R1: the combine weights of all rows.
-        buffers: of `ExpertWeights.hidden_shapes`; none for a whole step.
-        scale: factor of all gradients of parameters.
-        factors: of a whole step; None for sums over chunks.
+        buffers: buffers of `ExpertWeights.hidden_shapes`; empty for a whole step.
+        scale: factor of all parameters' gradients.
+        factors: factors kept for a whole step; None for sums over chunks.
 
     Attributes:
         weight_grads_R1: gradients of the combine weights.
@@ -217,11 +217,11 @@ class ExpertGrads:
         *,
         saved_is_free: Callable[[], None] = lambda: None,
     ) -> torch.Tensor:
-        """Return the gradient of the inputs, in `out` if there is memory, which may be `grad`.
+        """Return the inputs' gradient, in `out` if it is given; `out` may be `grad`.
 
         Args:
-            grad: (R, D), of the experts' weighted results.
-            inputs: (R, D), the rows that the experts received.
+            grad: gradient (R, D) of the experts' weighted results.
+            inputs: the rows (R, D) that the experts received.
             saved_is_free: called after the last read of `saved`.
         """
         weights, (pre, gate) = self._weights, (saved.pre_RH, saved.gate_RH)
@@ -257,7 +257,7 @@ class ExpertGrads:
         part: RowPart,
         out: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return what `run` does, by a kernel that has the activation's gradient."""
+        """Return the result of `run`, by a kernel that fuses the activation's gradient."""
         weights, weights_R1 = self._weights, self._weights_R1[part.rows]
         grad_pre, hidden, weight_grads_R1 = part.kernel.swiglu_down_backward(
             grad, weights.w2, pre, weights_R1, part
@@ -268,13 +268,13 @@ class ExpertGrads:
         return multiply(grad_pre, self._w1_T, part, out)
 
     def finish(self) -> None:
-        """Multiply what was kept of a whole step."""
+        """Multiply the factors that were kept for a whole step."""
         if self._factors is not None:
             self._factors.add_to(self._sums)
             self._factors = None
 
     def totals(self) -> tuple[torch.Tensor | None, ...]:
-        """Return the wanted gradients, once: each sum is freed as its gradient is made."""
+        """Return the wanted gradients, only once: each sum is freed when its gradient is made."""
         totals: list[torch.Tensor | None] = []
         for name in _NAMES:
             total = self._sums.pop(name, None)
@@ -284,9 +284,9 @@ class ExpertGrads:
     def _memory(
         self, pre: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
-        """Return memory for hidden values, their gradient, and that of pre-activations.
+        """Return memory for h, for its gradient, and for the gradient of the pre-activations.
 
-        Of a whole step all three are kept, or made by a kernel.
+        For a whole step a kernel allocates h and its gradient, and both are kept.
         """
         form, num_rows = self._weights.form, len(pre)
         if self._factors is not None:
@@ -298,7 +298,7 @@ class ExpertGrads:
     def _add_weight_grads(
         self, grad: torch.Tensor, hidden: torch.Tensor, grad_hidden: torch.Tensor, part: RowPart
     ) -> None:
-        """Write ⟨dy, h·W₂ + b₂⟩, as ⟨dy·W₂ᵀ, h⟩ + ⟨dy, b₂⟩: the results are not needed for it."""
+        """Write ⟨dy, h·W₂ + b₂⟩ as ⟨dy·W₂ᵀ, h⟩ + ⟨dy, b₂⟩, which does not need the results."""
         grads_R1, b2 = self.weight_grads_R1[part.rows], self._weights.b2
         dots(grad_hidden.unsqueeze(1), hidden, grads_R1)
         if b2 is None:
@@ -318,7 +318,7 @@ class ExpertGrads:
         part: RowPart,
         weights_R1: torch.Tensor | None = None,
     ) -> None:
-        """Add to the gradients of a projection, or keep the factor that only this chunk has."""
+        """Add to a projection's gradients, or keep the factor that only this chunk has."""
         if self._factors is None:
             add_factors(self._sums, matrix, bias, x, y, part, weights_R1)
         elif matrix in self._sums or bias in self._sums:

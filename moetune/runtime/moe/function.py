@@ -1,11 +1,10 @@
 """The autograd function of every layer of experts, with the memory policy as an argument.
 
-A token's way to the wire: `layer`, `gate`, **function**, `executor`, the policy's handlers
-(`keep`, `reuse` for MPipeMoE's S1 to S4, `tensor` for PPMoE), `comm`. Here the policy makes a
-phase's buffers and handlers, and the executor runs them. The backward pass has another
-schedule, because autograd's backward of chunked code does not overlap. Permutation, dispatch,
-experts and combine are one function: with the permutation outside, rows would have to have the same
-order backward as forward.
+A token's way to the wire: `layer`, `gate`, **function**, `executor`, the policy's handlers (`keep`,
+`reuse` for MPipeMoE's S1 to S4, `tensor` for PPMoE), `comm`. Here the policy makes a phase's
+buffers and handlers, and the executor runs them. The backward pass has its schedule, because
+autograd's backward of chunked code does not overlap. Permutation, dispatch, experts and combine are
+one function. With the permutation outside, rows would need the same order backward as forward.
 
 T tokens, K choices, D model width.
 """
@@ -26,7 +25,7 @@ _NUM_PARAMETERS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPolicy:
-    """The choice of buffers, saved tensors and transfers of a step.
+    """A step's choice of buffers, saved tensors and transfers.
 
     Args:
         context, dispatch: the part of the step that does not depend on the policy.
@@ -43,7 +42,7 @@ class MemoryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class StartedStep:
-    """A step that all ranks agree on: its tokens (T, D), combine weights (T, K) and policy."""
+    """A step that all ranks agree on, with its tokens (T, D), combine weights (T, K) and policy."""
 
     x_TD: torch.Tensor
     weights_TK: torch.Tensor
@@ -53,10 +52,10 @@ class StartedStep:
     def run(
         self, x_TD: torch.Tensor, weights_TK: torch.Tensor, parameters: Sequence[Any]
     ) -> torch.Tensor:
-        """Return Σₖ weightₖ · expertₖ(x) of this step's routing (T, D), timed.
+        """Return Σₖ weightₖ · expertₖ(x) for this step's routing (T, D), and time it.
 
         Args:
-            parameters: as of `ExpertFunction`.
+            parameters: as in `ExpertFunction`.
         """
         self.watch.begin()
         y_TD: torch.Tensor = ExpertFunction.apply(  # type: ignore[no-untyped-call]
@@ -67,7 +66,7 @@ class StartedStep:
 
 
 class ExpertFunction(torch.autograd.Function):
-    """y = Σₖ weightₖ · expertₖ(x), in chunks whose transfers overlap computation."""
+    """The function y = Σₖ weightₖ · expertₖ(x), in chunks whose transfers overlap computation."""
 
     @staticmethod
     def forward(
@@ -77,13 +76,13 @@ class ExpertFunction(torch.autograd.Function):
         policy: MemoryPolicy,
         *parameters: Any,  # noqa: ANN401
     ) -> torch.Tensor:
-        """Return (T, D).
+        """Return the weighted outputs y (T, D).
 
-        Parameters of another dtype than x are cast here, and again in the backward pass: their
-        gradients are then never rounded to the dtype of the step, and no copy of them is kept.
+        Parameters of another dtype than x are cast here, and again in the backward pass. Their
+        gradients are then never rounded to the step's dtype, and no cast copy is kept.
 
         Args:
-            parameters: w1, b1, w2, b2 and w3 of the local experts, None where there is none.
+            parameters: w1, b1, w2, b2 and w3 of the local experts; None for a missing parameter.
         """
         # Not around this function: activation checkpointing ends a repeated pass by an exception
         # where its results are saved, and the buffers stay good.
@@ -132,7 +131,7 @@ def _run_backward(
     ctx: Any,  # noqa: ANN401
     grad_TD: torch.Tensor,
 ) -> PhaseRun:
-    """Return a backward phase whose steps are issued; its last results may still travel."""
+    """Run a backward phase's steps and return it; its last results may still travel."""
     policy: MemoryPolicy = ctx.policy
     weights_TK, *saved = ctx.saved_tensors
     saved, parameters = saved[:-_NUM_PARAMETERS], saved[-_NUM_PARAMETERS:]

@@ -1,6 +1,6 @@
 """Route tokens: choose each token's experts, with their weights and the balance loss.
 
-Second step of a token's way: after the ranks' agreement in `planned_layer`, before the dispatch is
+This is a token's second step: after the ranks agree in `planned_layer`, and before the dispatch is
 planned and `function` takes the tokens.
 
 T tokens of this rank, E experts, K choices a token, D model width.
@@ -31,10 +31,10 @@ class Routing:
     """The gate's decisions for one step.
 
     Args:
-        x_TD: the tokens for the experts: x itself, through a node of autograd's graph where the
-            gate adds its gradient in place to that of the experts.
-        kept_TK: False where a pair is over its expert's capacity; None without a capacity.
-        aux_loss: balance loss of this rank's tokens, (); None where the router is the caller's.
+        x_TD: the tokens for the experts: x itself, through an autograd node in which the gate adds
+            its gradient in place to the experts' gradient.
+        kept_TK: False if a pair is over its expert's capacity; None without a capacity.
+        aux_loss: balance loss of this rank's tokens, a scalar; None if the caller has the router.
     """
 
     x_TD: torch.Tensor
@@ -45,7 +45,7 @@ class Routing:
 
 
 def no_routing(x: torch.Tensor, dtype: torch.dtype, layer: LayerShape) -> Routing:
-    """Return the routing of no tokens, on the device of `x`."""
+    """Return the routing of zero tokens, on the device of `x`."""
     return Routing(
         x_TD=x.new_empty((0, layer.d_model), dtype=dtype),
         weights_TK=x.new_empty((0, layer.top_k), dtype=dtype),
@@ -54,16 +54,16 @@ def no_routing(x: torch.Tensor, dtype: torch.dtype, layer: LayerShape) -> Routin
 
 
 class Gate(nn.Module):
-    """softmax(x weightᵀ), top-k, in float32 (float64 if x is), also under autocast.
+    """The gate: top-k of softmax(x weightᵀ), in float32 (float64 if x is), also under autocast.
 
     A NaN in a token's logits makes that token's weights, and the balance loss, NaN; its
     choices stay valid and all other tokens are untouched, so that no rank's sizes break.
 
     Args:
-        normalize_topk: divide the chosen probabilities by their sum; None where K > 1.
-        capacity_factor: an expert takes at most ceil(factor · T·K / E) of this rank's pairs,
-            those with the largest weights (Megatron-Core's `moe_token_drop_policy`, "probs", its
-            default); of equal weights, the first tokens. None takes all.
+        normalize_topk: divide the chosen probabilities by their sum; None does so if K > 1.
+        capacity_factor: an expert takes at most ceil(factor · T·K / E) of this rank's pairs, with
+            the largest weights, the first tokens if weights tie. Megatron-Core's default is the
+            same (`moe_token_drop_policy` "probs"). None takes all.
 
     Raises:
         InputError: capacity_factor is not above 0.
@@ -124,9 +124,9 @@ class Gate(nn.Module):
     def _balance_loss(
         self, probabilities_TE: torch.Tensor, experts_TK: torch.Tensor
     ) -> torch.Tensor:
-        """Return E · Σₑ fₑ·pₑ, with fₑ the share of expert e and pₑ its mean probability, ().
+        """Return the scalar E · Σₑ fₑ·pₑ, with expert e's share fₑ and mean probability pₑ.
 
-        Shares are those of the pairs before any drop.
+        Shares count the pairs before any is dropped.
         """
         num_experts, top_k = self.layer.num_experts, self.layer.top_k
         sum_E = probabilities_TE.sum(dim=0)
@@ -152,10 +152,10 @@ class Gate(nn.Module):
 
 
 class RouterLogits(torch.autograd.Function):
-    """x weightᵀ; and x, passed on to the experts.
+    """The logits x weightᵀ, and x itself, passed on to the experts.
 
-    One function saves memory: the gate adds its gradient of x to that of the experts, where
-    autograd would sum both, each as large as x, into a third tensor.
+    This saves memory: the gate adds its gradient of x to the experts' gradient in place. autograd
+    would sum both, each as large as x, into a third tensor.
     """
 
     @staticmethod
@@ -196,12 +196,12 @@ def _dtype_of_logits(x_TD: torch.Tensor) -> torch.dtype:
 
 
 def _has_wide_products(x_TD: torch.Tensor, weight_ED: torch.Tensor) -> bool:
-    """Return whether products of both need no wider factors: a GPU's have wider results."""
+    """Return whether the product needs no widened factors: a GPU's GEMM can widen the result."""
     return x_TD.is_cuda and x_TD.dtype == weight_ED.dtype == torch.bfloat16
 
 
 def _logits(x_TD: torch.Tensor, weight_ED: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return x weightᵀ, of unrounded products."""
+    """Return x weightᵀ, whose products are not rounded."""
     if _has_wide_products(x_TD, weight_ED):
         return widened_mm(x_TD, weight_ED.T, dtype)
     logits_TE = x_TD.new_empty((len(x_TD), len(weight_ED)), dtype=dtype)
@@ -212,13 +212,13 @@ def _logits(x_TD: torch.Tensor, weight_ED: torch.Tensor, dtype: torch.dtype) -> 
 
 
 def counts_of(experts_N: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """Return how often each expert occurs; `bincount` would look for the largest one first."""
+    """Return how often each expert occurs; `bincount` would first look for the largest index."""
     counts_E = experts_N.new_zeros(num_experts)
     return counts_E.scatter_add_(0, experts_N, torch.ones_like(experts_N))
 
 
 def _blocks(x_TD: torch.Tensor, dtype: torch.dtype) -> list[slice]:
-    """Return all tokens as one block, or several where the gate widens their values."""
+    """Return a single block of all tokens, or several blocks if the gate widens their values."""
     num_tokens, width = x_TD.shape
     values = _WIDENED_VALUES.get(x_TD.device.type, _WIDENED_VALUES["cuda"])
     step = max(1, num_tokens if x_TD.dtype == dtype else values // width)
@@ -226,7 +226,7 @@ def _blocks(x_TD: torch.Tensor, dtype: torch.dtype) -> list[slice]:
 
 
 def _halves(grad_TE: torch.Tensor) -> torch.Tensor:
-    """Return a float32 gradient as the sum of two bfloat16 ones (T, 2E), to 16 bits of mantissa."""
+    """Split a float32 gradient into two bfloat16 halves (T, 2E), exact to 16 bits of mantissa."""
     high_TE = grad_TE.bfloat16()
     return torch.cat((high_TE, (grad_TE - high_TE).bfloat16()), dim=1)
 
@@ -249,7 +249,7 @@ def _add_to(
     halves_T2E: torch.Tensor | None,
     weight_ED: torch.Tensor,
 ) -> None:
-    """Add the gate's gradient of x."""
+    """Add the gate's gradient of x to `grad_x_TD`."""
     if halves_T2E is not None:
         grad_x_TD.addmm_(halves_T2E, torch.cat((weight_ED, weight_ED)))
         return

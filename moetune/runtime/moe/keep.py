@@ -2,8 +2,8 @@
 
 A token's way to the wire: `layer`, `gate`, `function`, `executor`, **keep**, `comm`.
 
-Every chunk has a part of each buffer to itself. Saved for the backward pass are the rows that the
-experts received, their combine weights and their pre-activations; activations are computed again.
+Every chunk has a separate part of each buffer. The backward pass gets the rows that the experts
+received, their combine weights and their pre-activations. It computes the activations again.
 
 T tokens, N rows this rank sends, R rows it receives, D model width.
 """
@@ -23,10 +23,10 @@ from moetune.runtime.moe.workspace import Shape, empty
 
 
 class _KeepPhase(DispatchedPhase):
-    """The common part of both phases: rows leave from a buffer to which results come back."""
+    """The common part of both phases: results come back into the buffer that rows left from."""
 
-    _received_RD: torch.Tensor  # the rows at the experts, of all chunks
-    _results_RD: torch.Tensor | None = None  # memory for their results, where no kernel makes it
+    _received_RD: torch.Tensor  # all chunks' rows at the experts
+    _results_RD: torch.Tensor | None = None  # memory for their results, if no kernel allocates it
 
     def __init__(self, phase: Phase, order: Order, inputs: PhaseInputs) -> None:
         super().__init__(phase, inputs)
@@ -67,7 +67,7 @@ class _KeepPhase(DispatchedPhase):
             self.send(chunk, rows, into)
 
     def compute(self, chunk: int) -> None:
-        """Compute the experts on the rows that arrived."""
+        """Run the experts on the rows that arrived."""
         part = self._dispatch.parts[chunk]
         rows = self._received_RD[part.rows]
         if self._received is None:
@@ -94,7 +94,7 @@ class _KeepPhase(DispatchedPhase):
         """Return the results of the chunk's rows (R, D)."""
 
     def _sums(self) -> torch.Tensor:
-        """Return the sums of what came back, by token (T, D), once it is there."""
+        """Return the sums of the results by token (T, D), once all have come back."""
         for transfer in self._returning:
             transfer.wait()
         if not self._is_local:
@@ -122,13 +122,13 @@ class KeepForward(_KeepPhase):
             self._activations = [saved.chunk(part.rows) for part in self._dispatch.parts]
 
     def compute(self, chunk: int) -> None:
-        """Compute the experts on the rows, and in the first chunk the weights, that arrived."""
+        """Run the experts on the rows that arrived; the first chunk also takes the weights."""
         if chunk == 0:
             self._weights_R1 = self.arrived_weights()
         super().compute(chunk)
 
     def finish(self) -> torch.Tensor:
-        """Return the sums of the weighted results."""
+        """Return the sums of the weighted results (T, D)."""
         tensors = [rows for chunk in self._activations for rows in (chunk.pre_RH, chunk.gate_RH)]
         self.saved = *self.saved_places(), self._received_RD, self._weights_R1, *tensors
         return self._sums()
@@ -146,7 +146,7 @@ class KeepForward(_KeepPhase):
 
 
 class KeepBackward(_KeepPhase):
-    """The backward phase: the rows' gradients overwrite those of the results at the experts."""
+    """The backward phase: the rows' gradients overwrite the results' gradients at the experts."""
 
     def __init__(self, order: Order, inputs: PhaseInputs) -> None:
         super().__init__("backward", order, inputs)
@@ -163,7 +163,7 @@ class KeepBackward(_KeepPhase):
         self.grads = self.expert_grads(inputs, weights_R1, self._buffers, factors)
 
     def combine(self, chunk: int) -> None:
-        """Send the chunk's gradients back, and behind the last one those of all weights."""
+        """Send the chunk's gradients back, and after the last chunk all weights' gradients."""
         super().combine(chunk)
         if chunk == self._dispatch.degree - 1:
             self._returning.append(self.send_weights_back())

@@ -1,6 +1,6 @@
 """The kinds of layers: `MoELayer`, `TensorExpertLayer` (PPMoE), and `RoutedLayer` of other models.
 
-First step of a token's way: as in `planned_layer`.
+These are the first step of a token's way: see `planned_layer`.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from moetune.runtime.plans.book import GivenPlan
 
 _SEED_LIMIT = 2**62
 _MESH_DIMS = 2
-"""Replicas and experts."""
+"""The dimensions of a mesh: replicas and experts."""
 
 
 class LastLoss:
@@ -37,19 +37,18 @@ class LastLoss:
         self._lacks_gradients = False
 
     def __reduce__(self) -> tuple[type["LastLoss"], tuple[()]]:
-        """Copies of a layer have no loss: torch copies no tensor of a graph."""
+        """Return a fresh object: copies have no loss, because torch copies no graph's tensor."""
         return LastLoss, ()
 
     def put(self, loss: torch.Tensor, *, trains: bool = False) -> None:
-        """Keep a loss; where it trains, it is to have gradients."""
+        """Keep a loss; with `trains` it is expected to have gradients."""
         self._loss, self._lacks_gradients = loss, trains and not torch.is_grad_enabled()
 
     def get(self) -> torch.Tensor | None:
-        """Return the loss; None before any.
+        """Return the loss; None before the first pass.
 
         Raises:
-            InputError: the training pass ran without gradients, and the loss is asked for with
-                them.
+            InputError: the training pass ran without gradients, and gradients are enabled now.
         """
         if self._lacks_gradients and torch.is_grad_enabled():
             raise InputError(
@@ -64,7 +63,7 @@ class LastLoss:
 class ExpertLayer(PlannedLayer):
     """A gate and experts that are spread over the ranks of a group.
 
-    All kinds of layers have the same parameters: a checkpoint of one loads into another.
+    All kinds of layers have the same parameters: a checkpoint of one kind loads into another.
     """
 
     experts: Experts
@@ -115,7 +114,7 @@ class ExpertLayer(PlannedLayer):
             key, rank=ranks.rank, pipeline=pipeline, memory_reuse=memory_reuse, plan=plan,
             placement=placement, expert_kernel=expert_kernel, dispatcher=dispatcher,
         )  # fmt: skip
-        # Experts behind an all-to-all get gradients from every rank's tokens: a wrapper must not
+        # Experts behind an all-to-all get gradients from all ranks' tokens: a wrapper must not
         # average them. Tensor-parallel experts have data-parallel replicas, as dense layers do.
         experts = Experts(
             shape, ExpertPlacement.of(ranks, num_experts, decisions.placement), bias=bias,
@@ -129,8 +128,8 @@ class ExpertLayer(PlannedLayer):
     def reset_parameters(self) -> None:
         """Draw the parameters anew: equal gates, and experts that do not depend on the ranks.
 
-        All draw from one seed, which the first rank takes from torch's generator: users seed their
-        ranks alike, differently, or not at all. With the seed the ranks compare their plans.
+        All ranks draw from the first rank's seed, which torch's generator gives: users seed their
+        ranks equally, differently or not at all. The ranks then compare their plans, too.
 
         Raises:
             InputError: the plan cannot be used.
@@ -171,12 +170,12 @@ class ExpertLayer(PlannedLayer):
 
     @property
     def aux_loss(self) -> torch.Tensor:
-        """Balance loss of the last forward pass.
+        """The balance loss of the last forward pass.
 
         Raises:
-            AttributeError: there was none.
-            InputError: it has no gradient and is asked for with gradients, as behind a reentrant
-                checkpoint.
+            AttributeError: there was no forward pass.
+            InputError: the loss has no gradient although gradients are enabled, as after a
+                reentrant checkpoint.
         """
         loss = self._last_loss.get()
         if loss is None:
@@ -199,32 +198,32 @@ class MoELayer(ExpertLayer):
         top_k: experts of a token.
         activation: "relu", "gelu", "silu" or "swiglu" (gated, no biases).
         bias: whether experts add biases.
-        capacity_factor: None drops no token; otherwise an expert takes at most
-            ceil(factor · tokens · top_k / num_experts) pairs of each rank, those with the largest
-            weights, as Megatron-Core by default.
+        capacity_factor: None drops no token; otherwise an expert takes at most ceil(factor · tokens
+            · top_k / num_experts) pairs of each rank. These have the largest weights, as in
+            Megatron-Core by default.
         normalize_topk: divide the chosen probabilities by their sum; default top_k > 1.
-        group: expert-parallel group, default the world. All its ranks construct the layer.
-        mesh: in place of a group: experts are spread over its last dimension, and a first has
-            their replicas, which need it.
-        pipeline: True takes the degree from the plan, False is one chunk, a number is that
+        group: expert-parallel group; the default is the world. All its ranks construct the layer.
+        mesh: given instead of a group: experts are spread over its last dimension, and a first
+            dimension has their replicas. Replicas need a mesh.
+        pipeline: True takes the degree from the plan, False runs one chunk, a number sets the
             degree; see also `pin`.
-        memory_reuse: True takes the strategy from the plan, False or "none" keeps everything,
-            "S1" to "S4" reuse buffers (see `moetune.runtime.moe.reuse`). In one chunk there is
-            nothing to reuse, and all are alike.
+        memory_reuse: True takes the strategy from the plan, False or "none" keeps everything, "S1"
+            to "S4" reuse buffers (see `moetune.runtime.moe.reuse`). With one chunk all are equal:
+            there is nothing to reuse.
         plan: a plan, the path of a plan file, or a book that all ranks share: see
             `moetune.open_planbook`.
-        placement: expert of each place, of which rank r of P has the r-th of P equal parts;
-            default, the plan's. The gate and checkpoints know experts by their numbers.
-        device, dtype: of the parameters.
-        communicator: in place of the group's; a subclass may model a slower wire.
+        placement: the expert of each place; rank r of P has the r-th of P equal parts. The default
+            is the plan's. The gate and checkpoints know experts by their numbers.
+        device, dtype: device and dtype of the parameters.
+        communicator: replaces the group's; a subclass may model a slower network.
         expert_kernel: "grouped_mm", "liger" or "loop" for the experts' products; None takes the
-            plan's, and without a plan torch's `grouped_mm` where the GPU has it.
+            plan's, and without a plan torch's `grouped_mm` if the GPU has it.
         dispatcher: "all_to_all"; DeepEP's and other kernels are refused by name.
 
     Attributes:
-        aux_loss: balance loss of the last forward pass, a scalar.
-        decision: what the last forward pass ran with.
-        num_dropped: pairs over the capacity in the last forward pass.
+        aux_loss: the last forward pass's balance loss, a scalar.
+        decision: the decision that the last forward pass ran with.
+        num_dropped: pairs that the last forward pass dropped over the capacity.
         recorder: records when each step of forward and backward ran; see
             `moetune.runtime.trace`.
 
@@ -237,8 +236,8 @@ class MoELayer(ExpertLayer):
 class TensorExpertLayer(ExpertLayer):
     """A Mixture-of-Experts layer inside a tensor-parallel group, without dispatch.
 
-    Every rank gives the same tokens, as behind a tensor-parallel layer, and gets the same output:
-    its experts compute the (token, choice) pairs that chose them, and one all-reduce sums the
+    Every rank gives the same tokens, as after a tensor-parallel layer, and gets the same output. A
+    rank's experts compute the (token, choice) pairs that chose them, and an all-reduce sums the
     ranks' outputs. Backward, the gradient of x is summed the same way. The gate is replicated, and
     its gradient is complete and equal on all ranks. Parameters have the names and shapes of
     `MoELayer`'s, and the degree changes the time of a step, never its numbers.
@@ -248,16 +247,16 @@ class TensorExpertLayer(ExpertLayer):
         normalize_topk, plan, device, dtype, communicator, expert_kernel: as in
             `MoELayer`.
         capacity_factor, placement: None; no pair is dropped.
-        group: tensor-parallel group, default the world. All its ranks construct the layer.
-        mesh: in place of a group, as in `MoELayer`.
+        group: tensor-parallel group; the default is the world. All its ranks construct the layer.
+        mesh: given instead of a group, as in `MoELayer`.
         pipeline: as in `MoELayer`: a chunk of the output, or of the gradient of x, is summed
             over the ranks while the next is computed.
-        memory_reuse: True, False or "none", which are the same here.
+        memory_reuse: True, False or "none", which do the same here.
         dispatcher: "all_gather".
 
     Attributes:
-        aux_loss: balance loss of the last forward pass, equal on all ranks: add it to the loss on
-            every rank, as any loss that all of them compute alike.
+        aux_loss: the last forward pass's balance loss, equal on all ranks: add it to the loss on
+            every rank, as any loss that all ranks compute equally.
         decision, num_dropped, recorder: as in `MoELayer`.
 
     Raises:
@@ -268,13 +267,13 @@ class TensorExpertLayer(ExpertLayer):
 
 
 class RoutedLayer(PlannedLayer):
-    """Experts that a router of the caller's has chosen.
+    """A layer of experts whose router is the caller's.
 
-    The layer has no parameters: its experts are a module of the caller's.
+    The layer has no parameters: its experts are in the caller's module.
 
     Args:
-        shape: of the layer; plans of one whose ranks share an expert's width are of its shards.
-        experts: of this rank.
+        shape: shape of the layer; if ranks share an expert's width, plans are for the shards.
+        experts: this rank's experts.
         plan: as in `MoELayer`; None runs one chunk.
 
     Raises:
@@ -308,8 +307,8 @@ class RoutedLayer(PlannedLayer):
 
         Args:
             x: (…, d_model), this rank's tokens; ranks may have different numbers of them.
-            experts_TK: chosen experts, below the number of all of them.
-            weights_TK: of the choices; they get gradients.
+            experts_TK: chosen experts, numbered among the experts of all ranks.
+            weights_TK: weights of the choices; they get gradients.
 
         Returns:
             The same shape and dtype as `x`.
@@ -331,7 +330,7 @@ class RoutedLayer(PlannedLayer):
 
 
 def _check_without_exchange(**options: object) -> None:
-    """Raise InputError for what experts of a tensor-parallel group, which drop no pair, lack."""
+    """Raise InputError for options that a tensor-parallel group, which drops no pair, lacks."""
     for name, value in options.items():
         if value is not None:
             raise InputError(
@@ -343,7 +342,7 @@ def _check_without_exchange(**options: object) -> None:
 def _ranks_of(
     mesh: DeviceMesh | None, group: dist.ProcessGroup | None, communicator: Communicator | None
 ) -> Communicator:
-    """Return the ranks that experts are spread over, by what the caller gave of these."""
+    """Return the communicator over which experts are spread, from what the caller gave."""
     if mesh is not None:
         group = expert_group(mesh, group if communicator is None else communicator)
     if communicator is not None:
@@ -353,14 +352,14 @@ def _ranks_of(
 
 
 def expert_group(mesh: DeviceMesh, group: object) -> dist.ProcessGroup:
-    """Return the ranks of a mesh that the experts are spread over.
+    """Return the group of a mesh over which experts are spread.
 
     Args:
-        group: was given as well as the mesh.
+        group: group or communicator that was given as well as the mesh.
 
     Raises:
-        InputError: the mesh has more dimensions than experts and replicas, or two without names,
-            or is not alone.
+        InputError: the mesh has more than two dimensions (replicas, experts), or two without names,
+            or a group was given, too.
     """
     if group is not None:
         raise InputError("give one of mesh, group and communicator")

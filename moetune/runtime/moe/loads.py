@@ -1,4 +1,4 @@
-"""Loads of the experts while a layer trains, from counts that the host reads anyway.
+"""The experts' loads while a layer trains, from counts that the host reads anyway.
 
 Nothing is exchanged until the record is asked for. L local experts, S steps, P ranks.
 """
@@ -15,11 +15,11 @@ from moetune.domain.routing_record import RoutingRecord, record_of
 from moetune.runtime.autograd import is_in_backward
 
 MOST_STEPS = 1024
-"""Newest steps of which each rank remembers its rows."""
+"""The number of newest steps for which each rank remembers its rows."""
 
 
 class LoadRecorder:
-    """Rows of this rank's experts, summed over steps, and of each of the newest steps."""
+    """The rows of this rank's experts, summed over steps, and the rows of each recent step."""
 
     def __init__(self, num_local: int) -> None:
         self._totals_L = [0] * num_local
@@ -27,10 +27,10 @@ class LoadRecorder:
         self._num_without_gradients = 0
 
     def add_pass(self, rows_CL: Sequence[Sequence[int]]) -> None:
-        """Add the rows of a training step's forward pass once, however often it is computed.
+        """Add the rows of a training step's forward pass once, even if it is computed again.
 
-        A checkpoint computes the pass again within the backward pass. A reentrant one runs without
-        gradients before, as passes do that train nothing: only the second pass counts.
+        A checkpoint computes the pass again in the backward pass. A reentrant checkpoint runs the
+        first pass without gradients, as passes that do not train do: only the second pass counts.
         """
         is_again, is_counted = is_in_backward(), torch.is_grad_enabled()
         if not is_again:

@@ -1,7 +1,7 @@
 """Copy activations between device and host, overlapped with computation and communication.
 
 The memory policy `reuse` starts these copies for the strategies S1 to S3. With CUDA each direction
-has a stream. Without, both are the same memory, and the caller copies at once.
+has a stream. On a CPU both are the same memory, and the caller copies at once.
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from moetune.runtime.moe.workspace import allocated, empty, short_of
 
 
 class DeviceCopies:
-    """Copies of tensors on any device: on a GPU on two streams of that GPU, elsewhere at once.
+    """Copies of tensors to and from the host: on two streams of a GPU, or at once on a CPU.
 
-    The tensors' device need not be current, and may change from step to step.
+    The tensors' device need not be the current device, and may change between steps.
     """
 
     def __init__(self) -> None:
@@ -26,19 +26,19 @@ class DeviceCopies:
         self._under_way: dict[object, Wait] = {}
 
     def __reduce__(self) -> tuple[type["DeviceCopies"], tuple[()]]:
-        """A copy makes streams anew."""
+        """Return a fresh object: a copy makes new streams."""
         return DeviceCopies, ()
 
     def save(self, rows: torch.Tensor, host: torch.Tensor) -> Wait:
-        """Start a copy to the host, behind what the current stream has been given so far."""
+        """Start a copy to the host, after all work issued to the current stream so far."""
         return self._start("to the host", rows.device, rows, host)
 
     def load(self, host: torch.Tensor, rows: torch.Tensor) -> Wait:
-        """Start a copy to the device, behind what the current stream has been given so far."""
+        """Start a copy to the device, after all work issued to the current stream so far."""
         return self._start("to the device", rows.device, host, rows)
 
     def drain(self) -> None:
-        """Order the current streams behind every copy that nobody has waited for."""
+        """Order the current streams after every copy that nobody has waited for."""
         for wait in tuple(self._under_way.values()):
             wait()
 
@@ -72,12 +72,12 @@ def _nothing() -> None:
 
 
 def host_memory(num_bytes: int, *, pinned: bool) -> torch.Tensor:
-    """Return bytes of the host, page-locked for a GPU.
+    """Return host memory as bytes, pinned for a GPU.
 
-    torch's allocator of page-locked memory keeps what steps free, and takes up to twice the size.
+    torch's allocator of pinned memory keeps what steps free, and takes up to twice the size.
 
     Raises:
-        AllocationError: there is no host memory for it.
+        AllocationError: the host lacks memory.
     """
     what = "activations that leave the device"
     if not pinned:
@@ -92,17 +92,17 @@ def host_memory(num_bytes: int, *, pinned: bool) -> torch.Tensor:
 
 
 class Offload:
-    """One step's copies to the host in the forward pass, and back in the backward pass.
+    """A step's copies to the host in the forward pass, and back in the backward pass.
 
-    Host tensors hold the rows of all chunks until `end`, or until this is garbage: the backward
-    pass may never come.
+    Host tensors hold the rows of all chunks until `end`, or until this object is garbage: the
+    backward pass may never come.
 
     Args:
-        is_needed: False without gradients: no backward pass can follow.
+        is_needed: False without gradients, because no backward pass can follow.
 
     Attributes:
-        offloads_input: the experts' inputs are copied.
-        offloads_middle: the pre-activations are copied.
+        offloads_input: whether the experts' inputs are copied.
+        offloads_middle: whether the pre-activations are copied.
     """
 
     def __init__(self, strategy: Strategy, copies: DeviceCopies, *, is_needed: bool) -> None:
@@ -113,14 +113,14 @@ class Offload:
         self._saving: dict[tuple[str, int], Wait] = {}
 
     def begin(self, num_rows: int, like: torch.Tensor, middle_widths: Mapping[str, int]) -> None:
-        """Take host memory for the rows of a step.
+        """Allocate host memory for the rows of a step.
 
         Args:
-            like: of the inputs' width, dtype and device.
-            middle_widths: of the pre-activations, by name.
+            like: a tensor of the inputs' width, dtype and device.
+            middle_widths: widths of the pre-activations, by name.
 
         Raises:
-            AllocationError: there is none.
+            AllocationError: the host lacks memory.
         """
         widths = {"input": like.shape[1]} if self.offloads_input else {}
         widths |= middle_widths if self.offloads_middle else {}
@@ -138,8 +138,8 @@ class Offload:
 
         Args:
             name: "input", "pre" or "gate".
-            buffer: number of the buffer on the device, for `wait_for_save`.
-            mine: the chunk's rows among all.
+            buffer: number of the device buffer, for `wait_for_save`.
+            mine: the chunk's slice of all rows.
         """
         if name in self._host:
             self._saving[name, buffer] = self._copies.save(rows, self._host[name][mine])
@@ -160,7 +160,7 @@ class Offload:
         """Start copying a chunk's rows back.
 
         Raises:
-            MoetuneError: they were given back, and a second backward pass needs them.
+            MoetuneError: the host memory was given back, and a second backward pass needs it.
         """
         if name not in self._host:
             raise MoetuneError(
@@ -170,6 +170,6 @@ class Offload:
         return self._copies.load(self._host[name][mine], rows)
 
     def end(self) -> None:
-        """Give the host memory back. After a failure, copies from and to it may be under way."""
+        """Give the host memory back, after any copies that a failed step left under way."""
         self._copies.drain()
         self._host = {}

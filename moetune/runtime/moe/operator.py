@@ -3,14 +3,14 @@
     moetune::routed_experts            rows and their routing in, weighted outputs out
     moetune::routed_experts_backward   their gradients
 
-Both take whatever looks at single operators: a compiler, which cannot trace exchanges whose sizes
-the tokens decide, and policies of checkpointing, which keep an operator's results. They run the
-functions of `ExpertFunction`; without a compiler or such a policy the layer calls that at once.
+Both serve code that works on single operators. A compiler cannot trace exchanges whose sizes depend
+on the tokens, and checkpointing policies keep an operator's results. The operators run the
+functions of `ExpertFunction`, which the layer calls directly without a compiler or such a policy.
 
 An operator takes and returns tensors. The layer, and what a step keeps for its backward pass, are
-attributes of the memory of one-byte tensors, so that they live as long as a graph holds those. A
-step keeps none of its operator's inputs, whose memory a compiled graph may use again: the graph
-gives those to the backward operator.
+attributes of one-byte tensors' storage. They live as long as a graph holds those tensors. A step
+keeps none of its operator's inputs, because a compiled graph may reuse their memory. The graph
+passes the inputs to the backward operator.
 
 T tokens, K choices, D model width.
 """
@@ -31,7 +31,7 @@ _NUM_PARAMETERS = 5
 
 
 def handle_of(layer: nn.Module) -> torch.Tensor:
-    """Return the tensor by which operators find a `PlannedLayer`, as long as the layer lives."""
+    """Return the tensor by which operators find a `PlannedLayer`, while the layer lives."""
     return _carrier(weakref.ref(layer))
 
 
@@ -44,12 +44,12 @@ def run_as_operator(
     weights_TK: torch.Tensor,
     parameters: Sequence[torch.Tensor | None],
 ) -> torch.Tensor:
-    """Return Σₖ weightₖ · expertₖ(x) of a step's routing (T, D).
+    """Return Σₖ weightₖ · expertₖ(x) for a step's routing (T, D).
 
     Args:
-        handle: of the layer.
-        problem, gradients: as of `start_step`.
-        parameters: as of `ExpertFunction`.
+        handle: handle of the layer.
+        problem, gradients: as in `start_step`.
+        parameters: as in `ExpertFunction`.
     """
     y_TD, _ = torch.ops.moetune.routed_experts(
         handle, x_TD, weights_TK, routing.experts_TK, routing.kept_TK, *parameters,
@@ -60,7 +60,7 @@ def run_as_operator(
 
 
 class _SavedStep:
-    """What the backward pass of a step needs and no graph has; stands for autograd's context."""
+    """What a step's backward pass needs and no graph has; it replaces autograd's context."""
 
     policy: MemoryPolicy
     is_averaged: bool
@@ -73,7 +73,7 @@ class _SavedStep:
         self._is_x: list[bool] = []
 
     def save_for_backward(self, *tensors: Any) -> None:  # noqa: ANN401 - tensors, or None
-        """Keep what the phase saved, without the operator's inputs."""
+        """Keep the tensors that the phase saved, without the operator's inputs."""
         saved = tensors[1:-_NUM_PARAMETERS]
         self._is_x = [tensor is self._x_TD for tensor in saved]
         self._saved = [None if tensor is self._x_TD else tensor for tensor in saved]
@@ -87,7 +87,7 @@ class _SavedStep:
         parameters: Sequence[torch.Tensor | None],
         needs: Sequence[bool],
     ) -> list[torch.Tensor]:
-        """Return the gradients of x, of the weights, and of the parameters that need it."""
+        """Return the gradients of x, of the weights, and of the parameters that need a gradient."""
         pairs = zip(self._saved, self._is_x, strict=True)
         saved = [x_TD if is_x else tensor for tensor, is_x in pairs]
         self.saved_tensors = weights_TK, *saved, *parameters
@@ -151,7 +151,7 @@ def _routed_experts_backward(
     w3: torch.Tensor | None,
     needs: Sequence[bool],
 ) -> list[torch.Tensor]:
-    """Return the gradients of x (T, D), of the weights (T, K), and those of needed parameters."""
+    """Return the gradients of x (T, D), the weights (T, K), and parameters that need gradients."""
     saved: _SavedStep = _carried(step)
     return saved.backward(grad_TD, x_TD, weights_TK, (w1, b1, w2, b2, w3), needs)
 
@@ -193,14 +193,14 @@ _routed_experts.register_autograd(_differentiate, setup_context=_set_up)
 
 
 def _carrier(value: object) -> torch.Tensor:
-    """Return a tensor whose memory carries an object, as long as anything holds that memory."""
+    """Return a tensor whose storage carries an object, for as long as the storage lives."""
     made = torch.empty(1, dtype=torch.uint8, device="cpu")
     made.untyped_storage().carried = value  # type: ignore[attr-defined]
     return made
 
 
 def _carried(tensor: torch.Tensor) -> Any:  # noqa: ANN401
-    """Return what a tensor's memory carries; InputError where hooks on saved tensors copied it."""
+    """Return the object in a tensor's storage; InputError if saved-tensor hooks copied that."""
     value = getattr(tensor.untyped_storage(), "carried", None)
     if value is None:
         raise InputError(

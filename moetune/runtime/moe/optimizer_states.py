@@ -1,8 +1,8 @@
-"""An optimizer's states of experts: DTensors of all experts in its state dict, as the parameters.
+"""Optimizer states of experts: in a state dict they are DTensors of all experts, as parameters are.
 
-An optimizer knows nothing of layers, nor a layer of optimizers. They meet at a step: a hook on the
-steps of all optimizers finds those with experts' parameters, and gives them hooks on their state
-dicts. `torch.distributed.checkpoint.state_dict` takes a step of zeros before it reads states.
+An optimizer knows nothing of layers, nor a layer of optimizers. A hook on the steps of all
+optimizers detects those with experts' parameters, and adds hooks to their state dicts.
+`torch.distributed.checkpoint.state_dict` takes a step of zeros before it reads states.
 """
 
 import functools
@@ -31,12 +31,12 @@ _Convert = Callable[[ExpertPlacement, nn.Parameter, str, torch.Tensor], torch.Te
 
 
 def watch_optimizers(experts: nn.Module, placement: ExpertPlacement) -> None:
-    """Convert the states that any optimizer will hold of a module's parameters."""
+    """Convert the states that any optimizer will have for a module's parameters."""
     _watch().placements[experts] = placement
 
 
 def spread_parameters() -> Spread:
-    """Return the living parameters of experts over several ranks, with those ranks."""
+    """Return the living parameters of experts that are spread over ranks, with their groups."""
     return [
         (parameter, placement.group)
         for parameter, placement in _watch().parameters()
@@ -46,7 +46,7 @@ def spread_parameters() -> Spread:
 
 @functools.cache
 def _watch() -> "_OptimizerWatch":
-    """Return the watch of this process, whose hook is registered with the first layer."""
+    """Return the watch of this process; the first layer registers its hook."""
     watch = _OptimizerWatch()
     register_optimizer_step_pre_hook(watch.before_step)
     _agree_on_overflow(watch.ranks_of)
@@ -58,7 +58,7 @@ class _OptimizerWatch:
     """Hooks on the optimizers of experts.
 
     Attributes:
-        placements: of the modules with experts, as long as they live.
+        placements: placements of the modules with experts, while the modules live.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class _OptimizerWatch:
         self._hooked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def before_step(self, optimizer: Optimizer, _: object, __: object) -> None:
-        """Hook an optimizer on its first step, and convert the states that it has already."""
+        """Hook an optimizer at its first step, and convert the states that it already has."""
         if self._num_groups.get(optimizer) == len(optimizer.param_groups):
             return
         self._num_groups[optimizer] = len(optimizer.param_groups)
@@ -91,13 +91,13 @@ class _OptimizerWatch:
             states.update(_converted(states, owners[id(parameter)], parameter, _loaded_part))
 
     def parameters(self) -> Iterator[tuple[nn.Parameter, ExpertPlacement]]:
-        """Yield the living parameters of experts, and their placements."""
+        """Yield the living parameters of experts with their placements."""
         for experts, placement in self.placements.items():
             for parameter in experts.parameters(recurse=False):
                 yield parameter, placement
 
     def ranks_of(self, optimizer: Optimizer) -> list[Communicator]:
-        """Return the ranks that share the optimizer's experts, each group once."""
+        """Return communicators of the ranks that share the optimizer's experts, each group once."""
         mine = {id(parameter) for parameter in _parameters(optimizer)}
         groups = [owner.group for parameter, owner in self.parameters() if id(parameter) in mine]
         return [communicator_of(group) for group in dict.fromkeys(groups) if group is not None]
@@ -113,7 +113,7 @@ class _OptimizerWatch:
     def _convert(
         self, optimizer: Optimizer, state: dict[str, Any], ids: Iterable[object], convert: _Convert
     ) -> dict[str, Any]:
-        """Return a state dict with converted states of experts; `ids` are its parameters'."""
+        """Return a state dict with converted states of experts; `ids` are its parameters' ids."""
         owners, states = self._owners(), dict(state["state"])
         for key, parameter in zip(ids, _parameters(optimizer), strict=False):
             if key in states and id(parameter) in owners:
@@ -121,9 +121,9 @@ class _OptimizerWatch:
         return state | {"state": states}
 
     def _owners(self) -> dict[int, ExpertPlacement]:
-        """Return the placements of parameters whose states are not as checkpoints need them.
+        """Return the placements of plain parameters, whose states must be converted to save them.
 
-        DTensors have states that are DTensors.
+        Parameters that are DTensors already have states that are DTensors.
         """
         return {
             id(parameter): placement
@@ -139,7 +139,7 @@ def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
 def _converted(
     states: dict[str, Any], owner: ExpertPlacement, parameter: nn.Parameter, convert: _Convert
 ) -> dict[str, Any]:
-    """Return one parameter's states with converted tensors; numbers stay."""
+    """Return a parameter's states with converted tensors; numbers stay."""
     return {
         key: convert(owner, parameter, key, value)
         if isinstance(value, torch.Tensor) and value.dim()
@@ -151,7 +151,7 @@ def _converted(
 def _distributed(
     owner: ExpertPlacement, parameter: nn.Parameter, key: str, value: torch.Tensor
 ) -> torch.Tensor:
-    """Return a state as a DTensor; InputError where its rows are not those of experts."""
+    """Return a state as a DTensor; raise InputError if it lacks a row for each expert."""
     if value.dim() != parameter.dim() or len(value) != len(parameter):
         raise InputError(
             f"the optimizer's {key} {tuple(value.shape)} of experts {tuple(parameter.shape)} is "
@@ -173,22 +173,22 @@ def _local_part(
 def _loaded_part(
     owner: ExpertPlacement, parameter: nn.Parameter, key: str, value: torch.Tensor
 ) -> torch.Tensor:
-    """Return this rank's part of a state that was there before the first step."""
+    """Return this rank's part of a state that existed before the first step."""
     if not is_dtensor(value) and len(value) == len(parameter):
         return value
     return _local_part(owner, parameter, key, value)
 
 
 def _agree_on_overflow(ranks_of: Callable[[Optimizer], Iterable[Communicator]]) -> None:
-    """Let every GradScaler of this process agree on overflow, from now on.
+    """Make every GradScaler of this process agree on overflow over the ranks, from now on.
 
-    torch's looks at the gradients of a rank: an overflow in one rank's experts alone would let that
-    rank skip its step, and the others take theirs. torch's ShardedGradScaler agrees, for FSDP;
-    loops and libraries that make the plain one call the same method for it.
+    torch's GradScaler checks only this rank's gradients. If a single rank's experts overflowed,
+    that rank alone would skip its step. torch's ShardedGradScaler agrees over the ranks of FSDP.
+    Libraries that make a plain GradScaler call the same method.
 
     Args:
-        ranks_of: gives the ranks that share the experts of an optimizer, in an order that is the
-            same on all of them; none for optimizers without experts of several ranks.
+        ranks_of: returns the communicators that share an optimizer's experts, in the same order on
+            all ranks; none for optimizers without spread experts.
     """
     find = GradScaler._unscale_grads_
 
@@ -207,7 +207,7 @@ def _agree_on_overflow(ranks_of: Callable[[Optimizer], Iterable[Communicator]]) 
 
 
 def _agree_on_flags(communicator: Communicator, flags: dict[torch.device, torch.Tensor]) -> None:
-    """Replace the flags of overflow by their maximum over the ranks.
+    """Replace the overflow flags with their maximum over the ranks.
 
     Args:
         flags: 0 or 1 by device; empty on a rank without gradients.

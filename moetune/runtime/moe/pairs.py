@@ -1,9 +1,9 @@
-"""Pairs of a token and a choice: combine weights at the experts, and their gradients.
+"""(token, choice) pairs: their combine weights at the experts, and the weights' gradients.
 
-The memory policies call this. Each pair's weight travels to its expert once a step, where it is
-applied behind the activation, before the down-projection, and its gradient travels back. Results
-then need no weight at the tokens: they are summed as they come, and none is saved for the backward
-pass. Where a token's row travels once for several pairs, each pair's place travels with its weight.
+The memory policies call this. Each pair's weight travels to its expert once per step, and its
+gradient travels back. The expert applies the weight after the activation, before the
+down-projection. Results then need no weight at the tokens, are summed as they come, and are not
+saved. If a token's row travels once for several pairs, each pair's place travels with its weight.
 
 T tokens, K choices, N rows this rank sends, R rows it receives, D model width.
 """
@@ -18,11 +18,11 @@ from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.token_rows import ReceivedTokens
 
 _DOT_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**25})
-"""Products that are in memory at once."""
+"""The number of products in memory at once."""
 
 
 def dots(a_NKD: torch.Tensor, b_ND: torch.Tensor, out_NK: torch.Tensor) -> None:
-    """Write the dot products of every row of `a` with its row of `b`.
+    """Write the dot products of each row of `a` with the same row of `b`.
 
     Products of two-byte values are summed in float32, unrounded.
     """
@@ -39,14 +39,14 @@ def dots(a_NKD: torch.Tensor, b_ND: torch.Tensor, out_NK: torch.Tensor) -> None:
 
 
 def of_pairs(values_N: torch.Tensor, dispatch: Dispatch, like_TK: torch.Tensor) -> torch.Tensor:
-    """Return values of this rank's pairs, in sending order, at their pairs; 0 at the others."""
+    """Return values, given in sending order, at their (T, K) places; 0 for other pairs."""
     made_TK = like_TK.new_zeros(like_TK.shape)
     made_TK.view(-1).index_copy_(0, dispatch.pairs_N, values_N.to(like_TK.dtype))
     return made_TK
 
 
 def weigh_(rows: torch.Tensor, weights_R1: torch.Tensor) -> torch.Tensor:
-    """Multiply every row by its weight, in place, rounded once on a GPU."""
+    """Multiply each row by its weight in place; a GPU rounds once."""
     # A CPU would make a copy of the rows in the weights' wider dtype.
     return rows.mul_(weights_R1 if rows.is_cuda else weights_R1.to(rows.dtype))
 
@@ -61,7 +61,7 @@ class PairWeights:
         self._travelling: torch.Tensor
 
     def send(self, weights_TK: torch.Tensor, name: str) -> Transfer:
-        """Start sending the weights to the experts, and the places of their rows."""
+        """Start sending the weights, and the places of their rows, to the experts."""
         dispatch = self._dispatch
         values_N = weights_TK.reshape(-1, 1).index_select(0, dispatch.pairs_N)
         if self._communicator is None:
@@ -76,10 +76,10 @@ class PairWeights:
         return self._communicator.all_to_all(self._travelling, values_N, receive, send, name)
 
     def arrived(self, dtype: torch.dtype) -> tuple[torch.Tensor, ReceivedTokens | None]:
-        """Return the weights (R, 1) by chunk and expert, and how their rows arrive.
+        """Return the weights (R, 1) by (chunk, expert), and the order in which their rows arrive.
 
         Args:
-            dtype: of the weights.
+            dtype: dtype of the weights.
         """
         values_R, counts = self._travelling, self._dispatch.counts
         if self._places_R is not None:
@@ -93,7 +93,7 @@ class PairWeights:
         return values_R[:, :1].to(dtype).contiguous(), received
 
     def send_back(self, grads_R1: torch.Tensor, name: str) -> Transfer:
-        """Start sending the gradients of the weights, (R, 1) by chunk and expert, back."""
+        """Start sending the weights' gradients back; they are (R, 1) by (chunk, expert)."""
         if self._communicator is None:
             self._travelling = grads_R1
             return Done()
@@ -105,7 +105,7 @@ class PairWeights:
         return self._communicator.all_to_all(self._travelling, grads_R1, send, receive, name)
 
     def returned(self, like_TK: torch.Tensor) -> torch.Tensor:
-        """Return the gradients that came back, shaped as `like_TK`, 0 for dropped pairs."""
+        """Return the gradients that came back, in the shape of `like_TK`; 0 for dropped pairs."""
         rows_N1, dispatch = self._travelling, self._dispatch
         if self._communicator is not None:
             rows_N1 = _transpose_blocks(rows_N1, list(zip(*dispatch.counts.send_CP, strict=True)))
@@ -113,7 +113,7 @@ class PairWeights:
 
 
 def _by_rank(counts_CP: Sequence[Sequence[int]]) -> list[int]:
-    """Return the rows of all chunks, by rank."""
+    """Return the number of rows of all chunks, by rank."""
     return list(map(sum, zip(*counts_CP, strict=True)))
 
 

@@ -1,12 +1,13 @@
-"""Places of a layer's experts: each rank's, and all of them as checkpoints see them.
+"""Places of a layer's experts: on each rank, and in checkpoints, which have all of them.
 
-Parameters are plain tensors with this rank's experts alone, so that any optimizer takes them
-together with a model's other parameters. In state dicts, the layer's and the optimizer's, they are
-DTensors of all experts, `Shard(0)` over the layer's group, which share the plain tensors' memory:
-`torch.distributed.checkpoint` takes plain tensors of one name for replicas, and keeps one rank's.
+Parameters are plain tensors with only this rank's experts, so that any optimizer takes them
+together with a model's other parameters. In state dicts of layers and optimizers they are DTensors
+of all experts, `Shard(0)` over the layer's group. These share the plain tensors' memory.
+`torch.distributed.checkpoint` would take plain tensors of the same name for replicas, and keep a
+single rank's.
 
-Experts that a plan has placed otherwise travel to their places in the natural order when a state
-dict is made, and back when it is loaded: a checkpoint does not tell where its experts were.
+If a plan has placed the experts in another order, making a state dict moves them to the natural
+order, and loading moves them back. A checkpoint does not record where its experts were.
 """
 
 import sys
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 EXPERTS = "experts"
 """Name of the mesh dimension over which experts are sharded."""
 StateKind = Literal["parameters", "optimizer"]
-"""Content of a state dict."""
+"""The content of a state dict."""
 EXPERTS_OF: Mapping[StateKind, str] = MappingProxyType(
     {"parameters": "experts", "optimizer": "the optimizer of experts"}
 )
@@ -39,28 +40,28 @@ _MOST_WATCHED = 64
 
 
 class StateCopies:
-    """Copies of experts that state dicts were given, and whether somebody has written into them.
+    """The copies of experts in state dicts, and whether somebody has written into them.
 
-    `torch.distributed.checkpoint.load` writes into the tensors of a state dict. Those of experts in
-    the natural order are the parameters themselves, copies have to be loaded again.
+    `torch.distributed.checkpoint.load` writes into the tensors of a state dict. For experts in the
+    natural order these are the parameters themselves. Copies have to be loaded into the layer.
     """
 
     def __init__(self) -> None:
         self._watched: dict[StateKind, deque[tuple[torch.Tensor, int]]] = {}
 
     def add(self, kind: StateKind, copy: torch.Tensor) -> None:
-        """Watch a copy, whose memory is freed with the state dict."""
+        """Watch a copy; its memory is still freed with the state dict."""
         watched = copy.detach()  # counts the writes of all that share the copy's memory
         watched.data = copy.new_empty(0)
         of_kind = self._watched.setdefault(kind, deque(maxlen=_MOST_WATCHED))
         of_kind.append((watched, _num_writes(watched)))
 
     def forget(self, kind: StateKind) -> None:
-        """Watch no more: values of this kind are being loaded."""
+        """Stop watching copies of this kind, because their values are being loaded."""
         self._watched.pop(kind, None)
 
     def check(self) -> None:
-        """Raise InputError where a copy was written into, and not loaded."""
+        """Raise InputError if a copy was written into and not loaded."""
         for kind, copies in self._watched.items():
             if any(_num_writes(watched) != before for watched, before in copies):
                 self.forget(kind)
@@ -78,15 +79,15 @@ def _num_writes(tensor: torch.Tensor) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertPlacement:
-    """Experts on the ranks, equally many each.
+    """The places of experts on ranks; each rank has the same number of experts.
 
     Args:
-        num_experts: of all ranks.
+        num_experts: experts of all ranks.
         rank: this rank's index in the group.
         members: the group's ranks in the world, in order.
         group: None for one rank, or for a communicator that is no process group.
-        order: expert of each place, of which rank r has the r-th of equal parts; empty for the
-            natural order.
+        order: the expert of each place; rank r has the r-th of equal parts. Empty for the natural
+            order.
     """
 
     num_experts: int
@@ -109,28 +110,28 @@ class ExpertPlacement:
         )  # fmt: skip
 
     def __deepcopy__(self, _: object) -> "ExpertPlacement":
-        """Copies share the group, and watch other state dicts."""
+        """Return a copy that shares the group, and watches its state dicts alone."""
         return replace(self, copies=StateCopies())
 
     def __getstate__(self) -> list[object]:
-        """Return the fields; InputError where there are several ranks."""
+        """Return the fields; raise InputError for several ranks."""
         if self.group is not None:
             raise no_pickle()
         return [getattr(self, attribute.name) for attribute in fields(self)]
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the group."""
+        """The number of ranks in the group."""
         return len(self.members)
 
     @property
     def num_local(self) -> int:
-        """Experts of each rank."""
+        """The number of experts on each rank."""
         return self.num_experts // self.num_ranks
 
     @property
     def first(self) -> int:
-        """This rank's first place, in the natural order its first expert."""
+        """This rank's first place; in the natural order also its first expert."""
         return self.rank * self.num_local
 
     @property
@@ -140,10 +141,10 @@ class ExpertPlacement:
         return tuple(order[self.first : self.first + self.num_local])
 
     def check_natural(self, what: str) -> None:
-        """Raise InputError where a plan has placed the experts.
+        """Raise InputError if a plan has placed the experts.
 
         Args:
-            what: writes checkpoints, for the error.
+            what: names what writes checkpoints, for the error.
         """
         if self.order:
             raise InputError(
@@ -153,19 +154,19 @@ class ExpertPlacement:
             )
 
     def local_part(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a parameter of all experts, which are in the natural order."""
+        """Return this rank's part of a parameter that has all experts in the natural order."""
         if self.order:
             return whole[list(self.experts)]
         return whole[self.first : self.first + self.num_local]
 
     def distribute(self, local: torch.Tensor, kind: StateKind = "parameters") -> torch.Tensor:
-        """Return a DTensor of all experts (E, …) in the memory of this rank's.
+        """Return a DTensor of all experts (E, …) that uses the memory of `local`.
 
-        Experts in another than the natural order are copies, from an exchange of all ranks.
+        If the experts are not in the natural order, all ranks exchange them, and `local` is copied.
 
         Args:
-            local: (E / ranks, …).
-            kind: of a state dict.
+            local: this rank's experts (E / ranks, …).
+            kind: kind of the state dict.
 
         Raises:
             InputError: the layer's communicator is no process group.
@@ -182,19 +183,18 @@ class ExpertPlacement:
     def part_of(
         self, value: torch.Tensor, what: str, kind: StateKind = "parameters"
     ) -> torch.Tensor:
-        """Return this rank's experts of a state dict's value.
+        """Return this rank's experts from a state dict's value.
 
-        Of a DTensor's, experts in another than the natural order come from an exchange of all
-        ranks.
+        If the experts are not in the natural order, all ranks exchange a DTensor's experts.
 
         Args:
-            value: a DTensor, as `distribute` made it on a rank of this index in a group of this
-                size, or a plain tensor of all experts, as in a layer on one rank.
-            what: the value is, for errors.
-            kind: of the state dict.
+            value: a DTensor that `distribute` made on this rank of a group of this size, or a plain
+                tensor of all experts, as in a layer on one rank.
+            what: names the value, for errors.
+            kind: kind of the state dict.
 
         Raises:
-            InputError: it is of a single rank, of another or of an unknown rank.
+            InputError: the value has the experts of a single, another or an unknown rank.
         """
         self.copies.forget(kind)
         if is_dtensor(value):
@@ -255,11 +255,11 @@ class ExpertPlacement:
 
 
 def _moved(local: torch.Tensor, sources: Sequence[int], group: dist.ProcessGroup) -> torch.Tensor:
-    """Return this rank's rows of all ranks' `local`, in another order; all ranks call this.
+    """Exchange rows into another order, and return this rank's; all ranks call this.
 
     Args:
-        local: (rows, …), of as many rows on each rank.
-        sources: of all ranks' rows of the result, the row of `local` that it is.
+        local: (rows, …), with the same number of rows on each rank.
+        sources: for each row of all ranks' results, its row in all ranks' `local`.
     """
     communicator = GroupCommunicator(group)
     num_ranks, rank = communicator.num_ranks, communicator.rank
@@ -282,13 +282,13 @@ def _moved(local: torch.Tensor, sources: Sequence[int], group: dist.ProcessGroup
 
 
 def _sent_from(group: dist.ProcessGroup, local: torch.Tensor) -> torch.device:
-    """Return the tensor's device, or one whose values the group's backend can send."""
+    """Return the tensor's device, or a device that the group's backend can send from."""
     kinds = {device.type for device in group._device_types}  # noqa: SLF001 - torch has no public name
     return local.device if local.device.type in kinds else GroupCommunicator(group).device
 
 
 def is_dtensor(value: object) -> "TypeGuard[DTensor]":
-    """Return whether a value is a DTensor, without importing them where nobody has made any."""
+    """Return whether a value is a DTensor, without importing the class if nobody else has."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
@@ -304,7 +304,7 @@ def local_part(parameter: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
 
 
 def cut(whole: torch.Tensor, offsets: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-    """Return the part of a tensor at the offsets."""
+    """Return the part of a tensor with this shape at these offsets."""
     for dim, (offset, size) in enumerate(zip(offsets, shape, strict=True)):
         whole = whole.narrow(dim, offset, size)
     return whole

@@ -1,7 +1,7 @@
 """The base of all layers whose steps follow plans: decisions, memory, and the order of a pass.
 
-First step of a token's way: `run` agrees with the other ranks, looks the plan up, asks for the
-routing, and hands the tokens to `function` with the dispatcher's memory policy.
+This is the first step of a token's way. `run` agrees with the other ranks, looks up the plan, asks
+for the routing, and passes the tokens to `function` with the dispatcher's memory policy.
 """
 
 from collections.abc import Callable
@@ -39,20 +39,20 @@ from moetune.runtime.moe.workspace import Workspace, explain
 from moetune.runtime.trace import SpanRecorder
 
 Route = Callable[[], Routing]
-"""Gives a step's routing, when it is time for it."""
+"""Returns a step's routing; called once per step."""
 
 
 class PlannedLayer(nn.Module):
     """Experts that are spread over the ranks of a group, without their gate.
 
     Args:
-        shape: of the layer, as plans have it.
-        experts: of this rank; kinds of layers register them as a module, or leave that to others.
-        decisions: of the layer.
+        shape: shape of the layer, as plans record it.
+        experts: this rank's experts; some kinds of layers register them as a submodule.
+        decisions: the layer's decisions.
 
     Attributes:
-        expert_parallel: the kind of expert parallelism, as in its plans.
-        dispatcher: of the tokens to the experts.
+        expert_parallel: the kind of expert parallelism, as in the layer's plans.
+        dispatcher: brings the tokens to the experts.
     """
 
     expert_parallel: ClassVar[ExpertParallel] = "all_to_all"
@@ -83,18 +83,18 @@ class PlannedLayer(nn.Module):
         self.dispatcher = kind(communicator, experts.placement)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take a copied or pickled layer's state, but for the handle of the layer itself."""
+        """Take a copied or pickled layer's state, and make a new handle."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._handle = handle_of(self)
 
     def run(self, x: torch.Tensor, route: Route, problem: str = "") -> torch.Tensor:
         """Return the experts' weighted outputs.
 
-        Compilers and policies of selective checkpointing see an operator.
+        Compilers and selective-checkpointing policies see a single operator.
 
         Args:
             x: (…, d_model), this rank's tokens; ranks may have different numbers of them.
-            problem: why this rank has no routing; "" if it has it.
+            problem: why this rank has no routing; "" if it has a routing.
 
         Returns:
             The same shape and dtype as `x`.
@@ -142,9 +142,9 @@ class PlannedLayer(nn.Module):
         """Agree with the other ranks on a step, route its tokens, and plan it.
 
         Args:
-            dtype: that the step computes in.
-            problem: why this rank cannot; "" if it can.
-            gradients: as of `gradients_of` the caller's input; "" if that is `x`.
+            dtype: dtype that the step computes in.
+            problem: why this rank cannot run the step; "" if it can.
+            gradients: `gradients_of` the caller's input; "" if that input is `x`.
 
         Raises:
             InputError, RankMismatchError, CollectiveError, AllocationError: as in `run`.
@@ -170,15 +170,15 @@ class PlannedLayer(nn.Module):
         Raises:
             InputError: no rank can use its plan.
             RankMismatchError: the ranks have different layers or plans, or some cannot use theirs;
-                on all.
+                raised on all.
         """
         self._decisions.agree(self.communicator, 0)
 
     def pin(self, decision: Decision | None) -> None:
-        """Run with `decision` from now on, on all ranks alike; None goes back to the plan.
+        """Run with `decision` from now on, the same on all ranks; None goes back to the plan.
 
         Raises:
-            InputError: it has other chunks backward than forward.
+            InputError: the decision has different degrees forward and backward.
         """
         self._decisions.pin(decision)
 
@@ -195,7 +195,7 @@ class PlannedLayer(nn.Module):
         return record.in_order_of(self.experts.placement.order)
 
     def forget_routing(self) -> None:
-        """Begin the record of the routing anew, on all ranks alike."""
+        """Start the record of the routing again, on all ranks equally."""
         self._loads.clear()
 
     def extra_repr(self) -> str:
@@ -212,11 +212,11 @@ class PlannedLayer(nn.Module):
     ) -> tuple[int, Routing, TokenPermutation, RowCounts]:
         """Agree with the other ranks, decide, route the tokens and count them.
 
-        The host stops once: numbers of rows travel with the opening, for the chunks of this rank's
-        number of tokens. Only where the most tokens of any rank have others are they counted again.
+        The host syncs once: counts of rows travel with the opening, by the degree for this rank's
+        tokens. They are counted again only if the degree for the largest rank's tokens differs.
 
         Returns:
-            The tokens to look plans up by, the routing, its rows, and their numbers.
+            The tokens to look plans up by, the routing, its permutation and its row counts.
         """
         if not self._decisions.has_met:  # a layer that was made on the meta device
             self.agree_on_plans()
@@ -241,7 +241,7 @@ class PlannedLayer(nn.Module):
         return planned, routing, permutation, counts
 
     def _report(self, error: Exception, opening: Opening, device: torch.device) -> None:
-        """Give the other ranks this rank's error, for which they would wait until their timeout."""
+        """Send this rank's error to the other ranks, which would else wait until their timeout."""
         if self.communicator.num_ranks > 1:
             failed = replace(opening, problem=f"{type(error).__name__}: {error}")
             rows, _ = self.dispatcher.open(failed, None, device)
@@ -251,7 +251,7 @@ class PlannedLayer(nn.Module):
     def _policy(
         self, permutation: TokenPermutation, counts: RowCounts, x_TD: torch.Tensor
     ) -> MemoryPolicy:
-        """Return the memory policy of a step, now that the rows' numbers are known."""
+        """Return the memory policy of a step, once the counts of rows are known."""
         grouped, wanted = None, (self.decision.kernel, x_TD.dtype, x_TD.device)
         if wanted not in self._kernels:
             widths = self.shape.d_model, self.shape.d_hidden
@@ -280,19 +280,19 @@ class PlannedLayer(nn.Module):
 
 
 def gradients_of(x: torch.Tensor) -> str:
-    """Return which gradients a step of the input has, which is equal on all ranks."""
+    """Return a text of which gradients a step needs; it must be equal on all ranks."""
     return f"gradients {torch.is_grad_enabled()}, of the input {x.requires_grad}"
 
 
 def shaped_as(x: torch.Tensor, y_TD: torch.Tensor) -> torch.Tensor:
-    """Return a step's outputs as those of the input `x`."""
+    """Return a step's outputs in the shape and dtype of the input `x`."""
     # Not a view: an in-place operation on one would drop the hooks that FSDP2 sets on it.
     y: torch.Tensor = torch.ops.aten._unsafe_view(y_TD.to(x.dtype), x.shape)  # noqa: SLF001
     return y
 
 
 def sizes_of(values: torch.Tensor) -> tuple[int, ...]:
-    """Return the shape for a text, which is a constant of a compiled graph."""
+    """Return the shape for a message, as constants of a compiled graph."""
     return tuple(map(index, values.shape))
 
 
@@ -302,7 +302,7 @@ def problem_of(
     """Return why the experts cannot take a step's tokens; "" if they can.
 
     Args:
-        dtype: that the step computes in.
+        dtype: dtype that the step computes in.
     """
     if not x.dim() or x.shape[-1] != shape.d_model:
         return f"x has shape {sizes_of(x)}, its last size must be {shape.d_model}"
@@ -317,6 +317,6 @@ def problem_of(
 
 
 def dtype_of_step(x: torch.Tensor) -> torch.dtype:
-    """Return the dtype that experts compute a step's tokens in, that of autocast where it is on."""
+    """Return the dtype of a step: autocast's if it is enabled, else that of the tokens."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -1,9 +1,9 @@
-"""Products of rows with the local experts' matrices: a kernel for all experts, or for each.
+"""Products of rows with the local experts' matrices: a grouped kernel, or a product per expert.
 
-`experts` and `weight_grads` call this on the rows of one chunk. A `GroupedKernel` finds the rows of
-each expert by offsets on the device: no expert is left out and no matrix copied, also where an
-expert has no row. Without one there is a product for each expert. `expert_kernels` says which
-kernel a step takes.
+`experts` and `weight_grads` call this on the rows of one chunk. A `GroupedKernel` locates each
+expert's rows by offsets on the device. It leaves out no expert and copies no matrix, even if an
+expert has no row. Without such a kernel each expert has a product. `expert_kernels` chooses the
+kernel.
 
 R rows, E local experts, D model width, H hidden width, F = 2·H.
 """
@@ -19,20 +19,20 @@ import torch
 from moetune.domain.kernels import ExpertKernel
 
 Blocks = Sequence[tuple[int, int, int]]
-"""(expert, low, high): rows low..high of a part belong to that local expert."""
+"""Tuples (expert, low, high): rows low..high of a part belong to that local expert."""
 
 _ALIGNED_BYTES = 16
 _GPU_DTYPES = frozenset({torch.bfloat16})
 _CPU_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _GROUPED_CAPABILITIES = frozenset({(9, 0), (10, 0)})
-"""GPUs that torch has a grouped kernel for; on others it reads offsets and loops over experts."""
+"""GPUs with a grouped kernel in torch; on others torch reads offsets and loops over experts."""
 
 
 class GroupedKernel(ABC):
-    """One kernel for the rows of all experts, which finds them by offsets.
+    """A kernel for the rows of all experts, which locates each expert's rows by offsets.
 
     Attributes:
-        name: in plans.
+        name: the kernel's name in plans.
         fuses_swiglu: whether it has `swiglu_up` and `swiglu_down_backward`.
     """
 
@@ -40,12 +40,12 @@ class GroupedKernel(ABC):
     fuses_swiglu: ClassVar[bool] = False
 
     def __reduce__(self) -> tuple[type["GroupedKernel"], tuple[()]]:
-        """Copies of a layer load the kernel again: a module of Python cannot be copied."""
+        """Return a fresh object: copies load the kernel again, as Python cannot copy its module."""
         return type(self), ()
 
     @abstractmethod
     def product(self, a: torch.Tensor, b: torch.Tensor, part: "RowPart") -> torch.Tensor:
-        """Return the products of all experts' rows.
+        """Return the products of all experts' rows, or sums of products over each expert's rows.
 
         Args:
             a: (R, in), or (in, R) to sum over each expert's rows.
@@ -74,10 +74,10 @@ class GroupedKernel(ABC):
         weights_R1: torch.Tensor,
         part: "RowPart",
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the gradients of (g, u) (R, F), weight · h (R, H), and the weights' (R, 1).
+        """Return the gradient of (g, u) (R, F), weight · h (R, H), the weights' gradient (R, 1).
 
         Args:
-            grad: (R, D), of weight · h·W₂ with h = silu(g)·u.
+            grad: gradient (R, D) of weight · h·W₂, with h = silu(g)·u.
             w2: (E, H, D).
             pre: (R, F), g and u.
         """
@@ -85,12 +85,12 @@ class GroupedKernel(ABC):
 
 
 class GroupedMM(GroupedKernel):
-    """torch's `grouped_mm`."""
+    """The kernel of torch's `grouped_mm`."""
 
     name = "grouped_mm"
 
     def product(self, a: torch.Tensor, b: torch.Tensor, part: "RowPart") -> torch.Tensor:
-        """Return the products, of a single expert by a plain product."""
+        """Return the products; a single expert has a plain product."""
         if len(part.rows_E) == 1:
             return torch.mm(a, b[0]) if b.dim() > a.dim() else torch.mm(a, b).unsqueeze(0)
         made: torch.Tensor = torch._grouped_mm(a, b, offs=part.ends_E)  # noqa: SLF001 - no public name in 2.10
@@ -102,15 +102,15 @@ GROUPED_MM = GroupedMM()
 
 @dataclass(frozen=True, kw_only=True)
 class RowPart:
-    """Rows whose products are computed at once, ordered by expert: those of a chunk, or of a step.
+    """Rows whose products are computed together, ordered by expert: a chunk's, or a whole step's.
 
     Args:
-        rows: their places among all rows that this rank's experts compute in the step.
-        rows_E: their numbers, by local expert.
+        rows: the slice of all rows that this rank's experts compute in the step.
+        rows_E: number of rows by local expert.
         ends_E: (E,) int32, one past each expert's last row; None without a grouped kernel.
-        experts_RE: one-hot rows of each row's expert, in the rows' dtype; only with a grouped
-            kernel, and biases.
-        kernel: that takes the offsets.
+        experts_RE: each row's expert as a one-hot row, in the rows' dtype; only with a grouped
+            kernel and biases.
+        kernel: the kernel that takes the offsets.
     """
 
     rows: slice
@@ -120,7 +120,7 @@ class RowPart:
     kernel: GroupedKernel = GROUPED_MM
 
     def weighted_experts(self, weights_R1: torch.Tensor | None) -> torch.Tensor:
-        """Return the one-hot rows times each row's weight; only where there are one-hot rows."""
+        """Return the one-hot rows times each row's weight; only for parts with one-hot rows."""
         assert self.experts_RE is not None  # noqa: S101 - asked before
         if weights_R1 is None:
             return self.experts_RE
@@ -128,12 +128,12 @@ class RowPart:
 
     @cached_property
     def prepared(self) -> dict[str, Any]:
-        """What kernels have made of the offsets, by their names."""
+        """What kernels have prepared from the offsets, by kernel name."""
         return {}
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The non-empty blocks of one expert each, counted from the part's first row."""
+        """The non-empty blocks, each of one expert, counted from the part's first row."""
         blocks, low = [], 0
         for expert, rows in enumerate(self.rows_E):
             if rows:
@@ -143,12 +143,12 @@ class RowPart:
 
 
 def has_grouped(x: torch.Tensor, widths: tuple[int, ...]) -> bool:
-    """Return whether torch's kernel is taken for the rows of several experts, unless it is named.
+    """Return whether torch's grouped kernel is the default here.
 
-    A CPU's loops over the experts, and has no buffers for its results.
+    On a CPU it is not: torch's loops over the experts there, and cannot write into given buffers.
 
     Args:
-        widths: as of `grouped_problem`.
+        widths: as in `grouped_problem`.
     """
     return x.is_cuda and not grouped_problem(x.device, x.dtype, widths)
 
@@ -157,7 +157,7 @@ def grouped_problem(device: torch.device, dtype: torch.dtype, widths: tuple[int,
     """Return why torch's `grouped_mm` cannot take rows here; "" if it can.
 
     Args:
-        widths: of the rows and of the hidden values, which are aligned to 16 bytes.
+        widths: widths of the rows and of the hidden values, which must be multiples of 16 bytes.
     """
     name = str(dtype).removeprefix("torch.")
     if not hasattr(torch, "_grouped_mm"):
@@ -187,15 +187,15 @@ def multiply(
     *,
     adds: bool = False,
 ) -> torch.Tensor:
-    """Return every row times its expert's matrix, plus its bias.
+    """Return each row times its expert's matrix, plus the bias.
 
     Args:
-        x: (R, in), of one part.
+        x: (R, in), the rows of one part.
         w: (E, in, out).
-        out: (R, out), for the result; with a grouped kernel None takes what it made.
+        out: (R, out), takes the result; None returns a new tensor.
         bias: (E, out).
-        weights_R1: factor of every row's bias; None for 1.
-        adds: add to the values in `out`; without a bias.
+        weights_R1: factor of each row's bias; None for 1.
+        adds: add the result to the values in `out`; only without a bias.
     """
     if part.ends_E is None or not len(x):
         return _one_by_one(x, w, part.blocks, out, bias, weights_R1, adds=adds)
@@ -234,9 +234,9 @@ def _one_by_one(
 def add_product(
     total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, is_first: bool, scale: float = 1.0
 ) -> None:
-    """Add scale · a b to a total, or write it there first: unrounded, if the total is wider.
+    """Add scale · a b to a total, or overwrite it if `is_first`; a wider total is not rounded.
 
-    A total that is not written yet may hold anything, NaN too.
+    A total that is not written yet may hold any values, even NaN.
     """
     beta = 0 if is_first else 1
     if total.dtype == a.dtype:
@@ -251,7 +251,7 @@ def add_product(
 
 
 def widened_mm(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a b in a dtype that is wider than theirs, of unrounded products."""
+    """Return a b in a wider dtype, without rounding to the factors' dtype."""
     if a.dtype == dtype:
         return torch.mm(a, b)
     if a.is_cuda:

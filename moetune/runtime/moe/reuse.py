@@ -2,10 +2,10 @@
 
 A token's way to the wire: `layer`, `gate`, `function`, `executor`, **reuse**, `comm`.
 
-The rows that experts receive (T_DI) and return (T_DO) have two buffers each at the experts, the
-pre-activations (T_M) one. For the backward pass a strategy loads T_DI and T_M from the host, or
-sends T_DI again and computes T_M again. Rows of tokens that travel once are expanded into another
-buffer, and the sums that leave are made anew in place of T_DO.
+At the experts, the rows that they receive (T_DI) and return (T_DO) have two buffers each, and the
+pre-activations (T_M) have a single buffer. For the backward pass a strategy loads T_DI and T_M from
+the host, or sends T_DI again and computes T_M again. Rows of tokens that travel once are expanded
+into another buffer, and the sums to send back replace T_DO.
 
 T tokens, K choices, R rows this rank receives, D model width.
 """
@@ -28,24 +28,25 @@ from moetune.runtime.moe.rings import Ring, TokenExchange, make_rings
 from moetune.runtime.moe.workspace import empty
 
 _AT_EXPERTS = 2
-"""Buffers at the experts: one chunk's rows arrive, or leave, while another's are computed."""
+"""Buffers at the experts: one chunk's rows arrive or leave while another chunk is computed."""
 _TRAVELLING = 3
-"""Buffers at the tokens, forward: one chunk's rows leave, another's results come back, and the
-third lets the next dispatch go first (see `ring_schedule`)."""
+"""Buffers at the tokens, forward: one chunk's rows leave, another chunk's results come back, and
+the third buffer lets the next dispatch go first (see `ring_schedule`)."""
 _LEAVING = 3
-"""Buffers of gradients at the experts, backward, where results leave from the buffer in which rows
-arrived: one arrives, one is computed, one leaves. The forward's schedule would need a fourth."""
+"""Buffers of gradients at the experts, backward; results leave from the buffer in which rows
+arrived. A chunk arrives, another is computed, a third leaves. The forward schedule would need a
+fourth."""
 
 
 _OF_EXPERTS = frozenset({"rows", "inputs"})
-"""Buffers of rows by expert."""
+"""Rings whose rows are ordered by expert."""
 
 
 class _ReusePhase(DispatchedPhase):
-    """The common part of both phases: chunks, rings, and the one buffer for pre-activations.
+    """The common part of both phases: chunks, rings, and the buffer for pre-activations.
 
     Args:
-        offload: copies to the host and back what the strategy does not restore otherwise.
+        offload: copies to the host and back what the strategy does not recompute or resend.
     """
 
     def __init__(self, phase: Phase, offload: Offload, inputs: PhaseInputs) -> None:
@@ -55,12 +56,12 @@ class _ReusePhase(DispatchedPhase):
         self._leaving: dict[int, torch.Tensor] = {}
 
     def _make_rings(self, num_travelling: int, at_experts: dict[str, int]) -> dict[str, Ring]:
-        """Return the phase's rings, all made at once.
+        """Return the phase's rings, all allocated at once.
 
         Args:
             num_travelling: number of buffers at the tokens.
-            at_experts: numbers of buffers at the experts, by kind: "rows" and "inputs" have the
-                experts' rows, the others rows that travel.
+            at_experts: numbers of buffers at the experts by kind: "rows" and "inputs" have the
+                experts' rows, other kinds the rows that travel.
         """
         degree, width = self._dispatch.degree, self._values_TD.shape[1]
         most_sent = max(map(sum, self._dispatch.counts.travelling.send_CP))
@@ -79,11 +80,11 @@ class _ReusePhase(DispatchedPhase):
         return rings
 
     def _num_rows(self, chunk: int) -> int:
-        """Return the rows of the chunk that this rank's experts compute."""
+        """Return the number of the chunk's rows that this rank's experts compute."""
         return sum(self._dispatch.counts.rows_CL[chunk])
 
     def _take_saved(self, chunk: int) -> SavedActivations:
-        """Return the buffers for the chunk's pre-activations, uninitialised."""
+        """Return the uninitialised buffers for the chunk's pre-activations."""
         rows = self._num_rows(chunk)
         taken = {name: ring.of(chunk, rows) for name, ring in self._hidden_rings.items()}
         return SavedActivations(pre_RH=taken["pre"], gate_RH=taken.get("gate"))
@@ -95,7 +96,7 @@ class _ReusePhase(DispatchedPhase):
         return saved
 
     def _expand(self, chunk: int, arrived: torch.Tensor, ring: Ring) -> torch.Tensor:
-        """Return the chunk's rows by expert: those that arrived, or expanded rows."""
+        """Return the chunk's rows by expert, as they arrived or expanded from them."""
         if self._received is None:
             return arrived
         out, part = ring.of(chunk, self._num_rows(chunk)), self._dispatch.parts[chunk].rows
@@ -110,7 +111,7 @@ class _ReusePhase(DispatchedPhase):
 
 
 class ReuseForward(_ReusePhase):
-    """The forward phase; all of its buffers are made before the first exchange."""
+    """The forward phase; all its buffers are allocated before the first exchange."""
 
     def __init__(self, offload: Offload, inputs: PhaseInputs) -> None:
         super().__init__("forward", offload, inputs)
@@ -124,7 +125,7 @@ class ReuseForward(_ReusePhase):
         self._tokens = TokenExchange(self._dispatch, self._rings["travelling"], y_TD)
 
     def finish(self) -> torch.Tensor:
-        """Return (T, D)."""
+        """Return the weighted outputs (T, D)."""
         y_TD = self._tokens.finish()
         self._leaving.clear()
         self._offload.wait_for_saves()
@@ -139,7 +140,7 @@ class ReuseForward(_ReusePhase):
         self._tokens.dispatch(self, chunk, self._values_TD, arrival)
 
     def compute(self, chunk: int) -> None:
-        """Compute the experts on the rows that arrived."""
+        """Run the experts on the rows that arrived."""
         if chunk == 0:
             self._weights_R1 = self.arrived_weights()
         part = self._dispatch.parts[chunk]
@@ -166,7 +167,7 @@ class ReuseForward(_ReusePhase):
         self._tokens.combine(self, chunk, self._leaving[chunk])
 
     def _hidden(self, chunk: int, rows: torch.Tensor) -> torch.Tensor:
-        """Return the hidden values of the chunk, and offload the pre-activations."""
+        """Return the chunk's hidden values, and start to offload its pre-activations."""
         for name in ("pre", "gate"):
             self._offload.wait_for_save(name, 0)
         saved, mine = self._project_up(chunk, rows), self._dispatch.parts[chunk].rows
@@ -178,7 +179,7 @@ class ReuseForward(_ReusePhase):
 
 
 class ReuseBackward(_ReusePhase):
-    """The backward phase: the rows' gradients overwrite those of the results."""
+    """The backward phase: the rows' gradients overwrite the results' gradients."""
 
     def __init__(self, offload: Offload, inputs: PhaseInputs) -> None:
         super().__init__("backward", offload, inputs)
@@ -211,7 +212,7 @@ class ReuseBackward(_ReusePhase):
         return grad_x_TD, self._weights.returned(self._weights_TK)
 
     def dispatch(self, chunk: int) -> None:
-        """Send the gradients, and get the experts' inputs back: by the wire or from the host."""
+        """Send the gradients, and get the experts' inputs again: by all-to-all or from the host."""
         if self._x_TD is not None:
             ring = self._rings["arrivals" if self._sends_tokens else "inputs"]
             arriving = ring.of(chunk, self._num_arriving[chunk])
@@ -224,7 +225,7 @@ class ReuseBackward(_ReusePhase):
             self._loading_inputs[chunk] = self._offload.load("input", inputs, mine)
 
     def compute(self, chunk: int) -> None:
-        """Compute the experts' gradients in place of those that arrived."""
+        """Compute the experts' gradients, which overwrite the gradients that arrived."""
         part, rings = self._dispatch.parts[chunk], self._rings
         grads = rings["grads"].of(chunk, self._num_arriving[chunk])
         if self._sends_tokens:
@@ -242,7 +243,7 @@ class ReuseBackward(_ReusePhase):
         self._leave(chunk, grads)
 
     def combine(self, chunk: int) -> None:
-        """Send the gradients of the rows back, and behind the last ones those of all weights."""
+        """Send the rows' gradients back, and after the last chunk all weights' gradients."""
         self._tokens.combine(self, chunk, self._leaving.pop(chunk))
         if chunk == self._dispatch.degree - 1:
             self._returning = self.send_weights_back()

@@ -1,6 +1,6 @@
-"""Buffers that chunks take in turn: rings at the experts, and a rotation at the tokens.
+"""Buffers that chunks use in turn: rings at the experts, and a rotation at the tokens.
 
-The memory policy `reuse` makes them from the workspace, and its handlers take them.
+The memory policy `reuse` allocates them from the workspace, and its handlers use them.
 
 T tokens, N rows this rank sends, D model width.
 """
@@ -16,11 +16,11 @@ from moetune.runtime.moe.executor import DispatchedPhase
 from moetune.runtime.moe.workspace import Workspace
 
 RingShape = tuple[int, int, int]
-"""Number of a ring's buffers, and the rows and the width of each."""
+"""A ring's number of buffers, and the rows and the width of each buffer."""
 
 
 class Ring:
-    """Buffers of one kind, which chunks take in turn: a chunk has a buffer until another takes it.
+    """Buffers of one kind that chunks use in turn: a chunk has a buffer until the next takes it.
 
     Args:
         buffers: (rows of the largest chunk, width) each.
@@ -35,11 +35,11 @@ class Ring:
 
     @property
     def whole(self) -> torch.Tensor:
-        """The only buffer, or the first, with the rows of the largest chunk."""
+        """The first buffer, or the only buffer, with the rows of the largest chunk."""
         return self._buffers[0]
 
     def of(self, chunk: int, rows: int) -> torch.Tensor:
-        """Return the chunk's buffer (rows, width), whatever is in it."""
+        """Return the chunk's buffer (rows, width) with its present content."""
         return self._buffers[chunk % len(self._buffers)][:rows]
 
 
@@ -49,7 +49,7 @@ def make_rings(
     """Return a phase's rings by name, all cut from the workspace at once.
 
     Raises:
-        AllocationError: they do not fit.
+        AllocationError: the buffers do not fit in memory.
     """
     buffers = workspace.buffers(
         {
@@ -66,18 +66,18 @@ def make_rings(
 
 
 class TokenExchange:
-    """Sends the tokens' rows and sums what comes back, in one rotation of buffers for both.
+    """The dispatch of tokens' rows and the sum of their results, in one rotation of buffers.
 
-    A buffer goes to its next use once its last use has ended. Where combines go first, one buffer
-    more than a chunk has dispatches is enough, and transfers never wait for a buffer. The next
-    chunk's rows overwrite rows whose arrival the experts wait for anyway, while the results of the
-    chunk before travel. Results overwrite earlier results, or rows that have arrived, while the
+    A buffer goes to its next use once its last use has ended. If combines go first, a chunk's
+    number of dispatches plus one buffer are enough, and transfers never wait for a buffer. The next
+    chunk's rows overwrite rows whose arrival the experts wait for anyway, while the previous
+    chunk's results travel. Results overwrite earlier results, or rows that have arrived, while the
     next chunk's rows travel.
 
-    It holds no phase, which holds it: their buffers are free as soon as the step has ended.
+    It has no reference to its phase, so that no cycle keeps their buffers after the step.
 
     Args:
-        sum_TD: (T, D), to which the sums of each token's results are written.
+        sum_TD: (T, D), receives the sums of each token's results.
     """
 
     def __init__(self, dispatch: Dispatch, ring: Ring, sum_TD: torch.Tensor) -> None:
@@ -91,7 +91,7 @@ class TokenExchange:
     def dispatch(
         self, phase: DispatchedPhase, chunk: int, values_TD: torch.Tensor, into: torch.Tensor
     ) -> None:
-        """Send the chunk's rows of `values_TD`; those of this rank's experts go to `into`."""
+        """Send the chunk's rows of `values_TD`; rows for this rank's experts arrive in `into`."""
         rows = self._take(self._num_sent[chunk])
         tokens = self._dispatch.tokens_M[self._dispatch.sent[chunk]]
         torch.index_select(values_TD, 0, tokens, out=rows)
@@ -106,7 +106,7 @@ class TokenExchange:
         self._endings[self._num_uses - 1] = partial(self._add, chunk, rows, transfer)
 
     def wait_for(self, chunk: int) -> None:
-        """Wait for the chunk's results: they have left the experts' buffer then."""
+        """Wait for the chunk's results, which have then left the experts' buffer."""
         if chunk in self._use_of:
             self._end_use(self._use_of.pop(chunk))
 
@@ -117,7 +117,7 @@ class TokenExchange:
         return self._sum_TD
 
     def _take(self, rows: int) -> torch.Tensor:
-        """Return the next use's buffer, once the buffer's last use has ended."""
+        """Return the buffer for the next use, once its last use has ended."""
         self._end_use(self._num_uses - len(self._ring))
         self._num_uses += 1
         return self._ring.of(self._num_uses - 1, rows)

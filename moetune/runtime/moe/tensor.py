@@ -1,9 +1,9 @@
-"""Sum the experts of a tensor-parallel group: the memory policy without dispatch (PPMoE §3.3).
+"""Sum experts over a tensor-parallel group: the memory policy without dispatch (PPMoE §3.3).
 
 A token's way to the wire: `layer`, `gate`, `function`, `executor`, **tensor**, `comm`.
 
-A rank computes the pairs of its experts, and sums over the ranks. Saved for the backward pass are x
-and the experts' pre-activations: rows are gathered from x again.
+A rank computes the pairs of its experts, and an all-reduce sums the ranks' outputs. The backward
+pass gets x and the experts' pre-activations, and gathers the rows from x again.
 
 T tokens, which every rank has, K choices, R pairs of this rank's experts, D model width.
 """
@@ -21,7 +21,7 @@ from moetune.runtime.moe.workspace import Shape, empty
 class _TensorPhase(PhaseRun):
     """The common part of both phases: sum a chunk's rows by token, then over the ranks."""
 
-    _what: str  # the sums' purpose, for the error
+    _what: str  # purpose of the sums, for the error
 
     def __init__(self, phase: Phase, inputs: PhaseInputs) -> None:
         super().__init__(phase, inputs)
@@ -46,17 +46,17 @@ class _TensorPhase(PhaseRun):
         )
 
     def _sum(self, chunk: int, rows: torch.Tensor) -> None:
-        """Write the sums of the rows at the chunk's tokens, which no other chunk has."""
+        """Write the sums of the rows to the chunk's tokens; no other chunk writes there."""
         part, tokens = self._dispatch.parts[chunk].rows, self._dispatch.tokens_of(chunk)
         self._dispatch.sums.into(rows, part, self._sums_TD, tokens)
 
     def _take(self, buffer: str, values_TD: torch.Tensor, chunk: int) -> torch.Tensor:
-        """Return the rows of the chunk's tokens in a buffer."""
+        """Return the chunk's rows of tokens, gathered into a buffer."""
         tokens = self._dispatch.tokens_M[self._dispatch.parts[chunk].rows]
         return torch.index_select(values_TD, 0, tokens, out=self._buffers[buffer][: len(tokens)])
 
     def _summed(self) -> torch.Tensor:
-        """Return the sums over the ranks, once all have arrived."""
+        """Return the sums over the ranks, once all all-reduces have ended."""
         for transfer in self._reductions:
             transfer.wait()
         return self._sums_TD

@@ -1,8 +1,8 @@
-"""Send each token once to every rank that has experts of its, and expand it there.
+"""Send each token once to every rank that has experts of its choice, and expand it there.
 
-A rank with several local experts may have more than one of a token's choices. Its row then travels
-once, and so does the sum of its results. The dispatchers make these rows with the permutation, the
-memory policies (`keep`, `reuse`) send them. As in DeepEP, whose kernels count tokens a rank.
+A rank with several local experts may have more than one of a token's choices. The token's row then
+travels once, as does the sum of its results. The dispatchers make these rows with the permutation,
+and the policies `keep` and `reuse` send them. DeepEP also counts tokens per rank.
 
 T tokens of this rank, K choices a token, P ranks, C chunks, L local experts of a rank, M rows that
 this rank sends, S rows that it receives, R (token, choice) pairs that its experts compute.
@@ -17,12 +17,12 @@ from moetune.runtime.moe.gate import counts_of
 
 
 def before(counts: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the counts in front of each in its line."""
+    """Return the exclusive prefix sums of the counts along the last dimension."""
     return counts.cumsum(-1).sub_(counts)
 
 
 class SentTokens:
-    """This rank's rows by chunk, rank and token, before the ranks know their numbers.
+    """This rank's rows by chunk, target rank and token, before the ranks exchange their counts.
 
     Args:
         ranks_TK: rank of each choice; P for a dropped pair.
@@ -30,7 +30,7 @@ class SentTokens:
         first_tokens_C: the first token of each chunk, on the device.
 
     Attributes:
-        counts_CP: rows to each rank.
+        counts_CP: rows to each rank, by chunk.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class SentTokens:
         self._rows_TP = torch.where(in_rank_TP > 0, before_TP[:-1] + shifts_CP, self._most)
 
     def places_of(self, pairs_N: torch.Tensor) -> torch.Tensor:
-        """Return the place of each pair's row in its block, (N,)."""
+        """Return the place (N,) of each pair's row in its target rank's block of the chunk."""
         num_ranks = self._places_TP.shape[1]
         places_TK = self._places_TP.gather(1, self._ranks_TK.clamp(max=num_ranks - 1))
         return places_TK.reshape(-1).index_select(0, pairs_N)
 
     def tokens(self, num_rows: int) -> torch.Tensor:
-        """Return the token of each row, (M,)."""
+        """Return the token (M,) of each row."""
         tokens = self._rows_TP.new_empty(self._most + 1)
         numbers_T1 = torch.arange(len(self._rows_TP), device=tokens.device).unsqueeze(1)
         return tokens.scatter_(
@@ -72,11 +72,11 @@ class SentTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSums:
-    """Sums of rows, each of which belongs to one sum: in float32 for two-byte values, rounded once.
+    """Sums of rows, each row in a single sum; two-byte values are summed in float32, rounded once.
 
     Args:
-        order: the rows by sum.
-        starts: the first of each sum in that order.
+        order: the rows, sorted by sum.
+        starts: the first row of each sum in that order.
         is_permutation: whether each sum has a single row.
     """
 
@@ -86,7 +86,7 @@ class RowSums:
 
     @classmethod
     def by(cls, sums: torch.Tensor, num_sums: int) -> "RowSums":
-        """Return those where `sums` has the sum of each row."""
+        """Return the sums that `sums` assigns the rows to."""
         order = torch.sort(sums, stable=True).indices
         return cls(order=order, starts=before(counts_of(sums, num_sums)))
 
@@ -94,8 +94,8 @@ class RowSums:
         """Return the sums of a chunk's rows.
 
         Args:
-            rows: of the chunk.
-            part, sums: the chunk's rows among all, and its sums.
+            rows: the chunk's rows.
+            part, sums: the chunk's slice of all rows, and its slice of all sums.
         """
         order, starts = self.order[part], self.starts[sums]
         if part.start:
@@ -114,11 +114,11 @@ class RowSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedTokens:
-    """The way from the rows that a rank receives to its experts' rows, and back.
+    """The map from the rows that a rank receives to its experts' rows, and back.
 
     Args:
-        places_R: of each expert's row, by chunk and expert, the received row in its chunk.
-        sums: of the experts' rows, by received row.
+        places_R: for each expert's row, by (chunk, expert), the received row in its chunk.
+        sums: sums the experts' rows by received row.
     """
 
     places_R: torch.Tensor
@@ -132,14 +132,14 @@ class ReceivedTokens:
         counts_CP: torch.Tensor,
         num_rows: int,
     ) -> "ReceivedTokens":
-        """Return those of one step.
+        """Return the map of one step.
 
         Args:
-            places_R: of each expert's row, by (chunk, expert, source, token), the place in its
+            places_R: for each expert's row, by (chunk, expert, source, token), the place in its
                 source's block of the chunk.
-            counts_PCL: experts' rows by source.
-            counts_CP: received rows.
-            num_rows: their sum.
+            counts_PCL: experts' rows by source rank.
+            counts_CP: received rows by chunk and source rank.
+            num_rows: the sum of `counts_CP`.
         """
         num_ranks, num_chunks, num_local = counts_PCL.shape
         counts_CLP = counts_PCL.permute(1, 2, 0).reshape(-1)
@@ -157,13 +157,13 @@ class ReceivedTokens:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Tensors to save for the backward pass."""
+        """The tensors to save for the backward pass."""
         return self.places_R, self.sums.order, self.sums.starts
 
     def expand(self, rows: torch.Tensor, part: slice, out: torch.Tensor) -> torch.Tensor:
-        """Write a chunk's received rows by expert.
+        """Write a chunk's received rows to `out`, ordered by expert.
 
         Args:
-            part: the chunk's experts' rows.
+            part: the chunk's slice of the experts' rows.
         """
         return torch.index_select(rows, 0, self.places_R[part], out=out)

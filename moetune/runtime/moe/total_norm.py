@@ -1,10 +1,10 @@
-"""The norm of gradients of which ranks have parts: of experts, and of shards in DTensors.
+"""The norm of gradients that are spread over ranks: experts, and shards in DTensors.
 
-torch's `clip_grad_norm_` takes plain gradients for replicas: each rank would clip by the norm of
-the experts that it has, and the replicas of everything else would drift apart. Scripts import the
-function before there is a layer, so that the norm is replaced that it calls. That is given
-gradients alone: parameters, of which a rank may have no gradient while others do, are read from the
-caller's frame.
+torch's `clip_grad_norm_` takes plain gradients for replicas. Each rank would clip by the norm of
+its experts, and the replicas of everything else would diverge. Scripts import the function before a
+layer exists, so this replaces the inner norm function that it calls. That function gets only
+gradients. Parameters, which may have a gradient on other ranks alone, are read from the caller's
+frame.
 """
 
 import functools
@@ -25,21 +25,21 @@ from moetune.domain.errors import InputError
 from moetune.runtime.moe.placement import is_dtensor
 
 Spread: TypeAlias = list[tuple[nn.Parameter, dist.ProcessGroup]]
-"""Experts' parameters, with the ranks that have the other experts."""
+"""Experts' parameters, with the group over which the experts are spread."""
 GradientParts: TypeAlias = dict[tuple[Communicator, ...], list[torch.Tensor]]
-"""This rank's gradients by the groups over which they are cut."""
+"""This rank's gradients, by the groups over which they are sharded."""
 _CPU = torch.device("cpu")
 _EPSILON = 1e-6
-"""Added to the norm, as torch does."""
+"""The value that is added to the norm, as torch does."""
 _NORM = "the gradients' norms of all ranks"
 _CLIPS = inspect.unwrap(clip_grad.clip_grad_norm_).__code__
 
 
 def gradient_parts(parameters: Iterable[nn.Parameter], spread: Spread) -> GradientParts:
-    """Return parameters' gradients by the groups over which they are cut, equal on all ranks.
+    """Return gradients by the groups over which they are sharded; all ranks have the same groups.
 
-    Parameters tell the groups: a rank without gradients of its experts takes part in the norm. Of
-    each group the first gradient is a zero, in float64.
+    Parameters determine the groups, so that a rank without gradients of its experts takes part in
+    the norm. Each group's first gradient is a zero in float64.
     """
     owners = {id(parameter): group for parameter, group in spread}
     communicator, groups_of = functools.cache(communicator_of), functools.cache(_groups_of)
@@ -66,7 +66,7 @@ def norm_of_parts(
     """Return the norm of all ranks' gradients in float64; the groups' ranks call this together.
 
     Args:
-        device: of the result where there are no gradients.
+        device: device of the result if there are no gradients.
     """
     norms = [_norm_over(groups, grads, norm_type) for groups, grads in parts.items()]
     norms = norms or [torch.zeros((), dtype=torch.float64, device=device)]
@@ -74,7 +74,7 @@ def norm_of_parts(
 
 
 def clip_parts(parts: GradientParts, norm: torch.Tensor, max_norm: float) -> None:
-    """Scale gradients of a norm to at most `max_norm`, all of a device and dtype at once."""
+    """Scale gradients that have this norm to at most `max_norm`, per device and dtype at once."""
     scale = (max_norm / (norm + _EPSILON)).clamp(max=1)
     grads = (grad for part in parts.values() for grad in part)
     for (device, dtype), some in _by_kind(grads).items():
@@ -92,7 +92,7 @@ def _by_kind(
 
 
 def norm_over_ranks(norm: torch.Tensor, group: Communicator, norm_type: float) -> torch.Tensor:
-    """Return the norm over a group of ranks, each of which has a norm."""
+    """Return the norm over a group, given each rank's norm."""
     total: torch.Tensor = torch.linalg.vector_norm(group.all_gather_values(norm, _NORM), norm_type)
     return total
 
@@ -121,16 +121,16 @@ def _norm(norms: Sequence[torch.Tensor], norm_type: float) -> torch.Tensor:
 
 
 def _groups_of(mesh: DeviceMesh, placements: Sequence[Placement]) -> tuple[Communicator, ...]:
-    """Return the groups of the mesh's dimensions over which a DTensor is cut."""
+    """Return the groups of the mesh's dimensions over which a DTensor is sharded."""
     dims = [dim for dim, cut in enumerate(placements) if not cut.is_replicate()]
     return tuple(communicator_of(mesh.get_group(dim)) for dim in dims)
 
 
 def sum_norms_over_ranks(spread: Callable[[], Spread]) -> None:
-    """Let torch's `clip_grad_norm_` take experts' norms over their ranks, from now on.
+    """Make torch's `clip_grad_norm_` take experts' norms over their ranks, from now on.
 
     Args:
-        spread: gives the living parameters of experts.
+        spread: returns the living parameters of experts.
     """
     norm_of = clip_grad._get_total_norm  # noqa: SLF001 - torch has no hook here
 
@@ -157,7 +157,7 @@ def sum_norms_over_ranks(spread: Callable[[], Spread]) -> None:
 
 
 def _clipped_parameters() -> list[nn.Parameter]:
-    """Return the parameters that torch's `clip_grad_norm_` was given; none outside of a call."""
+    """Return the parameters that torch's `clip_grad_norm_` was given; [] outside of a call."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code is not _CLIPS:
         frame = frame.f_back
@@ -165,7 +165,7 @@ def _clipped_parameters() -> list[nn.Parameter]:
 
 
 def _check_meshes(parameters: Iterable[nn.Parameter]) -> None:
-    """Raise InputError where experts and the rest are sharded over meshes that torch cannot mix."""
+    """Raise InputError if experts and other parameters have meshes that torch cannot mix."""
     grads = [parameter.grad for parameter in parameters]
     if len({grad.device_mesh for grad in grads if is_dtensor(grad)}) > 1:
         raise InputError(

@@ -1,6 +1,6 @@
-"""Sums of the experts' gradients over chunks, factors that wait for a step's end, and means.
+"""Experts' gradients: sums over chunks, factors kept until a step's end, and means.
 
-`experts` adds each chunk's factors here. Sums need no memory beyond the gradients.
+`experts` adds each chunk's factors here. The sums need no memory beyond the gradients.
 
 R rows, E local experts.
 """
@@ -19,24 +19,23 @@ from moetune.runtime.moe.products import RowPart, add_product, widened_mm
 from moetune.runtime.moe.workspace import empty
 
 _MATRICES = 3
-"""Dimensions of one matrix for each expert; biases have two."""
+"""The number of dimensions of a matrix for each expert; biases have two."""
 
 
 class GradientSum:
     """The gradient of one parameter (E, …), summed over chunks.
 
-    The sum of two-byte gradients is in float32 over several chunks, and in the parameter's
-    dtype where that is wider than the step's (autocast): nothing is rounded on the way. An
-    expert's first rows are written, not added: filling with zeros first would touch large
-    gradients twice. A grouped kernel takes all rows of a step at once, and rounds its sums once, to
-    the dtype of the factors.
+    Two-byte gradients are summed in float32 over several chunks, and in the parameter's dtype if
+    that is wider than the step's (autocast). No partial sum is rounded. An expert's first rows are
+    written, not added: filling with zeros first would touch large gradients twice. A grouped kernel
+    takes all rows of a step at once, and rounds its sums once, to the dtype of the factors.
 
     Args:
-        weights: the parameter in the dtype of the step; the gradient has its order in memory.
-        dtype: of the gradient, the parameter's.
+        weights: the parameter in the step's dtype; the gradient has the same memory layout.
+        dtype: dtype of the gradient, which is the parameter's.
         scale: factor of the gradient.
-        form: of fused experts, whose matrices may have another layout.
-        is_whole: all rows of the step are added at once, and the memory is taken then.
+        form: form of fused experts, whose matrices may have another layout.
+        is_whole: all rows of the step are added at once, and the memory is allocated then.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class GradientSum:
             self._make()
 
     def add_gemm(self, x: torch.Tensor, y: torch.Tensor, part: RowPart) -> None:
-        """Add xᵀ y of every expert's rows to its matrix."""
+        """Add xᵀ y of each expert's rows to the gradient of the expert's matrix."""
         if self._is_whole and len(x):
             a, b = (y, x) if self._is_transposed else (x, y)
             self._take(part.kernel.product(a.T, b, part), part)
@@ -80,7 +79,7 @@ class GradientSum:
             self._begun[expert] = True
 
     def add_rows(self, y: torch.Tensor, part: RowPart, weights_R1: torch.Tensor | None) -> None:
-        """Add the sum of every expert's rows to its row.
+        """Add the sum of each expert's rows to the gradient of the expert's bias.
 
         Args:
             weights_R1: factor of each row; None for 1.
@@ -96,7 +95,7 @@ class GradientSum:
             self._add(expert, _sum_of_rows(y[low:high], weights, dtype))
 
     def total(self) -> torch.Tensor:
-        """Return the gradient in the layout of the parameter, zero for experts without rows."""
+        """Return the gradient in the parameter's layout; it is zero for experts without rows."""
         if not all(self._begun):
             for expert, begun in enumerate(self._begun):
                 if not begun:
@@ -107,13 +106,13 @@ class GradientSum:
         return made.mT if self._is_turned else made
 
     def _make(self) -> None:
-        """Take memory for the sums, in the parameter's layout."""
+        """Allocate memory for the sums, in the parameter's layout."""
         shape = self._weights.mT.shape if self._is_transposed else self._weights.shape
         self._stored = empty("a gradient", shape, self._weights, dtype=self._sum_dtype)
         self._total = self._stored.mT if self._is_transposed else self._stored
 
     def _take(self, made: torch.Tensor, part: RowPart) -> None:
-        """Take the sums that a kernel for all experts made, but for those without rows."""
+        """Take a grouped kernel's sums; sums of experts without rows are undefined."""
         self._stored = made if self._scale == 1 else made.mul_(self._scale)
         self._total = made.mT if self._is_transposed else made
         self._begun = list(map(bool, part.rows_E))
@@ -129,7 +128,7 @@ class GradientSum:
 
 
 def _are_transposed(weights: torch.Tensor, form: FusedForm | None) -> bool:
-    """Return whether matrices (E, in, out) are (E, out, in) in memory; biases never are."""
+    """Return whether matrices (E, in, out) are (E, out, in) in memory; False for biases."""
     if weights.dim() != _MATRICES:
         return False
     if form is not None:
@@ -140,7 +139,7 @@ def _are_transposed(weights: torch.Tensor, form: FusedForm | None) -> bool:
 def _sum_of_rows(
     y: torch.Tensor, weights_R1: torch.Tensor | None, dtype: torch.dtype | None
 ) -> torch.Tensor:
-    """Return the sum (width,); on a CPU as a product, which reads twice as fast."""
+    """Return the sum (width,); a CPU computes it as a product, which reads twice as fast."""
     if weights_R1 is not None:
         return widened_mm(weights_R1.to(y.dtype).T, y, dtype or y.dtype).squeeze(0)
     if y.is_cuda or y.dtype.itemsize < torch.float32.itemsize:
@@ -149,14 +148,14 @@ def _sum_of_rows(
 
 
 class StepFactors:
-    """Factors of the gradients of all rows of a step, until every chunk has been sent back.
+    """The factors of parameters' gradients for a step's rows, kept until all chunks are sent back.
 
     Args:
-        inputs_RD, grads_RD: the experts' inputs, and the gradients that arrive for their results.
+        inputs_RD, grads_RD: the experts' inputs, and the arriving gradients of their results.
         weights_R1: the combine weights.
 
     Attributes:
-        part: all rows, by expert.
+        part: all rows of the step, by expert.
     """
 
     def __init__(
@@ -172,7 +171,7 @@ class StepFactors:
         self.part = dispatch.whole_part(self._by_expert)
 
     def keep(self, name: str, values: torch.Tensor, part: RowPart) -> None:
-        """Keep a chunk's values, in place of what was kept under that name in that place."""
+        """Keep a chunk's values under that name, at the chunk's places."""
         if self._places_R is None:
             self._factors[name] = values
             return
@@ -182,7 +181,7 @@ class StepFactors:
         self._factors[name].index_copy_(0, self._places_R[part.rows], values)
 
     def add_to(self, sums: Mapping[str, GradientSum]) -> None:
-        """Multiply what was kept, one parameter after another."""
+        """Multiply the kept factors, and add the products to `sums`, parameter by parameter."""
         if not sums.keys().isdisjoint(("w1", "b1", "w3")):
             inputs = self._by_expert(self._inputs_RD)
             for matrix, bias in (("w1", "b1"), ("w3", "")):
@@ -196,7 +195,7 @@ class StepFactors:
             add_factors(sums, "w2", "b2", self._factors.pop("w2"), grads, self.part, weights_R1)
 
     def _by_expert(self, values_R: torch.Tensor) -> torch.Tensor:
-        """Return all rows' values, given by (chunk, expert), by expert."""
+        """Return all rows' values in expert order, given in (chunk, expert) order."""
         if self._places_R is None:
             return values_R
         made = empty("factors of gradients", values_R.shape, values_R)
@@ -220,15 +219,15 @@ def add_factors(
 
 
 class GradientMean:
-    """Turns experts' gradients, sums over their group's tokens, into data-parallel means.
+    """The data-parallel means of experts' gradients, which are sums over their group's tokens.
 
-    Replicas are averaged at the end of a backward pass, once its gradients have been accumulated.
-    Those of micro-batches under DistributedDataParallel's `no_sync` add up until the last.
+    Replicas are averaged at the end of a backward pass, once its gradients are accumulated. Under
+    DistributedDataParallel's `no_sync` gradients add up until the last micro-batch.
 
     Args:
         scale: factor of a pass's gradients, 1 / ranks of the experts' group.
-        replicas: ranks with the same experts; one rank where there are none, or where a wrapper
-            averages them.
+        replicas: ranks with the same experts; a single rank if there are no replicas, or if a
+            wrapper averages them.
     """
 
     def __init__(self, *, scale: float = 1.0, replicas: Communicator | None = None) -> None:
@@ -237,7 +236,7 @@ class GradientMean:
         self._made: dict[int, torch.Tensor] = {}
 
     def is_due(self) -> bool:
-        """Return whether replicas are averaged behind the backward pass of a forward pass."""
+        """Return whether replicas are averaged after this forward pass's backward pass."""
         if self.replicas.num_ranks > 1 and not is_in_backward():
             wrapper = DistributedDataParallel._active_ddp_module  # noqa: SLF001 - as `no_sync`
             self._is_last = wrapper is None or wrapper.require_backward_grad_sync
@@ -248,7 +247,7 @@ class GradientMean:
         """Average the parameters' gradients when the running backward pass ends.
 
         Args:
-            parameters: as the step has them; of a view the gradient is its base's.
+            parameters: the step's parameters; a view's gradient is that of its base.
         """
         for parameter in parameters:
             if parameter is not None and parameter.requires_grad:

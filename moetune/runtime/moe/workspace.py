@@ -1,4 +1,4 @@
-"""The memory of a layer: errors that say what has none, and a workspace that all phases reuse."""
+"""The memory of a layer: errors that name what lacks memory, and a workspace for all phases."""
 
 import contextlib
 import math
@@ -25,16 +25,16 @@ def empty(
 ) -> torch.Tensor:
     """Return an uninitialised tensor on the device of `like`.
 
-    On a GPU it has room for more rows, up to an eighth: rows follow the routing, and sizes that are
-    new in each step would leave holes in the memory of torch's allocator.
+    On a GPU it has room for up to an eighth more rows. The number of rows follows the routing, and
+    a new size in each step would fragment the memory of torch's allocator.
 
     Args:
         what: purpose of the tensor, for the error.
-        dtype: default, that of `like`.
+        dtype: the default is the dtype of `like`.
         memory: "device" or "host", for the error.
 
     Raises:
-        AllocationError: there is no memory for it.
+        AllocationError: there is no memory for the tensor.
     """
     dtype = like.dtype if dtype is None else dtype
     rows, *rest = shape
@@ -53,13 +53,13 @@ def empty(
 def allocated(
     shape: Sequence[int], dtype: torch.dtype, device: torch.device, *, pinned: bool = False
 ) -> torch.Tensor:
-    """Return an uninitialised tensor, by which all memory of a step's buffers is taken."""
+    """Return an uninitialised tensor; all memory of a step's buffers is allocated here."""
     return torch.empty(shape, dtype=dtype, device=device, pin_memory=pinned)
 
 
 @contextlib.contextmanager
 def explain(what: str) -> Iterator[None]:
-    """Turn torch's out-of-memory errors of the body into an error that names `what`.
+    """Turn torch's out-of-memory errors in the body into an error that names `what`.
 
     Raises:
         AllocationError: there was no memory for an operation.
@@ -72,18 +72,18 @@ def explain(what: str) -> Iterator[None]:
 
 
 def check_memory(error: BaseException, what: str) -> None:
-    """Raise AllocationError where torch's error is that there is no memory for `what`."""
+    """Raise AllocationError for `what` if torch's error is an out-of-memory error."""
     if isinstance(error, RuntimeError) and _is_out_of_memory(error):
         raise short_of(f"{what} ({str(error).splitlines()[0]})") from error
 
 
 def short_of(what: str, memory: str = "device") -> AllocationError:
-    """Return the error of an allocation that failed."""
+    """Return the error for an allocation that failed."""
     return AllocationError(f"no {memory} memory for {what}", _ADVICE)
 
 
 def _few_sizes(rows: int) -> int:
-    """Return the next number with at most four significant bits; of few rows, the number."""
+    """Return the next number with at most four significant bits; a small number stays."""
     if rows < _MANY_ROWS:  # as those of parameters, which do not change
         return rows
     step = 1 << max(0, rows.bit_length() - _SIGNIFICANT_BITS)
@@ -91,29 +91,29 @@ def _few_sizes(rows: int) -> int:
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether torch could not allocate: only CUDA's error has a class."""
+    """Return whether torch could not allocate; only CUDA's error has a class."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 class Workspace:
     """Memory for a phase's buffers, reused by every phase of every step.
 
-    On a CPU it is one block, as large as the largest phase so far: the allocator returns large
-    blocks to the system, and page faults of fresh ones cost up to three times the operation that
-    fills them. On CUDA the caching allocator reuses them, and every buffer is a tensor.
+    On a CPU it is a single block, as large as the largest phase so far. The allocator returns large
+    blocks to the system, and page faults of fresh blocks cost up to three times the operation that
+    fills them. On CUDA every buffer is a tensor, because the caching allocator reuses memory.
     """
 
     def __init__(self) -> None:
         self._memory: torch.Tensor | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """Omit the memory: a copy allocates it anew."""
+        """Return the state without the memory: a copy allocates new memory."""
         return self.__dict__ | {"_memory": None}
 
     def buffers(self, shapes: Mapping[str, Shape], like: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return a phase's uninitialised buffers by name; they overwrite the last phase's.
+        """Return a phase's uninitialised buffers by name; they overwrite the last phase's buffers.
 
-        All are made at once, so that a rank without memory fails before its first exchange.
+        All are allocated at once, so that a rank without memory fails before its first exchange.
 
         Raises:
             AllocationError: they do not fit.
@@ -124,7 +124,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def guard(self, phase: str) -> Iterator[None]:
-        """Run a phase. If it fails, drop the memory: exchanges under way may still write there.
+        """Run a phase. If it fails, drop the memory, as exchanges under way may still write there.
 
         Raises:
             AllocationError: there was no memory for an operation of the phase.

@@ -1,7 +1,7 @@
 """Refuse data-parallel wrappers that take the experts of different ranks for replicas.
 
-They would average, gather or broadcast what only has its name in common, without an error:
-DistributedDataParallel without `prepare_ddp`, FSDP2's `fully_shard` without `prepare_fsdp`, FSDP1.
+They would silently average, gather or broadcast tensors that only share a name. They are
+DistributedDataParallel without `prepare_ddp`, `fully_shard` without `prepare_fsdp`, and FSDP1.
 """
 
 import functools
@@ -23,39 +23,39 @@ _PREPARE = "call moetune.prepare_fsdp(model, mesh) first, and fully_shard the mo
 
 
 class SpreadExperts(nn.Module):
-    """A module whose parameters are experts of this rank: refuses to mix them with others'.
+    """A module with this rank's experts as parameters; it refuses to mix them with other ranks'.
 
-    Copies and pickles are experts of the same ranks.
+    Copies and pickles have experts of the same ranks.
 
     Attributes:
-        placement: of the experts.
-        is_replicated: data-parallel wrappers average the gradients, whoever has the experts.
+        placement: placement of the experts.
+        is_replicated: data-parallel wrappers average the gradients, as they do for replicas.
     """
 
     placement: ExpertPlacement
     is_replicated = False
 
     def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401 - as nn.Module
-        """Set an attribute; `fully_shard` sets its DTensors so, which are checked."""
+        """Set an attribute, and check DTensors, which `fully_shard` sets in this way."""
         if is_dtensor(value):
             check_dtensor(self.placement, f"experts.{name}", value)
         super().__setattr__(name, value)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take a copied or pickled module's state, and what the parameters' copies have lost."""
+        """Take a copied or pickled module's state, and restore the tags that copies lose."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if self.placement.num_ranks > 1:
             watch_optimizers(self, self.placement)
             self.tag()
 
     def tag(self) -> None:
-        """Tell data-parallel wrappers which parameters only this rank has."""
+        """Tag the parameters that only this rank has, for data-parallel wrappers."""
         for parameter in self.parameters(recurse=False):
             parameter.allreduce = self.is_replicated  # type: ignore[attr-defined] # wrappers read it
 
 
 def guard(module: nn.Module, placement: ExpertPlacement) -> None:
-    """Let a module of a library's class be of `SpreadExperts`, too, under the name of its class."""
+    """Make a library's module a `SpreadExperts`, too, under the name of its class."""
     kind: Any = type(module)
     module.__class__ = _guarded(kind)
     module.placement = placement  # type: ignore[assignment] # torch types it as a module
@@ -63,7 +63,7 @@ def guard(module: nn.Module, placement: ExpertPlacement) -> None:
 
 @functools.cache
 def _guarded(kind: Any) -> type[nn.Module]:  # noqa: ANN401 - a class of modules, for the cache's types
-    """Return a class with a check in front, as `fully_shard` itself makes them."""
+    """Return a subclass with checks, made as `fully_shard` makes its classes."""
 
     def reduce(self: nn.Module, _: object) -> tuple[Any, ...]:
         return _new, (kind,), self.__dict__.copy()
@@ -79,9 +79,9 @@ def _new(kind: Any) -> nn.Module:  # noqa: ANN401 - as above
 
 
 def check_plain(module: nn.Module, names: Iterable[str]) -> None:
-    """Raise InputError where a parametrization, such as PEFT's LoRA, makes a rank's experts.
+    """Raise InputError if a parametrization, such as PEFT's LoRA, computes a rank's experts.
 
-    Its parameters would be averaged over ranks, and saved as those of a single rank's experts.
+    Its parameters would be averaged over ranks, and saved for a single rank's experts.
     """
     for name in names:
         if name not in module._parameters and not _is_flattened(module):  # noqa: SLF001 - as above
@@ -100,10 +100,10 @@ def _is_flattened(module: nn.Module) -> bool:
 
 
 class WrapperCheck:
-    """Finds wrappers around one module of experts; each of them once.
+    """The search for wrappers around a module of experts; each wrapper is checked once.
 
     Args:
-        placement: of the experts over several ranks.
+        placement: placement of the experts over several ranks.
     """
 
     def __init__(self, placement: ExpertPlacement) -> None:
@@ -111,14 +111,14 @@ class WrapperCheck:
         self._passed: weakref.ref[DistributedDataParallel] | None = None
 
     def __reduce__(self) -> tuple[type["WrapperCheck"], tuple[ExpertPlacement]]:
-        """Copies look at their wrappers anew."""
+        """Return a fresh object: copies check their wrappers again."""
         return WrapperCheck, (self._placement,)
 
     def run(self, experts: nn.Module, parameter: torch.Tensor) -> None:
-        """Raise InputError where the wrapper that is running averages experts of different ranks.
+        """Raise InputError if the running wrapper averages experts of different ranks.
 
         Args:
-            parameter: of the experts.
+            parameter: a parameter of the experts.
         """
         self._check_ddp(parameter)
         is_managed = getattr(experts, "_is_fsdp_managed_module", False)
@@ -149,7 +149,7 @@ class WrapperCheck:
 
 
 def check_dtensor(placement: ExpertPlacement, name: str, value: torch.Tensor) -> None:
-    """Raise InputError unless a DTensor for experts has those of all ranks, in natural order."""
+    """Raise InputError unless a DTensor has all ranks' experts in the natural order."""
     if not is_dtensor(value):
         return
     placement.check_natural(f"experts.{name} as a DTensor")

@@ -1,1 +1,1 @@
-"""Layouts of a whole model: groups, pipeline stages, tensor-parallel layers."""
+"""The layout of a whole model: process groups, pipeline stages, tensor-parallel layers."""

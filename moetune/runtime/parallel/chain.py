@@ -1,9 +1,8 @@
-"""A model as a chain of blocks, as a forward pass on the meta device shows it.
+"""A model as a chain of blocks, traced by a forward pass on the meta device.
 
-The pass takes no memory and no time, whatever the model's size, and runs no block. It tells the
-shapes between stages, which parameters are used before the blocks and which behind them, and
-whether the model can be cut at all: a tensor that goes past a block's input would be missing in a
-later stage.
+The pass takes no memory and no time for a model of any size, and runs no block. It gives the shapes
+between stages, and which parameters are used before and after the blocks. It also shows whether the
+model can be cut: a tensor that bypasses a block's input would be missing in a later stage.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,14 +21,14 @@ from moetune.runtime.parallel.model_stage import RoutedBlocks, with_blocks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """What a forward pass tells of a model.
+    """The facts about a model that a forward pass shows.
 
     Args:
-        blocks: of the model.
-        first, last: ids of the parameters that are used before all blocks, or nowhere, and behind
-            them.
-        hidden: (B, S, D) between the blocks, on the meta device.
-        outputs: of the model, likewise.
+        blocks: the model's blocks.
+        first, last: ids of the parameters that are used before all blocks or nowhere, and after all
+            blocks.
+        hidden: hidden states (B, S, D) between the blocks, on the meta device.
+        outputs: outputs of the model, on the meta device.
         uncuttable: why the model cannot be cut into stages; "" if it can.
     """
 
@@ -42,10 +41,10 @@ class Chain:
 
 
 def find_blocks(model: nn.Module, name: str | None) -> nn.ModuleList:
-    """Return a model's blocks: the list of this name, else the only one with layers of experts.
+    """Return a model's blocks: the list of this name, or the only list with layers of experts.
 
     Raises:
-        InputError: there is none of that name, or several.
+        InputError: no list has that name, or no single list has layers of experts.
     """
     lists = {path: part for path, part in model.named_modules() if isinstance(part, nn.ModuleList)}
     if name is not None:
@@ -72,13 +71,13 @@ def find_blocks(model: nn.Module, name: str | None) -> nn.ModuleList:
 
 
 def trace_chain(model: nn.Module, blocks: nn.ModuleList, inputs: torch.Tensor) -> Chain:
-    """Run a model's forward pass on the meta device, around its blocks.
+    """Run a model's forward pass on the meta device, except its blocks.
 
     Args:
         inputs: (B, S), the model's only argument; only its shape and dtype are used.
 
     Raises:
-        InputError: the model is no chain of blocks, or cannot run without numbers.
+        InputError: the model is no chain of blocks, or cannot run without values.
     """
     inside = {id(value) for value in blocks.parameters()}
     named = model.named_parameters()
@@ -117,7 +116,7 @@ def trace_chain(model: nn.Module, blocks: nn.ModuleList, inputs: torch.Tensor) -
 
 
 def _shared(model: nn.Module, blocks: nn.ModuleList) -> str:
-    """Return which parameter of a block something else has, too; "" where none is shared."""
+    """Return which parameter of a block is shared with another module; "" if none is shared."""
     owners: dict[int, int] = {}
     for number, block in enumerate(blocks):
         for name, parameter in block.named_parameters():
@@ -132,14 +131,14 @@ def _shared(model: nn.Module, blocks: nn.ModuleList) -> str:
 
 
 class _Trace(TorchFunctionMode):
-    """Follows what a forward pass computes of parameters and hidden states.
+    """A torch function mode that follows what a pass computes from parameters and hidden states.
 
     Args:
-        parameter_of: id of a parameter, by that of its stand-in.
+        parameter_of: id of each parameter, by the id of its stand-in.
 
     Attributes:
         sides: where parameters are used: "before", "between" or "behind" the blocks.
-        skipped: says which tensor goes past a block; "" where none does.
+        skipped: describes a tensor that bypasses a block; "" if there is none.
     """
 
     def __init__(self, blocks: nn.ModuleList, parameter_of: Mapping[int, int]) -> None:
@@ -174,7 +173,7 @@ class _Trace(TorchFunctionMode):
         return any(id(tensor) in self._parameter_of or id(tensor) in self._made for tensor in given)
 
     def _note(self, given: list[torch.Tensor], what: str) -> None:
-        """Note the parameters that a function takes, and tensors from before a block."""
+        """Record the parameters that a function takes, and tensors from before the last block."""
         side = "before" if self._called == 0 else "between"
         side = "behind" if self._called == len(self._blocks) else side
         for tensor in given:
@@ -191,7 +190,7 @@ class _Trace(TorchFunctionMode):
         return f"a tensor that was computed before block {self._called - 1}"
 
     def run_block(self, number: int, x: Any, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
-        """Return what stands for a block's output."""
+        """Return the stand-in for a block's output."""
         self._check_call(number, x)
         if self._made.get(id(x), (x, -1))[1] != self._called:
             self._skip(f"block {number} takes {self._past}")
@@ -206,7 +205,7 @@ class _Trace(TorchFunctionMode):
         return self._hidden
 
     def _check_call(self, number: int, x: object) -> None:
-        """Raise InputError where a block is not next, or gets no hidden states as the others."""
+        """Raise InputError if a block is not next, or gets other hidden states than the first."""
         if number != self._called:
             raise InputError(
                 f"block {number} is called when {self._called} is next",
@@ -226,12 +225,12 @@ class _Trace(TorchFunctionMode):
             )
 
     def read_block(self, number: int, name: str) -> Any:  # noqa: ANN401
-        """Return an attribute of a block, which one stage alone has."""
+        """Return a block's attribute, and record that the model cannot be cut because of it."""
         self._skip(f"its forward reads {name} of block {number}")
         return getattr(self._blocks[number], name)
 
     def check(self, outputs: object, name: str, *, batch: int) -> torch.Tensor:
-        """Return the hidden states; InputError where blocks, or a tensor of the batch, lack."""
+        """Return the hidden states; InputError if a block was not called, or sequences are lost."""
         if self._called != len(self._blocks) or self._hidden is None:
             raise InputError(
                 f"{name} calls {self._called} of its {len(self._blocks)} blocks",

@@ -1,10 +1,10 @@
 """FSDP2 for models with experts: each rank's experts are sharded over their replicas alone.
 
-Stages are sharded so with a ZeRO stage. With ZeRO stage 3 blocks are gathered singly for each
-of their passes, and gradients are reduce-scattered behind every micro-batch. With stage 1
-parameters stay gathered and gradients whole until the last micro-batch has ended. Experts that a
-plan has placed stay whole, because FSDP2 writes them in the order of the ranks. Gradients are sums
-over the ranks: the loss has its share of the global batch already.
+Pipeline stages are sharded like this with a ZeRO stage. ZeRO stage 3 gathers each block for each of
+its passes, and reduce-scatters gradients after every micro-batch. With stage 1, parameters stay
+gathered and gradients whole until the last micro-batch has ended. Experts that a plan has placed
+stay whole, because FSDP2 writes them in the order of the ranks. Gradients are sums over the ranks,
+because the loss is already scaled by its share of the global batch.
 """
 
 from collections.abc import Iterable, Iterator
@@ -33,9 +33,9 @@ _REPLICAS = "replicas"
 def prepare_fsdp(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Module:  # noqa: ANN401
     """Make `model` ready for `fully_shard` and return it; all ranks of the mesh call this.
 
-    Experts become DTensors, sharded over their layer's ranks, and over their replicas in the mesh
-    where there are any. `fully_shard` leaves them as they are, and shards everything else. Their
-    gradients become means over the mesh, so that a step equals that on the whole batch.
+    Experts become DTensors, sharded over their layer's ranks, and over their replicas if the mesh
+    has any. `fully_shard` leaves them unchanged, and shards everything else. Their gradients become
+    means over the mesh, so that a step equals a step on the whole batch.
 
         moetune.prepare_fsdp(model, mesh)
         for block in model.blocks:
@@ -43,10 +43,10 @@ def prepare_fsdp(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Modul
         fully_shard(model, mesh=mesh)
 
     Args:
-        mesh: of the data-parallel ranks, that of `fully_shard`: the ranks of each `MoELayer`,
-            or of its mesh.
-        options: of `fully_shard` for the experts: mp_policy, by default with sums in float32 at
-            least, offload_policy and reshard_after_forward.
+        mesh: the data-parallel mesh of `fully_shard`: it has the ranks of each `MoELayer`, or of
+            its mesh.
+        options: options of `fully_shard` for the experts: mp_policy (the default sums in float32 at
+            least), offload_policy and reshard_after_forward.
 
     Raises:
         InputError: a layer and its replicas are on other ranks than the mesh's, its experts do not
@@ -61,10 +61,10 @@ def prepare_fsdp(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Modul
 def shard_experts(
     model: nn.Module, mesh: DeviceMesh, options: dict[str, Any], *, keeps_placed: bool
 ) -> None:
-    """Make DTensors of a model's experts, as of `prepare_fsdp`.
+    """Make a model's experts DTensors, as `prepare_fsdp` does.
 
     Args:
-        keeps_placed: whether experts that a plan has placed stay as they are, or are refused.
+        keeps_placed: experts that a plan has placed stay unchanged; otherwise they are refused.
     """
     ranks = mesh.mesh.flatten().tolist()
     meshes: dict[tuple[int, ...], tuple[DeviceMesh, DeviceMesh]] = {}
@@ -81,14 +81,14 @@ def shard_experts(
             layer.experts.module.to(mesh.device_type)
         equalize(layer.experts.parameters(), same_experts)
         _distribute(layer.experts, spread)
-        # The gate's gradient is a mean over ranks, that of experts a sum over their group's tokens.
+        # The gate's gradient is a mean over ranks, experts' gradients sum their group's tokens.
         num_summed = len(members) if layer.expert_parallel == "all_to_all" else 1
         layer.experts.gradients = GradientMean(scale=1 / num_summed)
         layer.experts.compute_dtype = _fully_shard(layer.experts, replicas, options)
 
 
 def _distribute(experts: LocalExperts, mesh: DeviceMesh) -> None:
-    """Make DTensors of the parameters, in their memory."""
+    """Make the parameters DTensors that use the same memory."""
     for name, parameter in tuple(experts.module.named_parameters()):
         whole = DTensor.from_local(parameter.detach(), mesh, [Shard(0)], run_check=False)
         setattr(experts.module, name, nn.Parameter(whole, requires_grad=parameter.requires_grad))
@@ -97,7 +97,7 @@ def _distribute(experts: LocalExperts, mesh: DeviceMesh) -> None:
 def _fully_shard(
     experts: LocalExperts, replicas: DeviceMesh, given: dict[str, Any]
 ) -> torch.dtype | None:
-    """Shard experts over their replicas; return the dtype of their computation.
+    """Shard experts over their replicas, and return the dtype in which they compute.
 
     Without replicas nothing is sharded: FSDP2 would copy all parameters before each use.
     """
@@ -118,16 +118,16 @@ def _fully_shard(
 
 
 def sums_in_float32(parameters: Iterable[torch.Tensor]) -> MixedPrecisionPolicy:
-    """Return FSDP2's policy: sums of gradients of two bytes would be rounded at every rank."""
+    """Return FSDP2's policy; sums of two-byte gradients would be rounded at every rank."""
     is_narrow = any(parameter.element_size() < torch.float32.itemsize for parameter in parameters)
     return MixedPrecisionPolicy(reduce_dtype=torch.float32 if is_narrow else None)
 
 
 def _placement(parameter: nn.Parameter, num_replicas: int) -> Shard:
-    """Return the first dimension that divides evenly: whole experts where they do.
+    """Return the first dimension that divides evenly, which is whole experts if possible.
 
     Raises:
-        InputError: none does; torch's checkpoints would misplace uneven shards.
+        InputError: no dimension divides; torch's checkpoints would misplace uneven shards.
     """
     shape = local_part(parameter)[0].shape
     for dim, size in enumerate(shape):
@@ -141,7 +141,7 @@ def _placement(parameter: nn.Parameter, num_replicas: int) -> Shard:
 
 
 def _expert_mesh(layer: PlannedLayer, device_type: str) -> tuple[DeviceMesh, DeviceMesh]:
-    """Return a mesh's dimensions of replicas and of experts, the layer's where it has both."""
+    """Return the dimensions of replicas and of experts, from the layer's mesh if it has both."""
     mesh = layer.mesh
     if mesh is None or mesh.ndim == 1:
         rows = torch.tensor([layer.communicator.members], device="cpu")
@@ -157,10 +157,10 @@ _LISTS = nn.ModuleList, nn.ModuleDict
 
 
 def shard_fully(parts: nn.ModuleList, ranks: ParallelGroups) -> list[nn.Module]:
-    """Shard this rank's stages, and return them as `PipelineStage` takes them; a collective.
+    """Shard this rank's stages, and return the parts for `PipelineStage`; a collective.
 
     Raises:
-        InputError: an expert's sizes do not divide by its replicas.
+        InputError: no size of an expert divides by the number of its replicas.
     """
     again = ranks.layout.zero == _SHARDS_PARAMETERS
     mesh = DeviceMesh.from_group(ranks.whole, ranks.mesh.device_type, mesh_dim_names=("stage",))
@@ -183,7 +183,7 @@ def shard_fully(parts: nn.ModuleList, ranks: ParallelGroups) -> list[nn.Module]:
 
 
 def is_sharded(ranks: ParallelGroups) -> bool:
-    """Return whether a stage's parameters are sharded: over several ranks, with a ZeRO stage."""
+    """Return whether a stage's parameters are sharded: with ZeRO, over several ranks."""
     return ranks.layout.zero > 0 and dist.get_world_size(ranks.whole) > 1
 
 
@@ -193,13 +193,13 @@ def sharded_modules(parts: nn.Module) -> Iterator[FSDPModule]:
 
 
 def forget_failed_passes(parts: Iterable[nn.Module]) -> None:
-    """Drop what a step that an error has ended left in FSDP2; a collective.
+    """Drop the state that a failed step left in FSDP2; a collective.
 
     Args:
-        parts: of FSDP2, each a root.
+        parts: root modules of FSDP2.
 
     Raises:
-        InputError: torch is older than 2.13, which cannot.
+        InputError: torch is older than 2.13, and cannot do this.
     """
     for part in parts:
         assert isinstance(part, FSDPModule)  # noqa: S101 - of `fully_shard`
@@ -226,9 +226,9 @@ def _blocks_of(part: nn.Module) -> Iterator[nn.Module]:
 
 
 class _Hidden(nn.Module):
-    """A part that torch's pipeline does not take for FSDP2's.
+    """A wrapper that hides from torch's pipeline that a part is FSDP2's.
 
-    It would keep gathered parameters and whole gradients until the end of a step.
+    The pipeline keeps FSDP2's gathered parameters and whole gradients until a step ends.
     """
 
     def __init__(self, part: nn.Module) -> None:

@@ -1,10 +1,10 @@
 """Process groups of a layout: pipeline, data, tensor and expert parallelism.
 
-First step of training a planned model: `join` makes them on every rank. Stages and layers of
-experts communicate in them.
+This is the first step of training a planned model: `join` makes the groups on every rank. Stages
+and layers of experts communicate in them.
 
-All ranks of a stage have different tokens, and experts are spread over any ep of them. With the
-dispatcher `all_gather` the tensor-parallel ranks have the same tokens, and share the experts.
+All ranks of a stage have different tokens, and experts are spread over groups of ep ranks. With the
+dispatcher `all_gather` the tensor-parallel ranks have the same tokens and share the experts.
 """
 
 import datetime as dt
@@ -32,13 +32,13 @@ from moetune.runtime.moe.planned_layer import PlannedLayer
 def _groups(
     named: Mapping[str, torch.Tensor], device_type: str, timeout: dt.timedelta | None
 ) -> dict[str, dist.ProcessGroup]:
-    """Make this rank's groups, and let the ranks of each meet, in one order on all of them.
+    """Make this rank's groups, and connect the ranks of each, in the same order on all ranks.
 
-    NCCL connects the ranks of a group in its first collective, which would be within a pass.
+    NCCL connects a group's ranks in its first collective, which would otherwise be in a pass.
 
     Args:
-        named: rows of ranks, each of which is a group; equal rows are one group.
-        device_type: of what travels in the groups.
+        named: rows of ranks by name; each row is a group, and equal rows are the same group.
+        device_type: device type of the tensors that travel in the groups.
     """
     by_rows: dict[str, dist.ProcessGroup] = {}
     for name, rows in named.items():
@@ -56,7 +56,7 @@ def _groups(
 
 
 def expert_rows(layout: FoldedLayout, ranks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the ranks that share experts, in rows, and those with the same experts.
+    """Return the ranks that share experts, in rows, and the ranks with the same experts, in rows.
 
     Args:
         ranks: (pp, dp, tp).
@@ -72,15 +72,15 @@ _DIMS = ("pp", "dp", "tp")
 class ParallelGroups:
     """This rank's process groups in a layout.
 
-    Activations travel in "pp", partial sums of layers in "tp", tokens in "experts", gradients and
-    parameters in the others: groups with the same ranks are the same group, but none of these last
-    is any of the first.
+    Activations travel in "pp", partial sums of layers in "tp", tokens in "experts", and gradients
+    and parameters in the others. Groups with the same ranks are the same group, except that
+    gradients never share a group with activations, partial sums or tokens.
 
     Args:
-        mesh: ("pp", "dp", "tp"), tp innermost: consecutive ranks, which share a node.
-        spread: ("replicas", "experts") of this stage: ranks with the same experts as this rank, and
-            those that the experts of a layer are spread over.
-        whole: the ranks whose gradients of all other parameters are summed.
+        mesh: ("pp", "dp", "tp"); tp is innermost and has consecutive ranks, which share a node.
+        spread: ("replicas", "experts") of this stage: the ranks with the same experts as this rank,
+            and the ranks over which a layer's experts are spread.
+        whole: the ranks over which gradients of all other parameters are summed.
     """
 
     layout: FoldedLayout
@@ -90,7 +90,7 @@ class ParallelGroups:
 
     @property
     def expert_communicator(self) -> Communicator:
-        """The ranks that the experts of a layer are spread over."""
+        """The ranks over which a layer's experts are spread."""
         return communicator_of(self.spread.get_group("experts"))
 
     @property
@@ -99,7 +99,7 @@ class ParallelGroups:
         return self.mesh.get_local_rank("dp")
 
     def stages(self) -> tuple[int, ...]:
-        """Return the indices of this rank's stages: every pp-th."""
+        """Return the indices of this rank's stages, which are every pp-th stage."""
         layout, place = self.layout, self.mesh.get_local_rank("pp")
         return tuple(range(place, layout.num_stages, layout.pp))
 
@@ -119,12 +119,12 @@ class ParallelGroups:
         return layer
 
     def pin(self, layer: PlannedLayer) -> None:
-        """Let a layer over this rank's group of experts run as the layout says."""
+        """Make a layer over this rank's group of experts run as the layout says."""
         layer.pin(_decision(self.layout))
 
 
 def _decision(layout: FoldedLayout) -> Decision:
-    """Return in how many chunks a layer exchanges its tokens; plans of chunks have a degree."""
+    """Return the decision with the layout's degree; InputError for chunks without a degree."""
     degrees = layout.degree or Degrees.of_both(1)
     if layout.overlap == "chunks" and layout.degree is None:
         raise InputError(
@@ -139,11 +139,11 @@ def join(
     """Make the groups of a layout; all ranks of the world call this together.
 
     Args:
-        timeout: of every wait for the other ranks; default, torch's.
+        timeout: timeout of every wait for the other ranks; the default is torch's.
 
     Raises:
-        InputError: the layout has another number of ranks than the world, with sizes that fit in
-            the text; or this runtime cannot run it.
+        InputError: the layout has another number of ranks than the world (the text has sizes that
+            fit), or this runtime cannot run it.
     """
     sizes = layout.pp, layout.dp, layout.tp
     _check(layout, dist.get_world_size())
@@ -170,7 +170,7 @@ def join(
 
 
 def _check(layout: FoldedLayout, world_size: int) -> None:
-    """Raise InputError unless the layout fits the ranks, and this runtime offers it."""
+    """Raise InputError unless the layout fits the ranks and this runtime supports it."""
     if layout.world_size != world_size:
         raise InputError(
             f"the layout is for {layout.world_size} ranks, but there are {world_size}",

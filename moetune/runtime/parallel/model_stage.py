@@ -1,10 +1,10 @@
 """A stage of a model that was written for one process, run by the model's forward.
 
-What comes before another stage's blocks runs here, too, as blocks may take what it computes of the
-inputs and the buffers: parameters that are not here are zeros of one element's memory. Where the
-stage begins, the received hidden states take the place of what came before; where it ends, the
-forward is left. So the code of the model runs as it is, whatever it does before and behind its
-blocks. `chain` has checked before that no tensor goes past the blocks' hidden states.
+Code before another stage's blocks runs here, too, because blocks may take what it computes from the
+inputs and the buffers. Other stages' parameters are zeros with the memory of a single element.
+Where the stage begins, the received hidden states replace the result of earlier blocks; where it
+ends, the forward is left. The model's code thus runs unchanged before and after its blocks. `chain`
+has checked that no tensor bypasses the blocks' hidden states.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,21 +20,21 @@ from moetune.domain.errors import InputError
 
 
 class BlockRunner(Protocol):
-    """Takes the calls of a model's blocks, and reads of their attributes."""
+    """An object that gets the calls of a model's blocks, and the reads of their attributes."""
 
     def run_block(self, number: int, x: Any, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
-        """Return the hidden states behind a block."""
+        """Return the hidden states after a block."""
 
     def read_block(self, number: int, name: str) -> Any:  # noqa: ANN401
         """Return an attribute of a block."""
 
 
 class RoutedBlocks(nn.ModuleList):
-    """A model's blocks, whose calls go to a runner.
+    """A model's list of blocks, which passes their calls to a runner.
 
     Args:
-        num_blocks: of the model.
-        blocks: of the stage, by their numbers, under which state dicts know them.
+        num_blocks: blocks of the whole model.
+        blocks: the stage's blocks, by their numbers in the model, as in state dicts.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class _RoutedBlock:
 def with_blocks(
     module: nn.Module, replaced: dict[int, nn.Module], elsewhere: Mapping[int, torch.Tensor]
 ) -> nn.Module:
-    """Return a model of the same code and tensors, with other blocks.
+    """Return a model with the same code and tensors, but with other blocks.
 
     Args:
-        replaced: by the id of a module what takes its place; modules that were copied are added.
-        elsewhere: what stands in for a parameter, by the parameter's id.
+        replaced: replacement of a module by the module's id; copied modules are added.
+        elsewhere: stand-in for a parameter, by the parameter's id.
     """
     if id(module) in replaced:
         return replaced[id(module)]
@@ -101,8 +101,8 @@ class StageRange:
     """The part of a model that a stage has.
 
     Args:
-        blocks: their numbers.
-        is_first, is_last: whether it has what comes before, and after, all blocks.
+        blocks: numbers of the blocks.
+        is_first, is_last: whether the stage has the code before, or after, all blocks.
     """
 
     blocks: range
@@ -111,10 +111,10 @@ class StageRange:
 
 
 class _LeftError(Exception):
-    """Leaves a model's forward behind a stage's last block.
+    """The exception that leaves a model's forward after a stage's last block.
 
     Args:
-        hidden: states behind that block.
+        hidden: hidden states after that block.
     """
 
     def __init__(self, hidden: torch.Tensor) -> None:
@@ -123,18 +123,18 @@ class _LeftError(Exception):
 
 
 class ModelStage(nn.Module):
-    """A stage of a model: `PipelineStage` runs it.
+    """A stage of a model, which `PipelineStage` runs.
 
     Args:
-        model: whose blocks are an `nn.ModuleList`.
-        blocks: that list.
-        part: what of it the stage has.
-        elsewhere: on the meta device, by their ids, parameters of other stages out of blocks.
+        model: the whole model, whose blocks are an `nn.ModuleList`.
+        blocks: the model's list of blocks.
+        part: the part of the model that the stage has.
+        elsewhere: meta tensors, by parameter id, for other stages' parameters outside of blocks.
         recompute: whether blocks are computed again in the backward pass.
 
     Attributes:
-        model: of the model's class, with this stage's parameters under the model's names.
-        blocks: the stage's, by their numbers in the model.
+        model: a module of the model's class, with this stage's parameters under the model's names.
+        blocks: the stage's blocks, by their numbers in the model.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class ModelStage(nn.Module):
         self.model = with_blocks(model, {id(blocks): routed}, elsewhere)
 
     def stand_in(self, device: str) -> None:
-        """Give what stands in for other stages' parameters zeros, once this stage's are drawn."""
+        """Replace other stages' meta stand-ins with zeros, once this stage's values are drawn."""
         for module in self.model.modules():
             for name, value in vars(module).items():
                 if isinstance(value, torch.Tensor) and value.is_meta:
@@ -165,8 +165,8 @@ class ModelStage(nn.Module):
         """Return the hidden states (B, S, D) for the next stage, or the model's outputs.
 
         Args:
-            x: of the stage before, or the model's inputs.
-            inputs: of the model, for all stages.
+            x: hidden states of the previous stage, or the model's inputs.
+            inputs: the model's inputs, for all stages.
 
         Raises:
             InputError: the model does not call its blocks.
@@ -186,7 +186,7 @@ class ModelStage(nn.Module):
         return outputs
 
     def run_block(self, number: int, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
-        """Return the hidden states behind a block.
+        """Return the hidden states after a block.
 
         Raises:
             _LeftError: the stage ends there.
@@ -197,7 +197,7 @@ class ModelStage(nn.Module):
         return self._cross(number + 1, x) if number + 1 == self._num_blocks else x
 
     def _cross(self, num_before: int, x: torch.Tensor) -> torch.Tensor:
-        """Enter or leave the stage, where it begins or ends behind so many blocks."""
+        """Enter or leave the stage if it begins or ends after that many blocks."""
         part = self._part
         if num_before == part.blocks.start and not part.is_first:
             assert self._received is not None  # noqa: S101 - `forward` was called

@@ -1,4 +1,4 @@
-"""Behind a backward pass: sums that FSDP2 does not make, clipping, and the optimizer's step."""
+"""After a backward pass: gradient sums that FSDP2 does not make, clipping, the optimizer's step."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -20,23 +20,23 @@ from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.replicas import named_layers, owners_of
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-"""Makes torch's optimizer of this rank's parameters, or of its shards of them."""
+"""Makes torch's optimizer for this rank's parameters, or for its shards of them."""
 _MASTER_BYTES = 4
-"""Parameters of fewer bytes are updated in copies of float32."""
+"""Parameters with fewer bytes per element are updated in float32 copies."""
 _BY_ELEMENT = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 
 class MasterOptimizer:
-    """torch's optimizer of what a rank has of its parameters.
+    """torch's optimizer for a rank's parameters, or for its shards of them.
 
-    Parameters of two bytes are updated in copies of float32, which only this optimizer has. Shards
-    are plain tensors to it: torch updates no DTensor in one call with plain tensors.
+    Two-byte parameters are updated in float32 copies, which only this optimizer has. It gets shards
+    as plain tensors, because torch does not update DTensors and plain tensors in one call.
 
     Attributes:
-        inner: torch's optimizer, whose rates a scheduler may change.
+        inner: torch's optimizer, whose learning rates a scheduler may change.
 
     Raises:
-        InputError: parameters are sharded, and the optimizer is none that works by element.
+        InputError: parameters are sharded, and the optimizer does not work element by element.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], make: MakeOptimizer) -> None:
@@ -64,7 +64,7 @@ class MasterOptimizer:
 
 
 def local_grad(parameter: torch.Tensor) -> torch.Tensor | None:
-    """Return what this rank has of a parameter's gradient."""
+    """Return this rank's part of a parameter's gradient."""
     return None if parameter.grad is None else _local(parameter.grad)
 
 
@@ -81,15 +81,15 @@ def _local(value: torch.Tensor) -> torch.Tensor:
 
 
 class SummedGradients:
-    """What sums the gradients of parameters of a rank's stages.
+    """The sums over ranks of the gradients of a rank's stages.
 
-    Experts are summed over their replicas: those behind an all-to-all have the gradients of their
-    whole group's tokens already. All else is summed over the ranks of a stage that have other
-    tokens. Parameters without a gradient on this rank count as zeros. Gradients are in float32 at
-    least, over micro-batches as over ranks.
+    Experts' gradients are summed over replicas: with all-to-alls they already sum over their
+    group's tokens. All other gradients are summed over the ranks of a stage that have other tokens.
+    A parameter without a gradient on this rank counts as zeros. Sums over micro-batches and ranks
+    are in float32 at least.
 
     Args:
-        parts: all stages of this rank.
+        parts: all of this rank's stages.
     """
 
     def __init__(
@@ -120,13 +120,13 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
     """Scale all gradients so that their norm is at most `max_norm`; return the norm before.
 
     The norm is that of the whole model, of all ranks' experts and shards, and equal on all ranks.
-    For models on one rank, under `prepare_ddp`, `prepare_fsdp` and `shard`; all ranks call it.
+    This works on one rank and under `prepare_ddp`, `prepare_fsdp` and `shard`; all ranks call it.
 
     Args:
         max_norm: largest 2-norm.
 
     Raises:
-        InputError: it is no module.
+        InputError: the model is no module.
         CollectiveError: a rank left.
     """
     if not isinstance(model, nn.Module):
@@ -140,10 +140,10 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
 
 @torch.no_grad()
 def clip_gradients(model: nn.Module, max_norm: float, stages: Communicator) -> torch.Tensor:
-    """Scale all gradients as `clip_grad_norm_` does, of a model or of a rank's stages.
+    """Scale all gradients of a model, or of a rank's stages, as `clip_grad_norm_` does.
 
     Args:
-        stages: the ranks that have the other stages.
+        stages: joins the ranks that have the other stages.
     """
     parts = gradient_parts(model.parameters(), spread_parameters())
     norm = norm_of_parts(parts, device=stages.device)

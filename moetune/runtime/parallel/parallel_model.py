@@ -1,4 +1,4 @@
-"""A model of the caller's under a layout: what a training loop calls.
+"""The caller's model under a layout: the object that a training loop calls.
 
 `moetune.parallelize` makes it. The whole model is cut into this rank's stages, which `Stages`
 trains.
@@ -35,7 +35,7 @@ from moetune.runtime.replicas import named_layers
 
 
 class ParallelModel(Stages):
-    """A model's stages on this rank, which train together with those of all other ranks.
+    """A model's stages on this rank, which train together with all other ranks' stages.
 
     Attributes:
         parts: this rank's stages.
@@ -50,11 +50,11 @@ class ParallelModel(Stages):
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return this rank's parameters and buffers under the model's names.
 
-        Tensors have the model's shapes; those of which ranks have parts are DTensors. All
-        stages together have every name: `torch.distributed.checkpoint` saves the whole model, and
-        loads it under any other layout, or into the model on one rank. Values are not copied, but
-        of experts that the plan has placed: give them to `load_state_dict` after
-        `torch.distributed.checkpoint.load`. All ranks call this together.
+        Tensors have the model's shapes; tensors that are spread over ranks are DTensors. All stages
+        together have every name: `torch.distributed.checkpoint` saves the whole model, and loads it
+        under any other layout, or into the model on one rank. Only experts that the plan has placed
+        are copies: pass them to `load_state_dict` after `torch.distributed.checkpoint.load`. All
+        ranks call this together.
         """
         state: dict[str, torch.Tensor] = {}
         for part in self.parts:
@@ -64,13 +64,13 @@ class ParallelModel(Stages):
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take this rank's parameters and buffers from a whole model's, before the optimizer.
+        """Load this rank's part of a whole model's state dict, before you make the optimizer.
 
         All ranks call this together.
 
         Args:
-            state: with at least this rank's names; whole tensors, or DTensors as `state_dict` has
-                them.
+            state: has at least this rank's names; values are whole tensors, or DTensors as in
+                `state_dict`.
 
         Raises:
             InputError: a name is missing, or a tensor has another shape.
@@ -89,7 +89,7 @@ class ParallelModel(Stages):
 
 
 def _spread_as(name: str, value: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor:
-    """Return a whole tensor as this rank has a value, a DTensor as it is; else InputError."""
+    """Return a given tensor, spread over ranks as `value` is; InputError if shapes differ."""
     if given is None or given.shape != value.shape:
         there = "not there" if given is None else f"of shape {tuple(given.shape)}"
         raise InputError(
@@ -117,10 +117,10 @@ def parallel_model(
     """Cut a model by a layout; all ranks call this together.
 
     Args:
-        num_sequences: of a data-parallel rank in one step.
-        length: of a sequence.
-        blocks: of the model.
-        placements: of the experts of each layer, as of `MoELayer`; none for the natural order.
+        num_sequences: sequences of a data-parallel rank in one step.
+        length: tokens of a sequence.
+        blocks: name of the model's list of blocks.
+        placements: each layer's `placement` as in `MoELayer`; empty for the natural order.
 
     Raises:
         InputError: the layout cannot run the model.
@@ -155,7 +155,7 @@ def parallel_model(
 
 
 def _stages_here(name: str, chain: Chain, ranks: ParallelGroups) -> list[StageRange]:
-    """Return this rank's stages; InputError where a model of that name has none such."""
+    """Return this rank's stages; InputError if the model cannot be cut into stages."""
     stages = stage_ranges(ranks.layout, len(chain.blocks))
     if len(stages) > 1 and chain.uncuttable:
         raise InputError(
@@ -171,10 +171,10 @@ def _of_batch(micro_batch: torch.Tensor, num_sequences: int) -> torch.Tensor:
 
 
 def stage_ranges(layout: FoldedLayout, num_blocks: int) -> list[StageRange]:
-    """Return the blocks of every stage.
+    """Return the range of blocks of each stage.
 
     Raises:
-        InputError: the plan's stages have another number of blocks.
+        InputError: the plan's stages have another number of blocks than the model.
     """
     if layout.num_stages == 1:
         sizes: Sequence[int] = (num_blocks,)
@@ -214,15 +214,15 @@ def _stage(model: nn.Module, chain: Chain, part: StageRange, ranks: ParallelGrou
 def routing_record(model: nn.Module | ParallelModel) -> ModelRoutingRecord:
     """Return the records of all layers of experts of a model; all ranks call this together.
 
-    Counts that the host reads anyway are summed, and exchanged here alone: each layer's over its
-    ranks, and those of pipeline stages over the pipeline. Replicas of the experts have records of
-    different tokens; a plan takes a single rank's.
+    Counts that the host reads anyway are summed, and exchanged only here: over the ranks of each
+    layer, then over the pipeline's stages. Replicas of the experts have records of different
+    tokens; a plan takes the record of a single rank.
 
     Args:
-        model: with layers of experts, or of `moetune.parallelize`.
+        model: has layers of experts, or comes from `moetune.parallelize`.
 
     Returns:
-        The records in the order of the layers, to be written by one rank and planned with:
+        The records in the order of the layers. Write them on one rank, and plan with them:
         `moetune plan --model … --routing FILE`.
 
     Raises:

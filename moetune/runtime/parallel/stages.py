@@ -1,9 +1,9 @@
 """Train a model whose stages, layers and batches are spread over ranks.
 
 Once `groups` and the model's parts are made, `Stages.backward` runs each step. The schedule is
-torch's (`torch.distributed.pipelining`). Exchanges between experts cannot deadlock in it: all ranks
-of an expert group are in the same stage, and a stage runs its micro-batches, forward and backward,
-in the same order on all of them.
+torch's (`torch.distributed.pipelining`). All-to-alls cannot deadlock in it: all ranks of an
+expert-parallel group are in the same stage, and run the stage's micro-batches, forward and
+backward, in the same order.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,12 +50,12 @@ LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Shapes:
     """Shapes and dtypes of one step's batch on a data-parallel rank: (B, …), on "meta".
 
-    Stages allocate the tensors that they receive from them, without torch's trial run.
+    Stages use these shapes to allocate receive buffers, without torch's trial run.
 
     Args:
-        inputs: of the first part.
-        between: of every part's output but the last part's.
-        outputs: of the last part.
+        inputs: inputs of the first part.
+        between: outputs of every part except the last.
+        outputs: outputs of the last part.
     """
 
     inputs: torch.Tensor
@@ -64,16 +64,16 @@ class Shapes:
 
 
 class Stages:
-    """This rank's stages of a model, which train together with those of all other ranks.
+    """This rank's stages of a model, which train together with all other ranks' stages.
 
     Move the parts to their device and dtype first.
 
     Args:
-        parts: this rank's modules, as many as `ranks.stages()`.
-        gives_inputs: every part is called with the first part's inputs, too, as `inputs`.
+        parts: this rank's modules, in the order of `ranks.stages()`.
+        gives_inputs: every part is also called with the first part's inputs, as `inputs`.
 
     Raises:
-        InputError: the schedule does not take so many micro-batches.
+        InputError: the schedule cannot run this number of micro-batches.
     """
 
     def __init__(
@@ -106,15 +106,15 @@ class Stages:
         )  # fmt: skip
 
     def optimizer(self, make: MakeOptimizer) -> MasterOptimizer:
-        """Return an optimizer of all parameters, in shards where the layout has a ZeRO stage.
+        """Return an optimizer of all parameters, or of their shards if the layout has a ZeRO stage.
 
         Args:
-            make: makes torch's optimizer of a list of parameters, such as
-                `lambda parts: torch.optim.AdamW(parts, lr=1e-3)`. With ZeRO they are this
-                rank's parts of the parameters, and the optimizer works by element.
+            make: makes torch's optimizer for a list of parameters, such as
+                `lambda parts: torch.optim.AdamW(parts, lr=1e-3)`. With ZeRO the list has this
+                rank's shards, and the optimizer must work element by element.
 
         Raises:
-            InputError: the optimizer does not.
+            InputError: with ZeRO, the optimizer does not work element by element.
         """
         return MasterOptimizer(self._parameters, make)
 
@@ -130,22 +130,22 @@ class Stages:
         return clip_gradients(self.parts, max_norm, stages)
 
     def backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Run all micro-batches, and set gradients to those of the global batch's mean loss.
+        """Run all micro-batches, and set the gradients of the global batch's mean loss.
 
-        They equal one process's gradients on all data-parallel ranks' sequences, for every kind of
-        parameter, and replace earlier gradients; with ZeRO only the optimizer has them. All
-        ranks call this together.
+        They equal a single process's gradients on all data-parallel ranks' sequences, for every
+        kind of parameter. They replace earlier gradients, and with ZeRO only the optimizer has
+        them. All ranks call this together.
 
         Args:
-            inputs, targets: (B, …), the batch of this data-parallel rank: the same on all its
-                stages and tensor-parallel ranks.
+            inputs, targets: (B, …), the batch of this data-parallel rank, which is the same on all
+                its stages and tensor-parallel ranks.
 
         Returns:
             This rank's share of the loss in float64, 0 without the last stage: see `total_loss`.
 
         Raises:
             InputError: the batch has another shape than the stages were made for.
-            RankMismatchError: that of some ranks has; the same on all.
+            RankMismatchError: the batch of some ranks has another shape; the same on all ranks.
             MoetuneError: a layer raised it.
             CollectiveError: a rank left.
         """
@@ -157,7 +157,7 @@ class Stages:
         return _share(losses, inputs)
 
     def _begin(self) -> None:
-        """Drop the gradients of the last step, also whole gradients of a step that failed."""
+        """Drop the gradients of the last step, and whole gradients of a failed step."""
         for parameter in self._parameters:
             parameter.grad = None
         if self._has_failed:
@@ -168,17 +168,17 @@ class Stages:
     def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return this rank's share of the loss of a batch, without gradients and dropout.
 
-        Forward passes alone, with the parts in evaluation mode meanwhile; gradients stay as they
-        are. All ranks call this together, as they do `backward`, with a batch of its shape.
+        Only forward passes run, with the parts in evaluation mode; gradients stay unchanged. All
+        ranks call this together, as `backward`, and with a batch of the same shape.
 
         Args:
-            inputs, targets: as of `backward`.
+            inputs, targets: as in `backward`.
 
         Returns:
-            As `backward` does: see `total_loss`.
+            As in `backward`: see `total_loss`.
 
         Raises:
-            InputError, RankMismatchError, MoetuneError, CollectiveError: as of `backward`.
+            InputError, RankMismatchError, MoetuneError, CollectiveError: as in `backward`.
         """
         raise_on_all(communicator_of(None), self._problem(inputs, targets), "the evaluation")
         training = [module for module in self.parts.modules() if module.training]
@@ -195,7 +195,7 @@ class Stages:
                 parameter.grad = grad  # which torch's stages of FSDP2 drop
 
     def _problem(self, inputs: torch.Tensor, targets: torch.Tensor) -> InputError | None:
-        """Return why stages cannot run a batch: what travels between them has one shape."""
+        """Return why stages cannot run a batch: their exchanges have a fixed shape."""
         if len(inputs) != self._batch or len(targets) != self._batch:
             return InputError(
                 f"{len(inputs)} sequences and {len(targets)} targets, but the stages were made for "
@@ -214,10 +214,10 @@ class Stages:
     def _run(
         self, passes: Callable[..., object], inputs: torch.Tensor, targets: torch.Tensor
     ) -> list[torch.Tensor]:
-        """Return the losses of micro-batches; none without the last stage.
+        """Return the micro-batches' losses; [] on ranks without the last stage.
 
         Args:
-            passes: of the schedule, forward and backward or forward alone.
+            passes: runs the schedule's passes, forward and backward or only forward.
         """
         losses: list[torch.Tensor] = []
         forget_failed_step(self._schedule)
@@ -243,7 +243,7 @@ class Stages:
         """Return the mean loss over the global batch; all ranks call this together.
 
         Args:
-            share: of `backward`, or of several calls, stacked.
+            share: result of `backward`, or the stacked results of several calls.
 
         Raises:
             CollectiveError: a rank left.
@@ -261,7 +261,7 @@ def _share(losses: Sequence[torch.Tensor], inputs: torch.Tensor) -> torch.Tensor
 def _pipeline_stages(
     parts: Sequence[nn.Module], ranks: ParallelGroups, shapes: Shapes, micro_batch: int
 ) -> list[PipelineStage]:
-    """Return torch's stages; given shapes avoid a trial run through the experts' exchanges."""
+    """Return torch's stages; given shapes avoid a trial run through the experts' all-to-alls."""
     num_stages = ranks.layout.pp * len(parts)
     inputs, outputs = shapes.inputs[:micro_batch], shapes.outputs[:micro_batch]
     between = shapes.between[:micro_batch].requires_grad_()
@@ -288,10 +288,10 @@ def torch_schedule(
     num_micro_batches: int,
     loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> TorchSchedule:
-    """Return the schedule of this rank's stages.
+    """Return torch's schedule for this rank's stages.
 
     Args:
-        loss_of: the loss of a micro-batch, scaled.
+        loss_of: returns a micro-batch's scaled loss.
     """
     if layout.order == "interleaved":
         return ScheduleInterleaved1F1B(
@@ -303,10 +303,10 @@ def torch_schedule(
 
 
 def micro_batches_of(layout: FoldedLayout, num_sequences: int) -> int:
-    """Return the micro-batches of a data-parallel rank's step.
+    """Return the number of micro-batches in a data-parallel rank's step.
 
     Raises:
-        InputError: they cannot run.
+        InputError: this number of micro-batches cannot run.
     """
     number, rest = divmod(num_sequences, layout.micro_batch)
     if rest:
@@ -320,5 +320,5 @@ def micro_batches_of(layout: FoldedLayout, num_sequences: int) -> int:
 
 
 def forget_failed_step(schedule: TorchSchedule) -> None:
-    """Drop the losses of a step that an error has ended, which torch would take for the next's."""
+    """Drop a failed step's losses, which torch would take for losses of the next step."""
     schedule._internal_losses.clear()  # noqa: SLF001 - torch drops them at the end of a step alone

@@ -1,7 +1,7 @@
-"""Values and layers of experts of a model that was built whole, on the ranks of a layout.
+"""Values and expert layers of a model that was built whole, on the ranks of a layout.
 
-A model on the meta device has no memory until its stages have; then every module draws its
-values, from a seed and the module's name.
+A model on the meta device gets memory only for its stages. Then every module draws its values from
+a seed and the module's name.
 """
 
 import zlib
@@ -20,7 +20,7 @@ from moetune.runtime.replicas import equalize, named_layers, owners_of
 
 
 def check_layers(model: nn.Module, blocks: nn.ModuleList) -> None:
-    """Raise InputError unless all layers of experts are such as a layout spreads, in the blocks."""
+    """Raise InputError unless a layout can spread all expert layers, and blocks contain them."""
     inside = {id(module) for module in blocks.modules()}
     for name, layer in named_layers(model):
         if type(layer) is not MoELayer and not isinstance(layer, RoutedLayer):
@@ -36,7 +36,7 @@ def check_layers(model: nn.Module, blocks: nn.ModuleList) -> None:
 
 
 def equal_values(model: nn.Module, ranks: ParallelGroups, world: Communicator) -> None:
-    """Give all ranks the first rank's values of what every rank has; a collective."""
+    """Give all ranks the first rank's values of everything except spread experts; a collective."""
     spread = owners_of(named_layers(model))
     values = [value for value in (*model.parameters(), *model.buffers()) if id(value) not in spread]
     equalize(values, world, device=ranks.mesh.device_type)
@@ -48,16 +48,16 @@ def spread_experts(
     blocks: Iterable[nn.Module],
     placements: Sequence[Sequence[int]] = (),
 ) -> None:
-    """Replace the layers of experts by layers over the ranks of the layout; a collective.
+    """Replace the expert layers with layers over the ranks of the layout; a collective.
 
-    Their gates stay the modules that they are, and experts keep their values.
+    Gates keep their parameters, and experts keep their values.
 
     Args:
-        blocks: of this rank; other layers are not replaced.
-        placements: of each layer, the expert of each place; empty for the natural order.
+        blocks: this rank's blocks; layers of other blocks are not replaced.
+        placements: for each layer, the expert of each place; empty for the natural order.
 
     Raises:
-        InputError: a layer cannot be spread so, or is spread already.
+        InputError: a layer cannot be spread like this, or is spread already.
     """
     mine = {id(module) for block in blocks for module in block.modules()}
     layers = named_layers(model)
@@ -78,7 +78,7 @@ def spread_experts(
 def _check_adapted(
     layer: PlannedLayer, ranks: ParallelGroups, experts: Sequence[int], name: str
 ) -> None:
-    """Raise InputError unless a layer of `adapt` has its experts where the plan has them."""
+    """Raise InputError unless a layer of `adapt` has its experts on the plan's ranks."""
     if experts:
         raise InputError(
             f"{name}: the plan places experts on other ranks, and those of a transformers model "
@@ -94,7 +94,7 @@ def _check_adapted(
 
 @torch.no_grad()
 def _give_experts(layer: MoELayer, spread: ExpertLayer | None, name: str) -> None:
-    """Give a spread layer its experts, singly, from all ranks; ranks without it take part."""
+    """Give a spread layer its experts, place by place; ranks without that layer take part."""
     wanted = () if spread is None else spread.experts.placement.experts
     into = [*spread.experts.parameters()] if spread is not None else []
     for number, parameter in enumerate(layer.experts.parameters()):
@@ -109,7 +109,7 @@ def _give_experts(layer: MoELayer, spread: ExpertLayer | None, name: str) -> Non
 def _check_placements(
     layers: Sequence[tuple[str, PlannedLayer]], placements: Sequence[Sequence[int]]
 ) -> None:
-    """Raise InputError where a plan places the experts of other layers."""
+    """Raise InputError if a plan places the experts of other layers."""
     planned = [len(experts) for experts in placements]
     actual = [layer.shape.num_experts for _, layer in layers]
     is_same = len(planned) == len(actual) and all(
@@ -144,7 +144,7 @@ def _spread(layer: MoELayer, ranks: ParallelGroups, experts: Sequence[int]) -> E
 
 
 def give_memory(module: nn.Module, device: torch.device | str) -> None:
-    """Give parameters and buffers on the meta device memory, without values."""
+    """Allocate uninitialised memory for parameters and buffers on the meta device."""
     made: dict[int, torch.Tensor] = {}
     for child in module.modules():
         tensors: tuple[dict[str, Any], ...] = child._parameters, child._buffers  # noqa: SLF001 - names skip tied tensors
@@ -166,7 +166,7 @@ def _with_memory(value: torch.Tensor, device: torch.device | str) -> torch.Tenso
 
 
 def check_can_draw(model: nn.Module) -> None:
-    """Raise InputError unless every tensor on the meta device is of a module that draws it."""
+    """Raise InputError unless every tensor on the meta device has a module that draws it."""
     drawn: set[int] = set()
     for _, module in model.named_modules():
         if hasattr(module, "reset_parameters"):
@@ -184,7 +184,7 @@ def check_can_draw(model: nn.Module) -> None:
 
 
 def draw_values(part: nn.Module, seed: int) -> None:
-    """Draw every module's values from the seed and its name: the same under every layout.
+    """Draw each module's values from the seed and its name, equally under every layout.
 
     Args:
         part: a stage of a model that was built on the meta device; all ranks of its layers of
@@ -199,7 +199,7 @@ def draw_values(part: nn.Module, seed: int) -> None:
 
 
 def add_balance(blocks: Iterable[nn.Module], weight: float) -> None:
-    """Add every layer's balance loss to the gradients, so many times.
+    """Add each layer's balance loss, times `weight`, to the gradients.
 
     Raises:
         InputError: a layer has no balance loss, because its router is the model's.
@@ -215,7 +215,7 @@ def add_balance(blocks: Iterable[nn.Module], weight: float) -> None:
 
 
 def with_loss(x: torch.Tensor, loss: torch.Tensor, weight: float) -> torch.Tensor:
-    """Return x; backward, add the gradient of weight · loss, which later stages do not get."""
+    """Return x, and backward add the gradient of weight · loss, which later stages do not get."""
     y: torch.Tensor = _WithLoss.apply(x, loss, weight)  # type: ignore[no-untyped-call]
     return y
 

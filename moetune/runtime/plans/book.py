@@ -1,7 +1,7 @@
-"""Plan books: look up a layer's plan, after the ranks agree on their tokens and before the gate.
+"""Plan books: look up a layer's plan after the ranks agree on their tokens, before the gate.
 
-A look-up is a dictionary access and exchanges nothing. A book is loaded on the group's first rank
-and broadcast, so that no two ranks can decide differently.
+A look-up is a dictionary access without an exchange. The group's first rank loads a book and
+broadcasts it, so that no two ranks can decide differently.
 """
 
 import logging
@@ -32,21 +32,21 @@ _MAX_SHOWN = 3
 
 
 class PlanBook:
-    """Plans by layer, equal on all ranks of a group: see `moetune.open_planbook`.
+    """Plans by layer, which are equal on all ranks of a group: see `moetune.open_planbook`.
 
     A layer without a plan runs the safe decision: one chunk, no memory reuse. Copying a book
     returns the book itself; pickling it saves its plans alone.
 
     Args:
-        plans: of any layers.
+        plans: plans for any layers.
         search: finds better decisions while the job trains.
-        is_complete: False if a requested plan is missing and the log has said so: layers without
-            a plan then do not warn again.
-        clock: of the drift alarm's timers.
+        is_complete: False if a requested plan is missing and was logged: layers without a plan then
+            do not warn again.
+        clock: clock of the drift alarm's timers.
 
     Attributes:
-        digest: of all that the plans say, and of the results of earlier searches.
-        plans, is_complete: as given.
+        digest: digest of the plans' content, and of earlier searches' results.
+        plans, is_complete: as in the arguments.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class PlanBook:
 
     @property
     def version(self) -> str:
-        """Text that is equal on ranks whose decisions are."""
+        """A text that is equal on ranks with equal decisions."""
         version = self.digest[:12]
         if self._search is None:
             return version
@@ -84,7 +84,7 @@ class PlanBook:
 
     @property
     def described(self) -> str:
-        """The book in a few words, which are equal only for equal books."""
+        """A short description of the book; equal descriptions mean equal books."""
         listed = ", ".join(
             f"plan {plan.id[:6]} with "
             f"{format_chunks(plan.pipeline.forward_degree, plan.pipeline.backward_degree)}"
@@ -95,17 +95,17 @@ class PlanBook:
         return f"{listed or 'no plan'}{more} (digest {self.digest[:12]})"
 
     def plans_for(self, key: LayerKey) -> Sequence[Plan]:
-        """Return the plans for a layer, in the order in which the book was given them."""
+        """Return the plans for a layer, in the order in which the book got them."""
         return self._by_layer.get(key, ())
 
     def layer_plans(
         self, key: LayerKey, *, memory_reuse: Strategy | None = None, watches: bool = False
     ) -> LayerPlans:
-        """Return the plans for a layer, which may be none.
+        """Return the plans for a layer, which may be empty.
 
         Args:
-            memory_reuse: the strategy that the layer's arguments set, None if they set none.
-            watches: whether the drift alarm times its calls; of equal layers it times the first.
+            memory_reuse: the strategy that the layer's arguments set; None if they set no strategy.
+            watches: whether the drift alarm times its calls; it times the first of equal layers.
 
         Raises:
             InputError: the book searches, and its group has another number of ranks.
@@ -119,11 +119,11 @@ class PlanBook:
         return WatchedPlans(plans, memory_reuse=memory_reuse, clock=self._clock)
 
     def decide(self, key: LayerKey, *, tokens_per_rank: int) -> Decision:
-        """Return a layer's decision, the safe one if the book has no plan."""
+        """Return a layer's decision, which is the safe decision if the book has no plan."""
         return self.layer_plans(key).decide(tokens_per_rank)
 
     def step(self) -> None:
-        """Agree on the next decision to try, in an online book; others do nothing.
+        """Agree on the next decision to try, in an online book; other books do nothing.
 
         Call it after every optimizer step, on all ranks of the group.
         """
@@ -132,17 +132,17 @@ class PlanBook:
 
 
 GivenPlan: TypeAlias = Plan | PlanBook | str | os.PathLike[str] | None
-"""A plan of a layer as callers give it: itself, the path of its file, or a book."""
+"""A layer's plan as callers give it: the plan, the path of its file, or a book."""
 
 
 def warn_on_first(message: str, *, rank: int) -> None:
-    """Log a warning on the first rank alone."""
+    """Log a warning on the first rank only."""
     if rank == 0:
         _LOGGER.warning(message)
 
 
 def read_plans(paths: Iterable[Path]) -> tuple[Plan, ...]:
-    """Return the plans in plan files, and in all `*.json` of folders.
+    """Return the plans in plan files, and in all `*.json` files of folders.
 
     Raises:
         InputError: a path is missing or is no plan.
@@ -155,10 +155,10 @@ def read_plans(paths: Iterable[Path]) -> tuple[Plan, ...]:
 
 
 def read_plan(path: Path) -> AnyPlan:
-    """Return the plan in a file, of whichever kind.
+    """Return the plan in a file; it may be of any kind.
 
     Raises:
-        InputError: it cannot be read, or is no plan.
+        InputError: the file cannot be read, or is no plan.
     """
     try:
         return plan_from_json(path.read_bytes(), str(path))
@@ -167,10 +167,10 @@ def read_plan(path: Path) -> AnyPlan:
 
 
 def plans_of(plan: Plan | str | os.PathLike[str]) -> tuple[Plan, ...]:
-    """Return a plan as it is, or those of a path, as `read_plans` does.
+    """Return a given plan unchanged, or the plans of a path, as `read_plans` does.
 
     Raises:
-        InputError: it is neither, or the path is missing or is no plan.
+        InputError: `plan` is neither a plan nor a path, or the path is missing or is no plan.
     """
     if isinstance(plan, (str, os.PathLike)):
         return read_plans([Path(plan)])
@@ -189,12 +189,13 @@ def share_plans(
     make_tuner: Callable[[], Tuner] | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> PlanBook:
-    """Return the same book on every rank: the group's first rank finds the plans and sends them.
+    """Return the same book on every rank: the group's first rank gets the plans and sends them.
 
     Args:
         find: called on the group's first rank only.
-        find_settled: decisions of earlier searches for plans, oldest first; as `find`.
-        make_tuner: for a book that searches online, see `OnlineSearch`; None where it does not.
+        find_settled: returns earlier searches' decisions for plans, oldest first; called like
+            `find`.
+        make_tuner: makes the tuner of a book that searches online, see `OnlineSearch`; else None.
 
     Raises:
         MoetuneError: raised by `find`; raised on every rank.

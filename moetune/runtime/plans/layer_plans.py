@@ -1,8 +1,8 @@
 """The plans of a layer while it trains, looked up by the group's agreed number of tokens.
 
-`WatchedPlans` has the drift alarm: a warning when a layer's calls take another time for good. Every
-fifth call with a plan's number of tokens is timed, and compared with those of the job's first
-steps. Nothing waits: a call is read when a later one begins.
+`WatchedPlans` has the drift alarm: a warning when a layer's calls permanently take a different
+time. It times every fifth call with a plan's number of tokens, and compares it with the job's first
+steps. Nothing waits: a call's time is read when a later call begins.
 """
 
 import logging
@@ -18,21 +18,21 @@ from moetune.fit.drift import WATCH_EVERY, Drift, DriftDetector
 from moetune.runtime.plans.timers import CallWatch, Clock, Watch, device_clock
 
 LEAST_SHARE = 0.05
-"""Of a call: smaller changes move no plan."""
+"""The share of a call's time below which a change raises no alarm: it moves no plan."""
 _LOGGER = logging.getLogger("moetune")
 
 
 class LayerPlans:
     """The plans for one layer on one group.
 
-    Copies are the same plans. A saved model keeps its plans alone: what searches belongs to the
+    A copy is the same object. A saved model keeps only its plans, because a search belongs to the
     job.
 
     Args:
-        plans: without any, every decision is the safe decision.
+        plans: plans for the layer; without any, every decision is the safe decision.
 
     Attributes:
-        decisions: by the group's agreed number of tokens, of those that were looked up.
+        decisions: looked-up decisions by the group's agreed number of tokens.
     """
 
     def __init__(self, plans: Sequence[Plan] = ()) -> None:
@@ -48,7 +48,7 @@ class LayerPlans:
     def decide(self, tokens: int) -> Decision:
         """Return the decision for the group's agreed number of tokens.
 
-        A number seen before is a dictionary access.
+        For a number that was seen before, this is a dictionary access.
         """
         decision = self.decisions.get(tokens)
         if decision is None:
@@ -56,21 +56,21 @@ class LayerPlans:
         return decision
 
     def look_up(self, tokens: int) -> Decision:
-        """Return what the ranges of the plan for the nearest number of tokens say."""
+        """Return the decision in the ranges of the plan for the nearest number of tokens."""
         return nearest_plan(self.plans, tokens).decide(tokens) if self.plans else SAFE_DECISION
 
     def watch(self, tokens: int, device: torch.device) -> Watch:  # noqa: ARG002 - not timed
-        """Return the timer of a call that will be trained on: none, but for a search's trials."""
+        """Return the timer of a training call; in the base class it times nothing."""
         return Watch()
 
 
 class WatchedPlans(LayerPlans):
-    """Plans for one layer whose calls are watched; equal layers need one alarm.
+    """Plans for a layer whose calls the drift alarm watches; equal layers need only one alarm.
 
     Args:
-        memory_reuse: the strategy that the layer's arguments set, None if they set none; a plan
-            predicts that of its steps alone.
-        clock: of the timers.
+        memory_reuse: the strategy that the layer's arguments set, None if they set no strategy;
+            only plans with this strategy are watched.
+        clock: clock of the timers.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class WatchedPlans(LayerPlans):
         self._pending: tuple[CallWatch, int] | None = None
 
     def watch(self, tokens: int, device: torch.device) -> Watch:
-        """Return the timer of a call, and read that of the call before."""
+        """Return the timer of a call, and read the timer of the previous timed call."""
         if tokens not in self._watched:
             return Watch()
         self._collect()
@@ -101,7 +101,7 @@ class WatchedPlans(LayerPlans):
         return CallWatch(self._clock, device, tokens_per_rank=tokens, note=note)
 
     def _collect(self) -> None:
-        """Compare the call that was timed with those before, if its backward pass has ended."""
+        """Compare the timed call with earlier calls, if its backward pass has ended."""
         if self._pending is None:
             return
         (call, number), seconds = self._pending, self._pending[0].seconds()

@@ -1,7 +1,7 @@
-"""Search for better decisions while a job trains: one trial a step, equal on all ranks.
+"""Search for better decisions while a job trains: a trial per step, equal on all ranks.
 
-Layers time their calls. After the optimizer `OnlineSearch.step` collects the slowest rank's times,
-and the first rank's tuner returns the next decision to try. A "size" is a number of tokens.
+Layers time their calls. After the optimizer step `OnlineSearch.step` collects the slowest rank's
+times, and the first rank's tuner returns the next decision to try. A "size" is a number of tokens.
 """
 
 import logging
@@ -27,20 +27,20 @@ from moetune.runtime.plans.tuner import Tuner, TuningTask, outcome
 from moetune.solve.layer.online import AdaptiveRanges, search_space
 
 PATIENCE_STEPS = 100
-"""Steps without a call of the size under search, until a search for another size may begin."""
+"""Steps without a call of the searched size, after which another size may be searched."""
 _LOGGER = logging.getLogger("moetune")
 
 
 class LayerSearch(LayerPlans):
-    """Decisions for all layers with one key: settled by a search, on trial, or the plan's.
+    """Decisions for all layers with the same key: settled by a search, on trial, or the plan's.
 
-    They are forgotten when any of them changes.
+    The looked-up decisions are forgotten when any of them changes.
 
     Args:
-        search: shared by all layers; it runs one trial at a time.
+        search: the search that all layers share; it runs one trial at a time.
 
     Attributes:
-        ranges: settled decisions, by the plan's id.
+        ranges: settled decisions by the plan's id.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class LayerSearch(LayerPlans):
         return nearest_plan(self.plans, tokens)
 
     def settled(self, tokens: int) -> Decision | None:
-        """Return the settled decision for that number of tokens."""
+        """Return the settled decision for that number of tokens; None if it is not settled."""
         return self.ranges[self.plan(tokens).id].decide(tokens)
 
     def look_up(self, tokens: int) -> Decision:
-        """Return the settled decision, else that on trial, else the plan's; by its kernel."""
+        """Return the settled decision, else the trial's or the plan's, with the plan's kernel."""
         settled, answer = self.settled(tokens), self.plan(tokens).decide(tokens)
         if settled is not None:
             return replace(settled, kernel=answer.kernel)
@@ -69,7 +69,7 @@ class LayerSearch(LayerPlans):
         return replace(answer, strategy=self._memory_reuse or answer.strategy)
 
     def watch(self, tokens: int, device: torch.device) -> Watch:
-        """Return the timer of a call of the size on trial; queue a search for another size."""
+        """Return a timer for a call of the size on trial; queue a search for any other size."""
         search = self._search
         if search.has_ended or not tokens or self.settled(tokens) is not None:
             return Watch()
@@ -80,17 +80,17 @@ class LayerSearch(LayerPlans):
         return CallWatch(search.clock, device, tokens_per_rank=tokens, note=note)
 
     def settle(self, plan: Plan, tokens: int, decision: Decision) -> None:
-        """Settle one size.
+        """Settle the decision for a size.
 
         Raises:
-            InputError: an earlier search settled on other chunks backward than forward.
+            InputError: an earlier search settled on different degrees forward and backward.
         """
         _ = decision.degree
         self.ranges[plan.id] = self.ranges[plan.id].settle(tokens, decision)
         self.decisions.clear()
 
     def task(self, tokens: int) -> TuningTask | None:
-        """Return the search's task for that number of tokens, None if it is settled."""
+        """Return the search task for that number of tokens; None if it is settled."""
         plan, reuse = self.plan(tokens), self._memory_reuse
         ranges = self.ranges[plan.id]
         if ranges.decide(tokens) is not None:
@@ -102,19 +102,19 @@ class LayerSearch(LayerPlans):
 
 
 _Measured = tuple[float, ...]
-"""Of a rank's step: the mean times of its calls; () without calls."""
+"""The mean times of the calls in a rank's step; () without calls."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Trial:
-    """The search under way for one size.
+    """The search under way for a size.
 
     Args:
-        decision: on trial now.
-        is_warming: the next step is the first with this decision, and is not counted.
-        calls: timed in this step.
+        decision: the decision on trial.
+        is_warming: the next step is the first with this decision, and its time is not used.
+        calls: timed calls of this step.
         idle_steps: steps since the last call of this size.
-        num_trials: decisions tried so far, with that on trial.
+        num_trials: decisions tried so far, including the decision on trial.
     """
 
     layer: LayerSearch
@@ -134,8 +134,8 @@ class Trial:
     def measured(self) -> _Measured:
         """Return mean forward and backward times of this step's calls.
 
-        Times of calls with a few more or fewer tokens are scaled to the size of the search. Of a
-        call that activation checkpointing runs twice, only the second has a backward pass.
+        Times of calls with a few more or fewer tokens are scaled to the size of the search. If
+        activation checkpointing runs a call twice, only the second run has a backward pass.
         """
         scaled = [
             [time * self.task.tokens_per_rank / call.tokens_per_rank for time in seconds]
@@ -146,21 +146,21 @@ class Trial:
 
 
 class OnlineSearch:
-    """Searches one size after another, with equal decisions on all ranks of a group.
+    """The online search of one size after another, with equal decisions on all ranks of a group.
 
     Sizes that are not searched yet run as planned. All layers must have the search's group.
 
     Args:
-        make_tuner: called when the first search begins, on the first rank only.
+        make_tuner: makes the tuner when the first search begins, on the first rank only.
         settled: results of earlier searches, oldest first.
-        group: default, the world.
-        clock: of the timers.
+        group: the group; the default is the world.
+        clock: clock of the timers.
 
     Attributes:
         trial: the search under way.
-        wanted: the next size to search for, and its layer.
+        wanted: the next size to search, with its layer.
         num_changes: decisions that changed since the start.
-        has_ended: the tuner raised.
+        has_ended: the tuner raised an error.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class OnlineSearch:
     def step(self) -> None:
         """Agree on the last step's times and on the next decision.
 
-        Once all is settled there is no exchange.
+        Once all sizes are settled there is no exchange.
 
         Raises:
             CollectiveError: the exchange failed.
@@ -246,7 +246,7 @@ class OnlineSearch:
         self._ask(self.trial, lambda tuner: tuner.begin(task))
 
     def _ask(self, trial: Trial, question: Callable[[Tuner], Decision | Settled]) -> None:
-        """Ask the first rank's tuner, and do on every rank what it answers."""
+        """Ask the first rank's tuner, and apply its answer on every rank."""
 
         def safely() -> Decision | Settled | None:
             try:

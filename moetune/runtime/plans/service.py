@@ -1,8 +1,8 @@
-"""A plan service as training jobs use it: its plans when a job starts, or its last good plans.
+"""The plan service in training jobs: its plans when a job starts, or its last good plans.
 
-`moetune.open_planbook` asks on the group's first rank, once for every question. A request is
-bounded in time and size, and goes to one host alone: urllib's handlers of redirections and proxies,
-which would get the token, are left out.
+`moetune.open_planbook` asks each question once, on the group's first rank. A request is bounded in
+time and size, and goes to a single host. urllib's handlers of redirections and proxies are left
+out, because their hosts would get the token.
 """
 
 import http.client
@@ -29,7 +29,7 @@ Question: TypeAlias = Mapping[str, object] | str
 NUM_TRIES = 3
 TIMEOUT_SECONDS = 2.0
 MAX_BYTES = 16 * 2**20
-"""The longest answer that is read."""
+"""The size of the longest answer that is read."""
 
 _MAX_CHARACTERS = 400
 _LATER = frozenset({408, 425, 429})
@@ -43,10 +43,10 @@ _LOGGER = logging.getLogger("moetune")
 
 
 class ServiceError(Exception):
-    """The service gave no good answer; the text is the end of a sentence that begins with its URL.
+    """An error for an answer that is not good; its text ends a sentence that begins with the URL.
 
     Args:
-        status: the HTTP status, None where there was no whole answer.
+        status: the HTTP status; None if the answer was not complete.
     """
 
     def __init__(self, what: str, *, status: int | None = None) -> None:
@@ -62,12 +62,12 @@ class ServiceError(Exception):
 
 
 class ServiceConnection:
-    """Sends requests to one service.
+    """A connection that sends requests to one service.
 
     Args:
         url: as `check_service_url` returns it.
         token: sent with every request, if any.
-        timeout_seconds: of one request, from the look-up of the host's name to the last byte.
+        timeout_seconds: limit of a request, from the look-up of the host's name to the last byte.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class ServiceConnection:
             self._opener.add_handler(handler())
 
     def request(self, path: str, document: object = None) -> bytes:
-        """Send a document, or GET where there is none, and return the body of the answer.
+        """Send a document, or GET without a document, and return the body of the answer.
 
-        A socket's timeout bounds neither the look-up of a name nor an answer that trickles, so that
-        a thread asks, which ends by itself.
+        A socket's timeout limits neither the look-up of a name nor a slow answer. A thread
+        therefore sends the request, and ends by itself.
 
         Raises:
-            ServiceError: there was no good answer in time.
+            ServiceError: no good answer came in time.
         """
         outcome: Future[bytes] = Future()
 
@@ -168,20 +168,20 @@ def _reason(error: Exception) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text of the service as one short line, fit for the log."""
+    """Return a text from the service as one short line for the log."""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return line if len(line) <= _MAX_CHARACTERS else f"{line[:_MAX_CHARACTERS]} …"
 
 
 class ServiceClient:
-    """A client of a plan service, which falls back to the last good plan of each question.
+    """A plan service's client, which falls back to the last good plan for each question.
 
     No failure of the service, the network or the folder raises. All failures of one call are one
     warning in the log (`moetune`).
 
     Args:
-        connection: to the service; its time is that of one try.
-        cache: folder for the last good plan of every question.
+        connection: connection to the service; its timeout limits a single try.
+        cache: folder for the last good plan for each question.
         pause_seconds: between the first try and the second; the next pause is twice as long.
     """
 
@@ -192,7 +192,7 @@ class ServiceClient:
         self._away: ServiceError | None = None
 
     def ask(self, questions: Sequence[Question]) -> tuple[Plan | None, ...]:
-        """Return a plan for each question, None where there is none.
+        """Return a plan for each question, or None if there is no plan.
 
         After a question that got no answer at all, the service is not asked again.
         """
@@ -210,7 +210,7 @@ class ServiceClient:
         return tuple(plan for plan, _, _ in answers)
 
     def _answer(self, question: Question) -> tuple[Plan | None, str, str]:
-        """Return a plan, what went wrong on the way to it, and what to do about it."""
+        """Return a plan, what went wrong, and what to do about it."""
         file = self._cache / f"{digest(question)}.json"  # which several jobs may share
         try:
             plan = _checked(self._retried(question), question, "its answer")
@@ -247,7 +247,7 @@ class ServiceClient:
 
 
 def _remembered(file: Path, question: Question) -> tuple[Plan | None, str]:
-    """Return the last good plan, if this version can read it; else why it cannot."""
+    """Return the last good plan if this version can read it, else the reason why it cannot."""
     try:
         return _checked(file.read_bytes(), question, "it"), ""
     except FileNotFoundError:
@@ -258,7 +258,7 @@ def _remembered(file: Path, question: Question) -> tuple[Plan | None, str]:
 
 
 def _checked(text: bytes, question: Question, where: str) -> Plan:
-    """Return the plan in an answer; ServiceError where it is none, or not that of the question.
+    """Return the plan in an answer; ServiceError if it is no plan, or answers another question.
 
     Args:
         where: name of the answer in an error.
@@ -281,7 +281,7 @@ def _checked(text: bytes, question: Question, where: str) -> Plan:
 
 
 def _difference(asked: Mapping[str, object], given: Mapping[str, object]) -> str:
-    """Return the name of an input that differs from the question, empty if none does."""
+    """Return the name of an input that differs from the question; "" if none differs."""
     for name, wanted in asked.items():
         answered = given.get(name)
         if isinstance(wanted, Mapping) and isinstance(answered, Mapping):
@@ -299,7 +299,7 @@ def _hint(error: ServiceError) -> str:
 
 
 def _outcome(question: Question, plan: Plan | None) -> str:
-    """Return which plan the job uses for a question."""
+    """Return a text that says which plan the job uses for a question."""
     name = printable(question if isinstance(question, str) else canonical_json(question))
     if plan is None:
         return f"{name}: NO PLAN, its layers run one chunk"

@@ -1,7 +1,7 @@
 """Time calls of a layer while it trains, for the trials of the `online` search.
 
-`ExpertLayer.forward` starts and ends a timer around its pipelined part; a hook of autograd times
-the backward pass. On a GPU events are recorded in the stream and read between two steps, so that
+`ExpertLayer.forward` starts and ends a timer around its pipelined part, and an autograd hook times
+the backward pass. On a GPU, events are recorded in the stream and read between two steps, so that
 nothing waits within a step.
 """
 
@@ -13,7 +13,7 @@ from moetune.domain.layer import Phase
 from moetune.runtime.trace import Stamp, stamp_now
 
 Clock = Callable[[Phase, torch.device], Stamp]
-"""Stamps the beginning or the end of a phase."""
+"""A function that stamps the beginning or the end of a phase."""
 
 
 def device_clock(phase: Phase, device: torch.device) -> Stamp:  # noqa: ARG001 - a `Clock`
@@ -22,16 +22,16 @@ def device_clock(phase: Phase, device: torch.device) -> Stamp:  # noqa: ARG001 -
 
 
 class Watch:
-    """The timer of a call that is not timed."""
+    """The timer of an untimed call, which does nothing."""
 
     def begin(self) -> None:
         """Begin the forward pass of the pipelined part."""
 
     def end_forward(self, y_TD: torch.Tensor) -> None:
-        """End the forward pass, and time the backward pass of the operation that made `y_TD`."""
+        """End the forward pass, and time the backward pass of the operation that gave `y_TD`."""
 
     def note_forward(self) -> None:
-        """End the forward pass, which a backward pass follows."""
+        """End a forward pass that a backward pass will follow."""
 
     def begin_backward(self) -> None:
         """Begin the backward pass."""
@@ -44,7 +44,7 @@ class CallWatch(Watch):
     """A timer of one call, forward and backward.
 
     Args:
-        tokens_per_rank: the group's agreed number.
+        tokens_per_rank: the group's agreed number of tokens.
         note: called with this timer when the forward pass ends, if a backward pass can follow.
     """
 
@@ -66,7 +66,7 @@ class CallWatch(Watch):
         self._forward = [self._clock("forward", self._device)]
 
     def end_forward(self, y_TD: torch.Tensor) -> None:
-        """End the forward pass, and time the autograd node that made `y_TD`."""
+        """End the forward pass, and time the autograd node that computed `y_TD`."""
         node = y_TD.grad_fn
         if node is None:
             return
@@ -75,12 +75,12 @@ class CallWatch(Watch):
         self.note_forward()
 
     def note_forward(self) -> None:
-        """End the forward pass, which a backward pass follows."""
+        """End a forward pass that a backward pass will follow."""
         self._forward.append(self._clock("forward", self._device))
         self._note(self)
 
     def seconds(self) -> tuple[float, float] | None:
-        """Return the forward and backward times, None while the backward pass has not ended."""
+        """Return the forward and backward times; None if the backward pass has not ended."""
         if not self._is_complete:
             return None
         (begin, end), (begin_back, end_back) = self._forward, self._backward
@@ -89,12 +89,12 @@ class CallWatch(Watch):
     # A retained graph may run backward again: only its first pass counts.
 
     def begin_backward(self) -> None:
-        """Begin the backward pass, the first time."""
+        """Begin the backward pass; only the first call counts."""
         if not self._is_complete:
             self._backward = [self._clock("backward", self._device)]
 
     def end_backward(self) -> None:
-        """End the backward pass, the first time."""
+        """End the backward pass; only the first call counts."""
         if self._backward and not self._is_complete:
             self._backward.append(self._clock("backward", self._device))
             self._is_complete = True

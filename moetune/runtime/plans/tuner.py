@@ -1,4 +1,4 @@
-"""The tuner of a search in training, and the words on its results."""
+"""The interface of the tuner that searches while a job trains, and the text of its results."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,7 +12,7 @@ from moetune.solve.layer.online import Space
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningTask:
-    """A search for the best decision for one number of tokens and `memory_reuse`."""
+    """A search for the best decision for a number of tokens and a `memory_reuse`."""
 
     plan: Plan
     tokens_per_rank: int
@@ -23,22 +23,22 @@ class TuningTask:
 class Tuner(Protocol):
     """A search on the group's first rank, one task at a time; `tell` is as in Optuna.
 
-    `begin` and `tell` return the next decision to try, which may be the last one again, or the
+    `begin` and `tell` return the next decision to try, which may repeat the last decision, or the
     search's result.
     """
 
     def begin(self, task: TuningTask) -> Decision | Settled:
-        """Begin a search, or continue that of the same task."""
+        """Begin a search, or continue an earlier search for the same task."""
 
     def tell(self, seconds: float) -> Decision | Settled:
         """Report the time of one call's pipelined part, both phases, on the slowest rank."""
 
 
 def outcome(settled: Settled, num_trials: int, *, violations: int) -> str:
-    """Return what was decided, in words.
+    """Return a text of the decision.
 
     Args:
-        violations: how often the degree falls as the tokens grow.
+        violations: number of times that the degree falls as the tokens grow.
     """
     decision, saved_seconds = settled.decision, settled.planned_seconds - settled.median_seconds
     chunks = format_chunks(decision.forward_degree, decision.backward_degree)

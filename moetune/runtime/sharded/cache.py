@@ -1,9 +1,9 @@
 """The cache of gathered chunks (Elixir's rCache): fetch, evict, and look ahead.
 
-The first step records the order in which chunks are used (Elixir §4). Steps that repeat it fetch
-ahead by Belady's policy: of the chunks that the use at hand does not need, that leaves whose
-next use is farthest. A chunk whose gradients are reduced leaves the cache whatever the policy:
-FSDP2 frees it. Decisions follow from the order of uses alone, never from timing, so that all ranks
+The first step records the order in which chunks are used (Elixir §4). Steps that repeat the order
+fetch ahead by Belady's policy: among chunks that the present use does not need, it evicts the chunk
+whose next use is farthest. A chunk whose gradients are reduced always leaves the cache, because
+FSDP2 frees it. Decisions follow only from the order of uses, never from timing, so that all ranks
 issue the same transfers.
 """
 
@@ -19,13 +19,13 @@ from moetune.domain.units import format_bytes
 from moetune.runtime.sharded.units import Unit
 
 AT_START = -1
-"""Stands for a time before the step's first use."""
+"""A position before the step's first use."""
 _MOST_USES = 2**16
-"""Of a step that are recorded: passes may come without an optimizer's step behind them."""
+"""The most uses that a step records: passes may come without a following optimizer step."""
 
 
 class NextUses:
-    """Next uses of every chunk in an order that repeats."""
+    """The next uses of each chunk in an order that repeats."""
 
     def __init__(self, order: Sequence[Use]) -> None:
         self._length = len(order)
@@ -38,11 +38,11 @@ class NextUses:
                 self._leaves.setdefault(chunk, []).append(position)
 
     def leaves(self, chunk: int, between: range) -> bool:
-        """Return whether FSDP2 frees the chunk behind one of the uses."""
+        """Return whether FSDP2 frees the chunk after any use in `between`."""
         return any(position in between for position in self._leaves.get(chunk, ()))
 
     def after(self, chunk: int, position: int) -> int:
-        """Return the next use after `position`, in the next step where none is left in this."""
+        """Return the next use after `position`, in the next step if this step has no more use."""
         positions = self._positions.get(chunk)
         if not positions:
             return 2 * self._length
@@ -50,17 +50,17 @@ class NextUses:
         return positions[index] if index < len(positions) else positions[0] + self._length
 
     def farthest(self, chunks: Iterable[int], position: int) -> int:
-        """Return the chunk to evict (Belady): farthest next use, then lowest index."""
+        """Return the chunk to evict (Belady): farthest next use, the lowest index if they tie."""
         return max(chunks, key=lambda chunk: (self.after(chunk, position), -chunk))
 
 
 @dataclass(slots=True, kw_only=True)
 class GatheredChunk:
-    """Modules whose parameters FSDP2 gathers at once, and frees when the cache says so.
+    """Modules whose parameters FSDP2 gathers together, and frees when the cache says so.
 
     Args:
-        num_running: calls of its modules under way.
-        is_open: its backward pass is under way, at whose end FSDP2 frees it.
+        num_running: calls of the modules under way.
+        is_open: the chunk's backward pass is under way; FSDP2 frees the chunk at its end.
     """
 
     number: int
@@ -75,7 +75,7 @@ class GatheredChunk:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the parameters in the model."""
+        """The parameters' names in the model."""
         return tuple(name for unit in self.units for name in unit.parameters)
 
     @property
@@ -85,28 +85,28 @@ class GatheredChunk:
         return module
 
     def take_over(self) -> None:
-        """Leave to the cache what FSDP2 would free behind a forward pass, or gather ahead."""
+        """Stop FSDP2 from freeing after a forward pass and prefetching, which the cache does."""
         self._module.set_reshard_after_forward(reshard_after_forward=False, recurse=False)
         self._module.set_modules_to_backward_prefetch([self._module])
 
     @property
     def is_freed(self) -> bool:
-        """Whether nothing of it is gathered, or on the way."""
+        """Whether no parameter of the chunk is gathered or being gathered."""
         group = fully_shard.state(self._module)._fsdp_param_group  # type: ignore[attr-defined] # noqa: SLF001 - FSDP2 has no public name for it
         return bool(group.is_sharded and group._all_gather_result is None)  # noqa: SLF001
 
     def gather(self) -> None:
-        """Start gathering it."""
+        """Start gathering the chunk."""
         self._gathering = self._module.unshard(async_op=True)
 
     def finish(self) -> None:
-        """Wait until it is gathered: FSDP2 does not where some of its modules run again."""
+        """Wait until the chunk is gathered: FSDP2 does not wait if its modules run again."""
         if self._gathering is not None:
             self._gathering.wait()
             self._gathering = None
 
     def free(self) -> None:
-        """Free it, also amid a pass through some of its modules."""
+        """Free the chunk, even during a pass through some of its modules."""
         self.finish()
         self._module.set_reshard_after_forward(reshard_after_forward=True, recurse=False)
         self._module.reshard()
@@ -115,20 +115,20 @@ class GatheredChunk:
 
 @dataclass(slots=True, repr=False)
 class Cache:
-    """Fetches chunks before they are used, and chooses the victims of eviction.
+    """The cache that fetches chunks before their use, and chooses the victims of eviction.
 
-    In a step of unknown order the victim is the oldest; where it repeats the last training
-    step, it is the chunk whose next use is farthest away (Belady).
+    In a step of unknown order the victim is the oldest chunk. In a step that repeats the last
+    training step, it is the chunk whose next use is farthest away (Belady).
 
     Args:
-        chunks: all chunks that come and go.
-        capacity: whole chunks that it may hold.
+        chunks: all chunks that the cache gathers and frees.
+        capacity: number of chunks that the cache may hold.
 
     Attributes:
-        order: uses of the last whole training step, empty before there is any.
-        digest: of all gathers so far, equal on all ranks.
-        num_gathers: since the model was sharded.
-        peak_bytes: most bytes of gathered chunks at once.
+        order: uses of the last whole training step; empty before the first.
+        digest: digest of all gathers so far, equal on all ranks.
+        num_gathers: gathers since the model was sharded.
+        peak_bytes: most bytes of gathered chunks at the same time.
     """
 
     chunks: Sequence[GatheredChunk]
@@ -154,7 +154,7 @@ class Cache:
         )
 
     def begin_step(self) -> None:
-        """End a training step, and begin the next, which is expected to repeat it."""
+        """End a training step, and begin the next, which is expected to repeat the order."""
         self._note_freed()
         order = tuple(self._now)
         if order and order != self.order:
@@ -163,13 +163,13 @@ class Cache:
         self._fetch_ahead(AT_START)
 
     def use(self, chunk: GatheredChunk, label: str, *, is_training: bool) -> None:
-        """Begin to gather a module's chunk, if it is not there, and then the next chunks.
+        """Gather a module's chunk if the cache lacks it, and start to gather the next chunks.
 
         Args:
-            label: of the module, for the error.
+            label: names the module, for the error.
 
         Raises:
-            InputError: it does not fit together with the chunks of the modules around it.
+            InputError: the chunk does not fit together with the chunks of the modules around it.
         """
         self._note_freed()
         busy = {item.number for item in self.chunks if item.num_running} | {chunk.number}
@@ -197,7 +197,7 @@ class Cache:
         self._note_freed()
 
     def _note(self, chunks: tuple[int, ...]) -> None:
-        """Record a use, unless it is that before."""
+        """Record a use, unless it equals the previous use."""
         if self._now and self._now[-1].chunks == chunks and not self._now[-1].leaves:
             return
         position = len(self._now)
@@ -209,7 +209,7 @@ class Cache:
         self._now.append(Use(chunks=chunks))
 
     def _note_freed(self) -> None:
-        """Take note of chunks that FSDP2 has freed, because their gradients are complete."""
+        """Record which chunks FSDP2 has freed, because their gradients are complete."""
         gone = tuple(number for number in self._inside if self.chunks[number].is_freed)
         for number in gone:
             del self._inside[number]
@@ -219,7 +219,7 @@ class Cache:
             self._now[-1] = replace(last, leaves=(*last.leaves, *gone))
 
     def _make_space(self, busy: Collection[int]) -> None:
-        """Evict until there is space for a chunk; those whose backward pass is open stay."""
+        """Evict until there is space for a chunk; chunks whose backward pass is open stay."""
         while len(self._inside) >= self.capacity:
             free = [
                 number
@@ -231,7 +231,7 @@ class Cache:
             self._evict(self._uses.farthest(free, len(self._now) - 1) if self._repeats else free[0])
 
     def _fetch_ahead(self, position: int) -> None:
-        """Gather for the uses behind a position as early as Belady's choice of victims allows."""
+        """Gather for the uses after a position, as early as Belady's choice of victims allows."""
         self._ahead = max(self._ahead, position + 1)
         while self._repeats and self._ahead < len(self.order):
             for number in self.order[self._ahead].chunks:
@@ -242,9 +242,9 @@ class Cache:
             self._ahead += 1
 
     def _has_space_ahead(self, position: int) -> bool:
-        """Return whether there is space for the next use, once its victim is evicted.
+        """Return whether there is space for the next use, and evict a victim for it if needed.
 
-        The victim has no use before, nor is another chunk about to leave by itself.
+        The victim must have no earlier use, and no other chunk may be about to leave by itself.
         """
         if len(self._inside) < self.capacity:
             return True
@@ -261,7 +261,7 @@ class Cache:
         return True
 
     def _fetch(self, chunk: GatheredChunk) -> None:
-        # Python salts hashes of texts in each process, those of numbers not.
+        # Python salts hashes of texts in each process, but not hashes of numbers.
         self.digest = hash((self.digest, chunk.number)) % 2**62
         self.num_gathers += 1
         self._inside[chunk.number] = None

@@ -1,4 +1,4 @@
-"""`moetune.model_chunks`: tell the cache which chunks a model's modules use, as they run."""
+"""`moetune.model_chunks`: report to the cache which chunks a model's modules use as they run."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,14 +20,14 @@ _ATTRIBUTE = "_moetune_chunks"
 
 
 class ModelChunks:
-    """What tells a sharded model's cache of the passes of its modules.
+    """The hooks that report the passes of a sharded model's modules to its cache.
 
     Args:
-        model: of FSDP2; parameters that it reads itself are in no chunk, and stay gathered.
+        model: a model under FSDP2; parameters that it reads itself stay gathered, in no chunk.
         replicas: the data-parallel ranks.
 
     Attributes:
-        cache: of the gathered chunks.
+        cache: cache of the gathered chunks.
     """
 
     def __init__(self, model: nn.Module, cache: Cache, replicas: Communicator) -> None:
@@ -40,7 +40,7 @@ class ModelChunks:
         model.register_forward_hook(self._end_forward)
 
     def watch_backward(self, chunk: GatheredChunk) -> None:
-        """Use a chunk where its modules' backward passes begin; before FSDP2 has hooks there."""
+        """Use a chunk when its modules' backward passes begin; call it before FSDP2 adds hooks."""
         for unit in chunk.units:
             unit.module.register_forward_hook(partial(self._watch_outputs, chunk, unit.name))
 
@@ -55,7 +55,7 @@ class ModelChunks:
         return with_hooks(result, lambda _: self._use_backward(chunk, label))
 
     def watch_forward(self, chunk: GatheredChunk) -> None:
-        """Use a chunk for its modules' calls; in front of FSDP2's hooks, which are there."""
+        """Use a chunk for its modules' calls, by hooks in front of FSDP2's existing hooks."""
 
         def before(label: str, _: nn.Module, __: object) -> None:
             self.cache.use(chunk, label, is_training=torch.is_grad_enabled())
@@ -72,7 +72,7 @@ class ModelChunks:
             unit.module.register_forward_hook(after, always_call=True)
 
     def watch_model(self) -> None:
-        """Begin passes with the model's calls, in front of FSDP2's hooks, which are there."""
+        """Begin passes with the model's calls, by hooks in front of FSDP2's existing hooks."""
         assert isinstance(self._model, FSDPModule)  # noqa: S101 - of `shard`
         self._model.set_modules_to_backward_prefetch([self._model])
         self._model.register_forward_pre_hook(lambda *_: self._begin_pass(), prepend=True)
@@ -82,7 +82,7 @@ class ModelChunks:
         return with_hooks(result, lambda _: self._begin_backward())
 
     def end_step(self) -> None:
-        """Free what was gathered: the shards have new values."""
+        """Free the gathered chunks, because the shards have new values."""
         self.cache.evict()
         assert isinstance(self._model, FSDPModule)  # noqa: S101 - of `shard`
         self._model.reshard()
@@ -92,7 +92,7 @@ class ModelChunks:
         """Check that all ranks gathered the same chunks in the same order; a collective.
 
         Raises:
-            RankMismatchError: they did not.
+            RankMismatchError: the ranks gathered different chunks, or in another order.
         """
         digest = self.cache.digest
         mine = torch.tensor([digest, -digest], dtype=torch.int64, device="cpu")
@@ -138,9 +138,9 @@ class ModelChunks:
 
 
 def with_hooks(result: Any, hook: Callable[[torch.Tensor], None]) -> Any:  # noqa: ANN401 - of any module
-    """Return a module's result, whose gradients call the hook.
+    """Return a module's result, and call the hook for its gradients.
 
-    A tensor that is a view is none behind it: an in-place operation on it would drop hooks.
+    A view becomes a plain tensor, because an in-place operation on a view would drop hooks.
     """
     if not torch.is_grad_enabled():
         return result
@@ -156,7 +156,7 @@ def model_chunks(model: nn.Module) -> Cache:
     """Return the cache of a sharded model's chunks.
 
     Raises:
-        InputError: it is not sharded.
+        InputError: the model is not sharded.
     """
     held = getattr(model, _ATTRIBUTE, None)
     if not isinstance(held, ModelChunks):

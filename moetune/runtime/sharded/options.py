@@ -1,4 +1,4 @@
-"""Options of `moetune.shard`, of its caller or of a plan, and the checks before it allocates."""
+"""Options of `moetune.shard`, from its caller or a plan, and checks before it allocates memory."""
 
 import os
 import socket
@@ -20,17 +20,17 @@ from moetune.runtime.replicas import named_layers, owners_of
 CHUNK_BYTES = 32 * 2**20
 _MEMINFO = Path("/proc/meminfo")
 _MAX_RATIO = 1.5
-"""Ratio of parameters from which a model is another: heads may share the embedding's."""
+"""The ratio of parameters from which models differ: a head may share the embedding's parameters."""
 _ELSE = "plan this model with `moetune plan --output`, or give chunk_bytes instead of a plan"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
-    """Options that the caller of `moetune.shard` chose.
+    """The options that the caller of `moetune.shard` chose.
 
     Args:
         cache_bytes: None caches all chunks.
-        plan: id of the plan that they are from; "" for none.
+        plan: id of the plan that the options are from; "" without a plan.
     """
 
     chunk_bytes: int = CHUNK_BYTES
@@ -49,12 +49,12 @@ def check_host_memory(
     """Check that the host has memory for the shards of all its ranks; all ranks call this.
 
     Args:
-        num_states: tensors that the optimizer has of each parameter.
-        pins: parameters are in page-locked memory.
+        num_states: state tensors that the optimizer has for each parameter.
+        pins: parameters are in pinned memory.
 
     Raises:
-        AllocationError: hosts of all ranks lack it.
-        RankMismatchError: some lack it; on all ranks.
+        AllocationError: the hosts of all ranks lack memory.
+        RankMismatchError: some hosts lack memory; raised on all ranks.
     """
     host = socket.gethostname()
     num_here = replicas.all_gather_object(host, "the names of hosts").count(host)
@@ -80,7 +80,7 @@ def available_bytes() -> int:
 
 
 def _host_bytes(parameter: nn.Parameter, num_ranks: int, num_states: int, *, pins: bool) -> int:
-    """Return the bytes of a rank's shard; of trainable ones with gradient and states."""
+    """Return the bytes of a rank's shard; trainable parameters count gradient and states, too."""
     size = parameter.element_size()
     if parameter.requires_grad:
         size = max(size, torch.float32.itemsize)
@@ -96,13 +96,13 @@ def planned_options(
     """Return a plan's chunks as options.
 
     Args:
-        plan: of a training, as `moetune.plan` returns it, or the path of a plan file.
-        num_ranks: of the data-parallel group.
-        given: what the caller gave with the plan: the defaults.
+        plan: a training's plan, as `moetune.plan` returns it, or the path of a plan file.
+        num_ranks: ranks of the data-parallel group.
+        given: the caller's other options, which must be the defaults.
 
     Raises:
         InputError: there is no plan, the plan has no chunks or is for another model or number of
-            ranks, or there are other options, too.
+            ranks, or the caller gave other options, too.
     """
     chosen = _plan_of(plan)
     name = f"plan {chosen.id[:6]}"
@@ -130,7 +130,7 @@ def planned_options(
 
 
 def _plan_of(plan: object) -> TrainingDocument:
-    """Return a training's plan: of a view, of itself, or of its file."""
+    """Return a training's plan, given as a view, as the plan, or as the path of its file."""
     given = getattr(plan, "plan", plan)
     if isinstance(given, str | os.PathLike):
         given = read_plan(Path(given))
@@ -144,7 +144,7 @@ def _plan_of(plan: object) -> TrainingDocument:
 
 
 def _check_ranks(plan: TrainingDocument, model: nn.Module, num_ranks: int, name: str) -> None:
-    """Raise InputError unless states and experts are spread over as many ranks as the plan's."""
+    """Raise InputError unless states and experts are spread over the plan's numbers of ranks."""
     layout = plan.layout
     if layout.dp != num_ranks:
         raise InputError(
@@ -160,7 +160,7 @@ def _check_ranks(plan: TrainingDocument, model: nn.Module, num_ranks: int, name:
 
 
 def _check_size(chunks: Chunks, model: nn.Module, name: str) -> None:
-    """Raise InputError where the model has far more or fewer parameters than the plan's."""
+    """Raise InputError if the model has far more or fewer parameters than the plan's model."""
     owners, size = owners_of(named_layers(model)), 0
     for parameter in model.parameters():
         layer = owners.get(id(parameter))

@@ -1,7 +1,7 @@
-"""`moetune.shard`: put a model and its optimizer's states into chunks (Elixir), by FSDP2.
+"""`moetune.shard`: put a model and its optimizer's states into chunks (Elixir) by FSDP2.
 
-It packs modules (`units`), shards each chunk by `fully_shard`, and lets the `cache` say when FSDP2
-gathers and frees them (`model_chunks`). The optimizer steps the shards from then on.
+It packs modules (`units`) and shards each chunk by `fully_shard`. The `cache` decides when FSDP2
+gathers and frees the chunks (`model_chunks`). From then on the optimizer steps the shards.
 """
 
 import os
@@ -56,28 +56,29 @@ def shard(
 ) -> tuple[nn.Module, Optimizer]:
     """Put a model's states into chunks, in place, and return it with its optimizer.
 
-    Modules find their parameters whole when they run; each rank holds 1 / ranks of all states, as
-    DTensors. Gradients are means over the ranks of `group`, even those of a `MoELayer`'s experts,
-    so that steps equal those on the whole batch; they are summed in float32 at least. Clip them
-    with `moetune.clip_grad_norm_`.
+    Modules have whole parameters when they run; each rank holds 1 / ranks of all states, as
+    DTensors. Gradients are means over the ranks of `group`, even for a `MoELayer`'s experts, so
+    that steps equal steps on the whole batch. They are summed in float32 at least. Clip them with
+    `moetune.clip_grad_norm_`.
 
     Args:
         optimizer: a fresh Adam, AdamW or SGD over parameters of the model, which become shards.
-        chunk_bytes: modules in a row travel together up to so many bytes; default 32 MiB.
-        cache_bytes: of the gathered chunks on the device, at least two; default all chunks.
-        offload: shards, gradients and optimizer states are in host memory; shards of a GPU in
-            page-locked memory.
-        group: data-parallel group, default the world. It contains the expert-parallel groups, and
-            no two ranks of a tensor-parallel group.
-        device: of the computation, the process's current GPU or "cpu"; default, that of the
-            parameters.
-        plan: a plan with chunks, or the path of its file: gives chunk_bytes, cache_bytes and
-            offload. Every rank gives the same.
+        chunk_bytes: consecutive modules travel together up to this size; the default is 32 MiB.
+        cache_bytes: bytes of gathered chunks on the device, at least two; the default is all
+            chunks.
+        offload: shards, gradients and optimizer states are in host memory; a GPU's shards are in
+            pinned memory.
+        group: data-parallel group; the default is the world. It contains the expert-parallel
+            groups, and no two ranks of a tensor-parallel group.
+        device: device of the computation, the process's current GPU or "cpu"; the default is the
+            parameters' device.
+        plan: a plan with chunks, or the path of its file; it sets chunk_bytes, cache_bytes and
+            offload. Every rank gives the same plan.
 
     Raises:
-        InputError: there is no process group, the cache is smaller than two chunks, the
-            optimizer of another kind or model, the model sharded already, or the plan without
-            chunks, for another model or another number of ranks.
+        InputError: there is no process group; the cache is smaller than two chunks; the optimizer
+            is of another kind or model; the model is sharded already; or the plan has no chunks, or
+            is for another model or number of ranks.
         RankMismatchError: the ranks have different models, options or plans, or some ranks have
             an InputError; on all ranks.
         AllocationError: the host lacks memory for the offloaded states.
@@ -120,7 +121,7 @@ def _offload_policy(
     replicas: Communicator,
     device: torch.device,
 ) -> OffloadPolicy:
-    """Return where shards are, once all hosts have memory for them."""
+    """Return the policy for where shards are, once all hosts have memory for them."""
     if not options.offload:
         return OffloadPolicy()
     pins = device.type != "cpu"
@@ -129,7 +130,7 @@ def _offload_policy(
 
 
 def _check_torch() -> None:
-    """Raise InputError where torch has no process group, or no FSDP2 whose chunks can have gaps."""
+    """Raise InputError if torch has no process group, or no FSDP2 whose chunks can have gaps."""
     if not (dist.is_available() and dist.is_initialized()):
         raise InputError(
             "moetune.shard needs a process group, also for a single rank",
@@ -144,7 +145,7 @@ def _check_torch() -> None:
 
 
 def _check_current(device: torch.device) -> None:
-    """Raise InputError unless FSDP2 computes on the device: it takes the process's current GPU."""
+    """Raise InputError unless FSDP2 computes on the device: it uses the process's current GPU."""
     if device.type == "cuda" and device.index not in {None, torch.cuda.current_device()}:
         raise InputError(
             f"the model is on {device}, and this process's current GPU is "
@@ -165,7 +166,7 @@ def _described(named: tuple[str, nn.Parameter]) -> str:
 
 
 def _check_plain(model: nn.Module) -> None:
-    """Raise InputError where parameters are sharded, or a plan has placed experts."""
+    """Raise InputError if parameters are sharded already, or a plan has placed experts."""
     name = next((name for name, value in model.named_parameters() if is_dtensor(value)), None)
     if name is not None:
         raise InputError(
@@ -183,7 +184,7 @@ def _in_chunks(
     replicas: Communicator,
     offload_policy: OffloadPolicy,
 ) -> ModelChunks:
-    """Shard a model's modules and experts, whose gathering the chunks' cache rules from now on."""
+    """Shard a model's modules and experts; from now on the chunks' cache controls the gathering."""
     layers = [layer for _, layer in spread_layers(model)]
     experts = {parameter for layer in layers for parameter in layer.experts.parameters()}
     chunks = _packed(model, layers, experts, options, replicas)
@@ -202,7 +203,7 @@ def _in_chunks(
 
     how = {"mp_policy": _policy(experts), "offload_policy": offload_policy}
     shard_experts(model, mesh, how, keeps_placed=False)
-    for chunk in reversed(chunks):  # modules before those that they are in
+    for chunk in reversed(chunks):  # inner modules before outer modules
         if not isinstance(chunk.units[0].module, FSDPModule):
             mine = [named[unit.name] for unit in chunk.units]
             sharded([unit.module for unit in chunk.units], set().union(*mine))
@@ -220,7 +221,7 @@ def _packed(
     options: ShardOptions,
     replicas: Communicator,
 ) -> list[GatheredChunk]:
-    """Return modules in chunks, those of experts in separate chunks where they are sharded."""
+    """Return modules in chunks; sharded experts have separate chunks."""
     packed = in_chunks(find_units(model, experts), chunk_bytes=options.chunk_bytes)
     packed += [
         [_unit_of(model, layer.experts.module)]
@@ -231,7 +232,7 @@ def _packed(
 
 
 def _num_summed(layer: PlannedLayer) -> int:
-    """Return over how many data-parallel ranks a layer has spread its experts."""
+    """Return the number of data-parallel ranks over which a layer has spread its experts."""
     return layer.communicator.num_ranks if layer.expert_parallel == "all_to_all" else 1
 
 
@@ -243,10 +244,10 @@ def _unit_of(model: nn.Module, module: nn.Module) -> Unit:
 
 
 def _policy(parameters: Collection[nn.Parameter]) -> MixedPrecisionPolicy:
-    """Give trainable parameters of two bytes masters, and return how FSDP2 computes with them.
+    """Give trainable two-byte parameters float32 masters, and return FSDP2's compute policy.
 
     Args:
-        parameters: of a single dtype.
+        parameters: parameters of a single dtype.
     """
     dtypes = {parameter.dtype for parameter in parameters}
     if not any(dtype.itemsize < torch.float32.itemsize for dtype in dtypes):
@@ -261,7 +262,7 @@ def _policy(parameters: Collection[nn.Parameter]) -> MixedPrecisionPolicy:
 
 
 def _check_dtypes(named: Mapping[str, Collection[nn.Parameter]]) -> None:
-    """Raise InputError where parameters that are gathered at once have several dtypes."""
+    """Raise InputError if parameters that are gathered together have several dtypes."""
     for name, parameters in named.items():
         dtypes = {str(parameter.dtype) for parameter in parameters}
         if len(dtypes) > 1:
@@ -272,7 +273,7 @@ def _check_dtypes(named: Mapping[str, Collection[nn.Parameter]]) -> None:
 
 
 def _capacity(chunks: Sequence[GatheredChunk], options: ShardOptions) -> int:
-    """Return the number of chunks that the cache may hold; InputError below two."""
+    """Return the number of chunks that the cache may hold; raise InputError below two."""
     if options.cache_bytes is None or not chunks:
         return max(len(chunks), FEWEST_PLACES)
     largest = max(chunk.num_bytes for chunk in chunks)
@@ -289,13 +290,13 @@ def _capacity(chunks: Sequence[GatheredChunk], options: ShardOptions) -> int:
 def _give_shards(
     optimizer: Optimizer, names: Sequence[Sequence[str]], parameters: Mapping[str, nn.Parameter]
 ) -> None:
-    """Let an optimizer step the parameters of a sharded model.
+    """Make an optimizer step the parameters of a sharded model.
 
-    Experts are shards of another mesh than the rest, which torch's fused Adam takes at once, and
-    no kernel of SGD does.
+    Experts are sharded over another mesh than other parameters. torch's fused Adam takes both in
+    one call, and no kernel of SGD does.
 
     Args:
-        names: of the parameters in each of the optimizer's groups.
+        names: parameter names in each of the optimizer's groups.
     """
     for group, listed in zip(optimizer.param_groups, names, strict=True):
         group["params"] = [parameters[name] for name in listed]

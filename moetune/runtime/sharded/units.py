@@ -1,4 +1,4 @@
-"""Modules that read parameters, and the chunks that they make: what FSDP2 gathers at once."""
+"""Modules that read parameters, and the chunks of modules that FSDP2 gathers together."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
@@ -10,17 +10,17 @@ from torch import nn
 from moetune.runtime.moe.planned_layer import PlannedLayer
 
 _WHOLE = PlannedLayer, nn.MultiheadAttention
-"""Modules that read their descendants' parameters without calling these."""
+"""Modules that read their descendants' parameters without calling the descendants."""
 _LISTS = nn.ParameterList, nn.ParameterDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """A module that reads parameters itself, not only through its children.
+    """A module that reads parameters directly, not only through its children.
 
     Args:
-        name: of the module in the model.
-        parameters: by their names in the model.
+        name: name of the module in the model.
+        parameters: the parameters by their names in the model.
     """
 
     name: str
@@ -34,18 +34,18 @@ class Unit:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the parameters."""
+        """The size of the parameters in bytes."""
         return sum(parameter.nbytes for parameter in self.parameters.values())
 
 
 def find_units(model: nn.Module, ignored: Collection[nn.Parameter]) -> tuple[Unit, ...]:
-    """Return the units below a model, in the order in which it registers them.
+    """Return a model's units, in the order in which the model registers them.
 
-    Layers of experts and attention of torch are a unit with everything in them. Parameters of the
-    model itself, and those that several modules read, are in none.
+    An expert layer, or torch's attention, is a unit with everything in it. Parameters of the model
+    itself, and parameters that several modules read, are in no unit.
 
     Args:
-        ignored: parameters that are in no chunk.
+        ignored: parameters that belong to no chunk.
     """
     reads = {module: tuple(_read_by(module)) for module in _modules(model, set())}
     readers = Counter(id(value) for parameters in reads.values() for value in set(parameters))
@@ -83,9 +83,9 @@ def _read_by(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def in_chunks(units: Iterable[Unit], *, chunk_bytes: int) -> list[list[Unit]]:
-    """Return units in their order, as many together as a chunk has bytes for; never of two dtypes.
+    """Return consecutive units with equal dtypes, in chunks of at most `chunk_bytes`.
 
-    A module larger than a chunk is a chunk alone.
+    A module larger than a chunk is a separate chunk.
     """
     chunks: list[list[Unit]] = []
     num_bytes = 0
