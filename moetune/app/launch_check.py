@@ -343,7 +343,7 @@ class LaunchCheck:
     def _change(
         self, best: PricedLayout, priced: PricedLayout | None, *facts: str
     ) -> Better | None:
-        """Return a layout as a change of the launch; None if it saves too little or changes no key."""
+        """Return a layout as a change; None if it saves too little or changes no key."""
         step, factor = None if priced is None else priced.step.seconds, factor_of(self.calibration)
         if step is not None and best.step.seconds > step * (1 - LEAST_SAVED):
             return None
