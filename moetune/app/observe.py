@@ -150,7 +150,7 @@ def observe(
 
 
 def keep(store: "SqlStore", observed: Observed) -> Observed:
-    """Store an observed run; return it with its model's next calibration; the store raises."""
+    """Store an observed run, and return it with its model's next calibration."""
     number = store.add_observed_run(observed.run)
     run, target = observed.run, observed.prediction.target
     stored = store.observed_runs(profile_fingerprint=run.profile_fingerprint)
