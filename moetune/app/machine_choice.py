@@ -146,7 +146,7 @@ def compare_machines(
 
 
 def _solved(planner: Planner, questions: Sequence[_Asked], advance: Advance) -> Iterator[Choice]:
-    """Yield the choices in their order, solved in as many processes as there are cores."""
+    """Yield the choices in their order, solved in a process for each core."""
     num_processes = min(len(questions), len(os.sched_getaffinity(0)))
     with (
         closing(SolverPool(_PATIENCE, num_processes=num_processes)) as pool,

@@ -161,8 +161,8 @@ def keep(store: "SqlStore", observed: Observed) -> Observed:
 def counted_bytes(memory: TrainingMemory, scope: MemoryScope) -> int:
     """Return the predicted bytes of the memory that an observed peak counts.
 
-    "device" counts all except the room for uneven routing, which a run may not need. "reserved" is
-    without libraries; "allocated" is without the allocator's fragmentation, too.
+    "device" counts all except the room for uneven routing, which a run may not need. "reserved"
+    also leaves out libraries, and "allocated" leaves out libraries and fragmentation.
     """
     left_out = {"device": (), "reserved": ("libraries",),
                 "allocated": ("libraries", "fragmentation")}[scope]  # fmt: skip

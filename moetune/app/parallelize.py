@@ -43,9 +43,9 @@ def parallelize(
 ) -> "ParallelModel":
     """Spread a model over the ranks as a training plan says; all ranks call this together.
 
-    The model is a decoder as one process would run it: called with tokens (B, S), it returns a
-    tensor (B, …) such as logits, and calls blocks of an `nn.ModuleList` one after another, as in
-    `x = block(x)`, where x is (B, S, D) and further arguments may follow. Layers of experts are
+    The model is a decoder as a single process would run it. Called with tokens (B, S), it returns a
+    tensor (B, …) such as logits. It calls blocks of an `nn.ModuleList` in sequence, as in
+    `x = block(x)`: x is (B, S, D), and further arguments may follow. Layers of experts are
     `moetune.MoELayer` or experts of transformers that `moetune.adapt` knows. Of the plan come:
 
     - the DeviceMesh, `ranks.mesh`, with dimensions "pp", "dp" and "tp", and all groups;

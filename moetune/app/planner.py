@@ -103,7 +103,7 @@ class Planner:
             profile: its name; None for the default profile.
 
         Raises:
-            InputError: a value is wrong, or one is missing.
+            InputError: a value is wrong or missing.
             InfeasiblePlanError: nothing satisfies the pins or the memory limit.
             ProfileError: there is no such profile, or it lacks an operation.
         """

@@ -1,8 +1,8 @@
 """Processes that solve plans under limits, and turns for equal work.
 
 A service solves in processes, as a thread cannot be stopped, nor its memory in numpy limited.
-Each executor has a single process, which solves a question at a time. If the answer is late or too
-large, or nobody waits for it any more, the pool kills the process and starts another in its place.
+Each executor has a single process, which solves a question at a time. The pool kills and replaces
+a process whose answer is late, is too large, or has nobody waiting for it.
 """
 
 import copyreg

@@ -16,7 +16,7 @@ def software_here() -> dict[str, str]:
 
 
 def is_of_this_processor(profile: Profile, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Return whether a profile was measured on a host with this one's processor.
+    """Return whether a profile was measured on a host with the same processor as this host.
 
     A laptop that plans for a cluster also has other software, but no profile is stale there.
     """

@@ -1,4 +1,4 @@
-"""Timelines of a plan, predicted and recorded, as one Chrome trace (`moetune trace`).
+"""Timelines of a plan, predicted and recorded, as a single Chrome trace (`moetune trace`).
 
 Perfetto and chrome://tracing show the events. The prediction and each rank are processes of the
 trace, and their streams are threads. Both have names, and numbers that viewers sort by.

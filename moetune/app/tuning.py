@@ -151,7 +151,7 @@ class StudyTuner:
         self._trying: Decision | None = None
 
     def begin(self, task: TuningTask) -> Decision | Settled:
-        """Begin a search, or continue the one in its file."""
+        """Begin a search, or continue the search in its file."""
         how = task.memory_reuse or "planned"
         name = f"{task.plan.id[:16]}-{self._hardware_id}-{how}-{task.tokens_per_rank}"
         self._task = task

@@ -144,7 +144,7 @@ class LayerSubject(PricedPlan):
         return plan_step(plan=self.plan, costs=slowed(self.costs, slowdown)).seconds
 
     def neighbours(self) -> Iterator[Neighbour]:
-        """Yield one chunk more and less, other strategies, and more memory."""
+        """Yield a chunk more and less, other strategies, and 1 GiB more memory."""
         yield from self._degrees()
         for row in self.strategies:
             if row.strategy != self.plan.memory.strategy:
