@@ -46,7 +46,7 @@ def parallelize(
     The model is a decoder as a single process would run it. Called with tokens (B, S), it returns a
     tensor (B, …) such as logits. It calls blocks of an `nn.ModuleList` in sequence, as in
     `x = block(x)`: x is (B, S, D), and further arguments may follow. Layers of experts are
-    `moetune.MoELayer` or experts of transformers that `moetune.adapt` knows. Of the plan come:
+    `moetune.MoELayer` or experts of transformers that `moetune.adapt` knows. The plan decides:
 
     - the DeviceMesh, `ranks.mesh`, with dimensions "pp", "dp" and "tp", and all groups;
     - pipeline stages: each has some blocks; the first also has the modules before them, the last
@@ -75,22 +75,22 @@ def parallelize(
         model: the whole model on every rank; do not use it afterwards. Give
             `communicator=moetune.OneRank()` to its layers of experts if the number of experts is
             not a multiple of the number of ranks.
-        plan: of `moetune plan --target moetune`, as a file, an id or a view; the
-            first rank reads it.
+        plan: a plan of `moetune plan --target moetune`, as a file, an id or a view; the first rank
+            reads it.
         loss_of: returns the mean loss over the tokens of a micro-batch's outputs and targets.
         blocks: name of the `nn.ModuleList`; default, the list with layers of experts.
         balance: weight of the mean of all layers' balance losses, added to the gradients alone.
         seed: seed of the initial values of a model on the meta device.
         db: the store that has the plan of an id; default, the store of the command line.
-        timeout: of every wait for other ranks; default, torch's.
+        timeout: longest wait for other ranks; default, torch's timeout.
 
     Returns:
         The object that a training loop calls: `backward`, `evaluate`, `total_loss`, `optimizer`,
         `clip_grad_norm_`, `state_dict`, `load_state_dict`, `local_batch`.
 
     Raises:
-        InputError: there is no process group, or no such plan; it is for another runtime, model or
-            number of ranks; or the model cannot be cut into its stages. On all ranks.
+        InputError: on all ranks, if there is no process group or no such plan; if the plan is for
+            another runtime, model or number of ranks; or if its stages cannot cut the model.
         CollectiveError: a rank left.
     """
     import torch.distributed as dist
