@@ -81,8 +81,8 @@ def profile_in_toml(document: Mapping[str, object]) -> Profile:
     """Return the profile in the plain values of a profile file.
 
     With `base = "NAME"` the file's keys replace those of the reference profile NAME, tables key by
-    key. `[scaled]` gives the ratios of the two machines' peaks. Only reference profiles can be a
-    base: no other file is read.
+    key. `[scaled]` gives the peaks of both machines, whose ratios scale the base's times. Only
+    reference profiles can be a base: no other file is read.
 
     Raises:
         InputError: the message names the key.

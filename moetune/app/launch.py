@@ -3,7 +3,7 @@
 `python -m moetune.app.launch` is a started rank: it gets the call through a pipe, joins the
 process group, and sends messages, the result or an error back. Its output goes to an unnamed file,
 so nothing is left when any process is killed. `torch.multiprocessing` would import the caller's
-program again in every rank, which few scripts and no notebooks are written for.
+program again in every rank, and scripts and notebooks would have to be written for that.
 """
 
 import datetime as dt
@@ -68,7 +68,7 @@ def run_on_ranks(
 
     Inside a launch this process is a rank and calls the function itself. Otherwise it starts
     `num_ranks` processes, each with its share of the cores and a thread for each core. They end
-    with this call or with this process, even if it is killed.
+    with this call or with this process, even if this process is killed.
 
     Args:
         function: defined at the top level of a module. With several ranks torch.distributed is
@@ -225,7 +225,7 @@ def _receive(rank: _Rank, on_message: Send) -> None:
 
 
 def _error(ranks: Sequence[_Rank]) -> MoetuneError:
-    """Return the likely cause: an error of a rank's code, else a killed rank, else a collective."""
+    """Return the likely cause: a rank's error, else a killed rank, else a failed collective."""
     raised = [rank.error for rank in ranks if rank.error is not None]
     causes = [error for error in raised if not isinstance(error, CollectiveError)]
     died = [rank for rank in ranks if rank.has_ended and rank.process.returncode and not rank.error]

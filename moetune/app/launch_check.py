@@ -206,7 +206,7 @@ class LaunchCheck:
 
     @property
     def _refuses_job(self) -> bool:
-        """Whether the runtime refuses the job in every layout, such as its optimizer's dtype."""
+        """Whether the runtime refuses the job in every layout, such as for an optimizer's dtype."""
         reading, site = self.reading, site_of(self.profile)
         plain = [FoldedLayout(dp=reading.job.world_size, zero=zero) for zero in reading.target.zero]
         broken = [

@@ -120,7 +120,7 @@ def check_fingerprint(profile: Profile, sent: str | None) -> None:
 
 
 def profile_name(profile: object) -> str:
-    """Return the profile's name in a request from another machine; raise InputError for a path."""
+    """Return a request's profile name; raise InputError if it is a path or not a name."""
     if not isinstance(profile, str) or not profile or is_path(profile):
         raise InputError(
             f"profile must be a name, got {shown(profile)}",

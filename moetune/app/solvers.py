@@ -85,7 +85,7 @@ class SolverPool:
             self._answer(process, int, _nobody)
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function in a process and return its result; pickle carries both.
+        """Return the result of a function that runs in a process; arguments and result are pickled.
 
         Raises:
             MoetuneError: the function raised it.
@@ -123,7 +123,7 @@ class SolverPool:
         )
 
     def _end(self, process: ProcessPoolExecutor, *, waits: bool = False) -> None:
-        """Kill a process; `waits` until its executor has ended, so that Python may exit."""
+        """Kill a process; with `waits`, wait until its executor has ended, so that Python exits."""
         with self._lock:
             self._running.discard(process)
         # Executors have no public way to kill before Python 3.14.

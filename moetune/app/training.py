@@ -175,7 +175,7 @@ def _with_price(
 
 
 def _search(request: TrainingRequest, profile: Profile, *, asks_runtime: bool = True) -> _Solved:
-    """Return the best layout as a plan; `asks_runtime` False also allows what it would refuse."""
+    """Return the best layout's plan; without `asks_runtime`, also layouts the runtime refuses."""
     limit = request.memory_limit_bytes or usable_bytes(profile.machine)
     with sound_numbers(profile.name):
         costs = costs_of(profile, allow_modelled=True)

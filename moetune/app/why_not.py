@@ -115,7 +115,7 @@ def answer_why_not(subject: Subject, question: WhyNot) -> WhyNotAnswer:
 
     Raises:
         InputError: a value is not possible, or the plan has no such choice.
-        ProfileError: profile and plan both lack the choice, or the profile lacks an operation.
+        ProfileError: the profile lacks an operation; or is missing, and the plan lacks the choice.
     """
     asked, choice = subject.asked(question), subject.choice
     answer = WhyNotAnswer(

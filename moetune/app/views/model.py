@@ -167,7 +167,7 @@ def _memory(plan: TrainingDocument) -> Section:
 
 
 def _front(plan: TrainingDocument) -> Table:
-    """Return the front, with the memory and time that each layout adds and saves to the last."""
+    """Return the front, with the memory that each layout adds and the time that it saves."""
     limit, rows = plan.inputs.memory_limit_bytes, []
     for before, answer in zip((None, *plan.front), plan.front, strict=False):
         peak, step = answer.memory.peak_bytes, answer.predicted.step_seconds

@@ -27,7 +27,7 @@ def stored_plans_table(
     Args:
         empty: text if there are no plans.
         num_more: number of further plans that are not in `plans`.
-        address: returns a page's address from "plans" and an id, or "profiles" and a name.
+        address: returns a page's address from its kind and an id or a name; None without pages.
     """
     return Table(
         name="plans",
