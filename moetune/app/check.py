@@ -1,4 +1,4 @@
-"""A launch checked on a profile's machine, of a file or of a text, and written with a change."""
+"""Check of a launch, from a file or a text, on a profile's machine, and the file with a change."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -28,14 +28,14 @@ def check_file(
     planner: Planner, file: Path, text: str, asked: Asked, *, profile: str | None = None,
     budget: Budget | None = None,
 ) -> Checked:  # fmt: skip
-    """Return the check of a launch file with that text, on a profile's machine.
+    """Return the check of a launch `file`, whose content is `text`, on a profile's machine.
 
     Args:
-        profile: its name; None for the planner's own, or the default one.
-        budget: of the whole training; None where nothing is asked of it.
+        profile: its name; None for the planner's profile, else the default profile.
+        budget: tokens and price of the whole training; None if they are not asked for.
 
     Raises:
-        InputError: it is a plan or of an unknown kind, or something of it is missing.
+        InputError: the file is a plan, is of an unknown kind, or lacks something.
         ProfileError: there is no such profile, or it lacks an operation.
     """
     if is_plan_text(text):
@@ -53,7 +53,7 @@ def check_file(
 def checked_on(
     file: Path, text: str, asked: Asked, profile: Profile, runs: Sequence[ObservedRun] = ()
 ) -> Checked:
-    """Return the check of a launch file on a profile's machine, as of `check_file`."""
+    """Return the check of a launch file on a profile's machine; errors: see `check_file`."""
     launch = _opened(file, text, asked, profile)
     reading = launch.reading
     with sound_numbers(profile.name):
@@ -62,6 +62,7 @@ def checked_on(
 
 
 def _opened(file: Path, text: str, asked: Asked, profile: Profile) -> LaunchFile:
+    """Return the parsed launch; raise InputError for too deep nesting or too many ranks."""
     width = site_of(profile).devices_per_node
     try:
         launch = open_launch(file.name, text, replace(asked, devices_per_node=width))
@@ -74,13 +75,13 @@ def _opened(file: Path, text: str, asked: Asked, profile: Profile) -> LaunchFile
 
 
 def written_change(checked: Checked, text: str, asked: Asked, take: str) -> Copy:
-    """Return a checked file with one of the changes, which is read again to prove it.
+    """Return a copy of a checked file with a change, after reading the copy again as a proof.
 
     Args:
         take: its number in `better`, or "best".
 
     Raises:
-        InputError: there is no such change, or the file's lines cannot have it.
+        InputError: there is no such change, or the file's lines cannot express it.
     """
     choices = {str(number): better for number, better in enumerate(checked.better, start=1)}
     if checked.best is not None:
@@ -115,23 +116,23 @@ _KINDS = (
     (".toml", r"(?m)^\[[\w.-]+\]\s*$"),
     (".yaml", r"(?m)\A(?:\s*(?:#.*)?\n|---\n)*[\w-]+:(?:\s|$)"),
 )
-"""Beginnings or lines of a text, by the ending of such files."""
+"""The file name's ending, and a pattern that only texts of such files match."""
 ASKED = ("model", "world_size", "target", *BUDGET_FIELDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchText:
-    """A launch file's text, and what the file leaves open.
+    """A launch file's text, and answers to what the file leaves open.
 
     Args:
-        text: of the file, which is read and never run.
-        name: of the file, whose ending says its kind; "" to tell it by the text.
-        profile: name of the machine's profile; None for the default one.
-        model: a name of the list; None for the file's own.
-        arguments: words that the script gets.
-        values: of variables that it takes from its environment.
+        text: the file's content, which is read and never run.
+        name: the file's name, whose ending says its kind; "" to infer the kind from the text.
+        profile: name of the machine's profile; None for the default profile.
+        model: a name that `moetune models list` has; None for the file's model.
+        arguments: command-line arguments of the script.
+        values: environment variables that the script reads.
         train_tokens: a number, or a text with a unit such as "1T".
-        price, utilization: as of `moetune.plan`.
+        price, utilization: as in `moetune.plan`.
     """
 
     text: str
@@ -148,11 +149,11 @@ class LaunchText:
 
 
 def check_text(planner: ServicePlanner, sent: LaunchText) -> Checked:
-    """Return the check of a launch's text, for which no file of this machine is read.
+    """Return the check of a launch's text, without reading any file of this machine.
 
     Raises:
-        InputError, ProfileError: as of `check_file`, or the text names a file.
-        SolveLimitError: it takes too long.
+        InputError, ProfileError: those of `check_file`, or the text names a file.
+        SolveLimitError: the check takes too long.
     """
     given = {name: value for name in ASKED if (value := getattr(sent, name)) is not None}
     with spelled(AS_ARGUMENTS):
@@ -172,7 +173,7 @@ def check_text(planner: ServicePlanner, sent: LaunchText) -> Checked:
 
 
 def name_of(text: str) -> str:
-    """Return the name that a pasted launch would have: a script's where nothing else is seen."""
+    """Return a file name for a pasted launch: "launch.sh" unless the text is of another kind."""
     if text.startswith("#!"):
         return "launch.sh"
     kinds = (ending for ending, look in _KINDS if re.search(look, text))

@@ -1,4 +1,4 @@
-"""How two plans of a kind differ, in words: what was asked, the step, the choice and its memory."""
+"""Sentences on how two plans of a kind differ: the question, the step, the choice, its memory."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -47,7 +47,7 @@ def compare(before: AnyPlan, after: AnyPlan) -> Iterator[str]:
 
 
 def changed_inputs(before: AnyPlan, after: AnyPlan) -> Iterator[str]:
-    """Yield what was asked of the second plan alone: "8 ranks instead of 4", "--tp 2"."""
+    """Yield how the second plan's question differs: "8 ranks instead of 4", "--tp 2"."""
     then, now = _asked(before), _asked(after)
     for key in dict.fromkeys((*then, *now)):
         if key not in now:
@@ -60,6 +60,7 @@ def changed_inputs(before: AnyPlan, after: AnyPlan) -> Iterator[str]:
 
 
 def _asked(plan: AnyPlan) -> Mapping[str, str]:
+    """Return a plan's inputs in words, keyed by the format string that prints each input."""
     inputs, limit = plan.inputs, plan.inputs.memory_limit_bytes
     named = _of_model(plan) if plan.kind == "training" else _of_layer(plan)
     return {
@@ -126,7 +127,7 @@ def _step(before: AnyPlan, after: AnyPlan) -> str:
 
 
 def _run(before: AnyPlan, after: AnyPlan) -> Iterator[str]:
-    """Yield the whole training where both plans have the tokens of it."""
+    """Yield days and cost of the whole training if both plans know its tokens."""
     if before.kind != "training" or after.kind != "training" or not (before.run and after.run):
         return
     was, now = (format_days(plan.run.days.predicted) for plan in (before, after) if plan.run)

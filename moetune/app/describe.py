@@ -1,4 +1,4 @@
-"""A machine by description as a profile file, with a reference machine for all that is not said."""
+"""A described machine as a profile file; a reference machine stands in for the rest."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -24,23 +24,23 @@ from moetune.report.section import plural
 _NODES_OF = re.compile(r"(\w+)-(?:x4|x8|nvl72)")
 _SXM = re.compile(r"[ -]?sxm\d?$")
 _FASTEST_PCIE = 64e9
-"""Bytes a second, one way, that no link of PCI Express 5 reaches."""
+"""Bytes a second in each direction; every PCI Express 5 link is slower."""
 _BY_HAND = "or write a file with a base and [scaled] peaks: docs/profile-file.md of moetune has one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """A machine as people know it; rates and sizes are texts with units, as they are written.
+    """A machine as people describe it; rates and sizes are texts with units, such as "80GB".
 
     Args:
-        gpu: of a reference machine, such as "h100".
-        nics: network cards of a node; None with one node, or for those of the reference.
-        nic_rate: of one card, one way: "400Gbit/s".
-        memory: of one GPU, for a process: "80GB".
-        link_rate: of one GPU to the others of its node, one way: "450GB/s".
+        gpu: GPU of a reference machine, such as "h100".
+        nics: network cards of a node; None, with a single node, for the reference machine's cards.
+        nic_rate: rate of a card in each direction: "400Gbit/s".
+        memory: bytes of a GPU that a process may use: "80GB".
+        link_rate: rate in each direction from a GPU to the others of its node: "450GB/s".
 
     Raises:
-        InputError: a rate or a size has no unit, or cards are described by halves.
+        InputError: a rate or a size has no unit, or only one of `nics` and `nic_rate` is given.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Description:
 
     @property
     def is_on_pcie(self) -> bool:
-        """Whether the links that are described are too slow for any others."""
+        """Whether the described links are so slow that they must be PCI Express."""
         return bool(self.link_rate) and parse_rate(self.link_rate) < _FASTEST_PCIE
 
 
@@ -77,7 +77,7 @@ class Described:
     """A profile file of a described machine.
 
     Args:
-        stand_ins: what the reference machine stands in for, in words.
+        stand_ins: sentences on what the reference machine stands in for.
     """
 
     profile: Profile
@@ -87,7 +87,7 @@ class Described:
 
 
 def gpus() -> Mapping[str, str]:
-    """Return the reference machine of each GPU that has whole nodes, by the GPU's name."""
+    """Return the name of the reference machine of whole nodes for each GPU, by the GPU's name."""
     matches = ((name, _NODES_OF.fullmatch(name)) for name in bundled_profiles())
     return MappingProxyType({match[1]: name for name, match in matches if match})
 
@@ -112,7 +112,7 @@ def reference_of(gpu: str) -> Profile:
 
 
 def _is_named(gpu: str, chip: Chip, machines: Mapping[str, str]) -> bool:
-    """Return whether a text is a chip's name, or its device's: other words may be other boards."""
+    """Return whether a text is exactly a chip's or device's name; more words may mean another."""
     text = re.sub(r"[^a-z0-9]", "", gpu.lower())
     device = re.sub(r"[^a-z0-9]", "", reference_profile(machines[chip.name]).machine.device.lower())
     short = chip.name.removesuffix("x").removeprefix("rtx")
@@ -136,6 +136,7 @@ def _link(base: Profile) -> float:
 
 
 def _stand_ins(description: Description, base: Profile) -> Iterator[str]:
+    """Yield what a reference machine stands in for, as the description does not say it."""
     machine, rate = base.machine, format_rate(_link(base))
     yield f"GEMMs of {machine.device}"
     ratio = ", by the ratio of the rates" if description.link_rate else ""
@@ -201,7 +202,7 @@ def _network_lines(description: Description) -> Iterator[str]:
 
 
 def check_new(path: Path, *, force: bool) -> None:
-    """Raise InputError unless `--profile` takes the file by its name, and nothing is replaced."""
+    """Raise InputError unless the name ends in .toml and no file is replaced without `force`."""
     if path.suffix != ".toml":
         raise InputError(f"{path} does not end in .toml", f"name it {path.with_suffix('.toml')}")
     if path.exists() and not force:

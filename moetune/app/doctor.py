@@ -23,8 +23,8 @@ class StoreReport:
     """State of the database.
 
     Args:
-        revision: of its schema; None where there is no database yet, or it cannot be read.
-        wanted: revision that this version needs; None where the database cannot be read.
+        revision: of its schema; None if there is no database yet, or it cannot be read.
+        wanted: revision that this version needs; None if the database cannot be read.
     """
 
     location: str
@@ -40,8 +40,8 @@ class Diagnosis:
     """The result of `moetune doctor`.
 
     Args:
-        versions: by package; "not installed" for absent ones.
-        cluster: as one rank sees it; None where it could not be detected.
+        versions: version of each package; "not installed" for an absent package.
+        cluster: as a single rank sees it; None if it could not be detected.
     """
 
     versions: Mapping[str, str]
@@ -61,7 +61,7 @@ class Diagnosis:
 
 
 def examine(configuration: Configuration) -> Diagnosis:
-    """Return the diagnosis of this machine; problems are a part of it and not raised."""
+    """Return the diagnosis of this machine; it holds problems instead of raising them."""
     cluster, problem, settings = None, None, configuration.settings
     try:
         cluster = wiring.detect_cluster()

@@ -1,4 +1,4 @@
-"""Exports of plan files: reading, the model and the machine behind them, and the document."""
+"""Export of a training plan as the configuration of its runtime, with warnings."""
 
 import re
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ class ExportDocument:
 
     Args:
         plan: its id.
-        version: of the runtime whose keys these are.
+        version: version of the runtime that reads these keys.
         text, file_name, launch, not_expressed: see `Export`.
     """
 
@@ -44,15 +44,15 @@ class ExportDocument:
 def export_plan(
     plan: TrainingDocument, *, to: str, model: str | None, stores: StoreFinder
 ) -> ExportDocument:
-    """Return what a runtime reads for a training plan.
+    """Return the runtime's configuration for a training plan.
 
     Args:
-        to: the target's name, with a version or without: "megatron@0.16". Without one it is the
-            plan's own where the plan is for that runtime, else the newest.
-        model: the plan's model where its name alone does not find it: a `config.json`.
+        to: the target's name, with a version or without: "megatron@0.16". The default is the plan's
+            version if the plan is for that runtime, else the newest.
+        model: the `config.json` of the plan's model, if the model has no name in the list.
 
     Raises:
-        InputError: the target is unknown, or the model is another one.
+        InputError: the target is unknown, or `model` is not the plan's model.
         InfeasiblePlanError: the target cannot run the layout.
     """
     inputs, name = plan.inputs, f"plan {plan.id[:6]}"

@@ -1,6 +1,6 @@
-"""Profile files (TOML) and plan files (JSON): reading with the place of an error, atomic writing.
+"""Profile files (TOML) and plan files (JSON): errors with their place, and atomic writing.
 
-What is read of `profile_to_toml(…)`, and of a plan's `text`, is equal to what was written.
+Reading `profile_to_toml(…)`, or a plan's `text`, gives a value equal to the written value.
 """
 
 import dataclasses
@@ -44,14 +44,14 @@ _UNIQUE: Mapping[str, tuple[str, ...]] = {
     "copy": ("direction", "pinned", "both_ways"),
     "rows": ("op", "dtype"),
 }
-"""Keys of a table, of which no two rows have all in common: the second would not count."""
+"""Keys that identify a row of a table: of two rows with equal keys the second would not count."""
 
 
 def load_profile_file(path: Path) -> Profile:
     """Return the profile in a TOML file: see `profile_in_toml`.
 
     Raises:
-        InputError: it is missing or no profile; the message names the file and the line or key.
+        InputError: it is missing or not a profile; the message names the file and the line or key.
     """
     document = parse_toml(read_text(path, "profile"), f"profile {path}")
     try:
@@ -80,9 +80,9 @@ def parse_toml(text: str, where: str) -> dict[str, object]:
 def profile_in_toml(document: Mapping[str, object]) -> Profile:
     """Return the profile in the plain values of a profile file.
 
-    With `base = "NAME"` the file has what differs from the reference profile of that name: each of
-    its keys instead of the base's, tables key by key; `[scaled]` compares the two machines.
-    No other file than a reference profile's is read.
+    With `base = "NAME"` the file's keys replace those of the reference profile NAME, tables key by
+    key. `[scaled]` gives the peaks of both machines, whose ratios scale the base's times. Only
+    reference profiles can be a base: no other file is read.
 
     Raises:
         InputError: the message names the key.
@@ -100,6 +100,7 @@ def profile_in_toml(document: Mapping[str, object]) -> Profile:
 
 
 def _on_base(stated: Mapping[str, object], base: Profile, scaled: object) -> Profile:
+    """Return the profile of a file's `stated` keys over a base, which `scaled` adapts first."""
     per_node = _per_node(stated) or base.machine.devices_per_node
     values = in_si(stated, devices_per_node=per_node)
     if scaled is not None:
@@ -134,7 +135,7 @@ def _base_of(name: object) -> Profile:
 
 @cache
 def reference_profile(name: str) -> Profile:
-    """Return a reference profile, read once: it does not change, and reading takes long."""
+    """Return a reference profile; the process reads its file once, as that takes long."""
     return load_profile_file(bundled_profiles()[name])
 
 
@@ -165,12 +166,12 @@ def load_plan_file(path: Path) -> AnyPlan:
 
 
 def profile_to_toml(profile: Profile) -> str:
-    """Return the profile file, without values that equal their default and without empty tables."""
+    """Return the profile file's text, without default values and without empty tables."""
     return "\n".join(_profile_lines(profile)) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file atomically, a device or a pipe directly; raise InputError where that fails."""
+    """Write a file atomically, but a device or a pipe directly; raise InputError on failure."""
     target = path.resolve()
     try:
         if target.exists() and not target.is_file() and not target.is_dir():
@@ -187,7 +188,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def bundled_profiles() -> dict[str, Path]:
-    """Return the files of the reference profiles by name, from the package or the checkout."""
+    """Return the reference profiles' files by name, from the package or the checkout."""
     for folder in (_PACKAGE / "_profiles", _PACKAGE.parent / "profiles"):
         if folder.is_dir():
             return dict(sorted((file.stem, file) for file in folder.glob("*.toml")))
@@ -195,10 +196,10 @@ def bundled_profiles() -> dict[str, Path]:
 
 
 def read_text(path: Path, what: str) -> str:
-    """Return the text of a file, which errors call `what`.
+    """Return the text of a file; error messages call the file `what`.
 
     Raises:
-        InputError: it cannot be read, is larger than 16 MiB, is not UTF-8, or a pointer of Git LFS.
+        InputError: it cannot be read, is larger than 16 MiB, not UTF-8, or a Git LFS pointer.
     """
     try:
         with path.open("rb") as file:  # a device may never end
@@ -264,7 +265,7 @@ def _pairs(values: Mapping[str, object]) -> Iterator[str]:
 
 
 def toml_value(value: object) -> str:
-    """Return a plain value as TOML has it."""
+    """Return a plain value in TOML's notation."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):
@@ -285,7 +286,7 @@ def _key(key: str) -> str:
 
 
 def is_plan_path(wanted: str) -> bool:
-    """Return whether a text names a plan's file, and not its id."""
+    """Return whether a text names a plan's file and not a plan's id."""
     return wanted.endswith(".json") or "/" in wanted
 
 
@@ -297,7 +298,7 @@ def find_plan(wanted: str | os.PathLike[str], *, stores: StoreFinder) -> AnyPlan
             beginning.
 
     Raises:
-        InputError: the file is missing, a folder or broken, or no plan or several have such an id.
+        InputError: the file is missing, a folder or broken; or no plan, or several, match the id.
     """
     text, path = os.fspath(wanted), Path(wanted).expanduser()
     if not isinstance(wanted, str) or is_plan_path(text) or path.is_file():

@@ -1,9 +1,9 @@
-"""Launch of a function on several ranks of this machine, or on this rank of `torchrun`.
+"""Launch of a function on several ranks of this machine, or on this rank under `torchrun`.
 
-`python -m moetune.app.launch` is one started rank: it gets the call through a pipe, joins the
-process group, and sends messages, result or error back. Its output is a file without a name, so
-that nothing is left of it whoever is killed. `torch.multiprocessing` would import the caller's
-program anew in every rank, which a script or a notebook must be written for.
+`python -m moetune.app.launch` is a started rank: it gets the call through a pipe, joins the
+process group, and sends messages, the result or an error back. Its output goes to an unnamed file,
+so nothing is left when any process is killed. `torch.multiprocessing` would import the caller's
+program again in every rank, and scripts and notebooks would have to be written for that.
 """
 
 import datetime as dt
@@ -40,18 +40,18 @@ _HERE = "127.0.0.1"
 _KEEPS_BLOCKS: Mapping[str, str] = MappingProxyType({
     "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": f"{2**31 - 1}",
 })  # fmt: skip
-"""glibc returns freed large blocks to the system, and touching new pages costs a CPU rank more than
-many of the operations that fill them. No effect with another C library."""
+"""Keeps glibc from returning large freed blocks to the system: on a CPU rank, touching new pages
+costs more than many operations that fill them. Other C libraries ignore these variables."""
 _MEETS_LAUNCHER: Mapping[str, str] = MappingProxyType({
     "MASTER_ADDR": _HERE, "GLOO_SOCKET_IFNAME": "lo", "TORCHELASTIC_USE_AGENT_STORE": "True",
     "TORCHELASTIC_RESTART_COUNT": "0",
 })  # fmt: skip
-"""Variables of all ranks, which are clients of the store of the process that started them."""
+"""Environment of every rank: ranks connect to the TCPStore of the process that started them."""
 
 Send = Callable[[Any], object]
-"""Takes a message that a rank sends while it works."""
+"""Function that takes a message, which a rank sends while it works."""
 RankFunction = Callable[[Any, Send], Any]
-"""Takes the argument, and the function to send messages with."""
+"""Function that runs on a rank with an argument and a function to send messages."""
 
 
 def run_on_ranks(
@@ -66,18 +66,18 @@ def run_on_ranks(
 ) -> Any:  # noqa: ANN401 - whatever the function returns on rank 0
     """Call `function(argument, send)` on every rank and return the result of rank 0.
 
-    Inside a launch this process is a rank and calls the function itself. Otherwise `num_ranks`
-    processes are started, each with its share of the cores and as many threads. All of them end
-    with this call, and with this process, even when it is killed.
+    Inside a launch this process is a rank and calls the function itself. Otherwise it starts
+    `num_ranks` processes, each with its share of the cores and a thread for each core. They end
+    with this call or with this process, even if this process is killed.
 
     Args:
-        function: at the top level of a module. With several ranks torch.distributed is
-            initialised when it is called.
+        function: defined at the top level of a module. With several ranks torch.distributed is
+            initialised before the call.
         on_message: called with each message that a rank sends, while the ranks work.
-        oversubscribe: ranks may share a core; never a GPU.
+        oversubscribe: whether ranks may share a core; they never share a GPU.
 
     Raises:
-        InputError: fewer CUDA devices or cores than ranks.
+        InputError: there are fewer CUDA devices or cores than ranks.
         CollectiveError: a rank died.
         MoetuneError: the error that a rank raised.
     """
@@ -88,7 +88,7 @@ def run_on_ranks(
         return function(argument, on_message)
     _check_room(num_ranks, oversubscribe=oversubscribe)
     call = f"{function.__module__}:{function.__qualname__}", argument
-    # The ranks meet at this process, whose port nobody can take before them.
+    # The ranks meet at this process, whose open port no other program can take.
     meeting = dist.TCPStore(  # type: ignore[attr-defined] # it is documented
         _HERE, 0, is_master=True, wait_for_workers=False
     )
@@ -106,7 +106,7 @@ def run_on_ranks(
 
 
 def _check_room(num_ranks: int, *, oversubscribe: bool) -> None:
-    """Raise InputError unless every rank has a device, or a core, of its own."""
+    """Raise InputError unless there is a device, or a core, for every rank."""
     if torch.cuda.is_available():
         if num_ranks > (count := torch.cuda.device_count()):
             raise InputError(
@@ -137,8 +137,8 @@ def _device_of(launch: Launch | None) -> torch.device:
 def leave(code: int) -> NoReturn:
     """End this rank after its work with `os._exit`, which skips the interpreter's shutdown.
 
-    A thread of gloo may still hold the tensors of its last operation, above all those of a
-    DistributedDataParallel; freeing them while the interpreter shuts down aborts the process
+    A gloo thread may still hold the tensors of its last operation, above all those of
+    DistributedDataParallel. Freeing them while the interpreter shuts down aborts the process
     (pytorch/pytorch#190489).
     """
     logging.shutdown()
@@ -148,7 +148,7 @@ def leave(code: int) -> NoReturn:
 
 
 def cores_of(rank: int, num_ranks: int, cores: Sequence[int]) -> tuple[int, ...]:
-    """Return a rank's share of the cores; shares are disjoint where there are enough cores."""
+    """Return a rank's share of the cores; shares are disjoint if there are enough cores."""
     if num_ranks > len(cores):
         return (cores[rank % len(cores)],)
     return tuple(cores[rank * len(cores) // num_ranks : (rank + 1) * len(cores) // num_ranks])
@@ -168,7 +168,7 @@ class _Rank:
 
 
 def _start(ranks: list[_Rank], num_ranks: int, environ: Mapping[str, str]) -> None:
-    """Start every rank and append it to `ranks`, which the caller ends even after an error here."""
+    """Start every rank and append it to `ranks`; the caller ends them, even after an error here."""
     cores = sorted(os.sched_getaffinity(0))
     for number in range(num_ranks):
         mine = cores_of(number, num_ranks, cores)
@@ -179,7 +179,7 @@ def _start(ranks: list[_Rank], num_ranks: int, environ: Mapping[str, str]) -> No
             "RANK": str(number), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": str(number),
             "LOCAL_WORLD_SIZE": str(num_ranks),
         }  # fmt: skip
-        # In a session of its own: Ctrl-C interrupts this process alone, which then ends the ranks.
+        # A separate session: Ctrl-C interrupts this process alone, which then ends the ranks.
         with end:
             process = subprocess.Popen(  # noqa: S603 - this program
                 [sys.executable, "-m", __name__, str(end.fileno()), ",".join(map(str, mine))],
@@ -208,6 +208,7 @@ def _follow(ranks: Sequence[_Rank], on_message: Send) -> object:
 
 
 def _receive(rank: _Rank, on_message: Send) -> None:
+    """Take a message, the result or the error from a rank's pipe, or note that it has ended."""
     try:
         kind, value = rank.pipe.recv()
     except (EOFError, ConnectionError):
@@ -224,7 +225,7 @@ def _receive(rank: _Rank, on_message: Send) -> None:
 
 
 def _error(ranks: Sequence[_Rank]) -> MoetuneError:
-    """Return the likely cause: a rank's own error, else a killed rank, else a failed collective."""
+    """Return the likely cause: a rank's error, else a killed rank, else a failed collective."""
     raised = [rank.error for rank in ranks if rank.error is not None]
     causes = [error for error in raised if not isinstance(error, CollectiveError)]
     died = [rank for rank in ranks if rank.has_ended and rank.process.returncode and not rank.error]
@@ -244,10 +245,10 @@ def _error(ranks: Sequence[_Rank]) -> MoetuneError:
 
 @contextmanager
 def _process_group(launch: Launch) -> Iterator[None]:
-    """Join the launch's ranks with NCCL and gloo where there are GPUs, else with gloo alone.
+    """Join the launch's process group, with NCCL and gloo if there are GPUs, else with gloo alone.
 
-    This rank's GPU becomes the current one: without that, whatever does not name a device, and
-    NCCL's barrier, would use the first GPU on every rank, and take half a gigabyte of it.
+    This rank's GPU becomes the current device. Otherwise code that names no device, and NCCL's
+    barrier, would use the first GPU on every rank and take half a gigabyte of its memory.
     """
     device = _device_of(launch)
     if device.type == "cuda":

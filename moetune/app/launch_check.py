@@ -1,6 +1,6 @@
-"""A launch checked: what it runs, what stops it or costs time, and what would be better.
+"""Check of a launch: what it runs, what stops it or costs time, and what would be better.
 
-Each change is the answer of a search in which all else is pinned.
+Each change comes from a search that pins all other decisions of the launch.
 """
 
 import re
@@ -42,14 +42,14 @@ _GROUPS: tuple[tuple[str, ...], ...] = (
     ("etp",), ("micro_batch",), ("recompute",), ("dispatcher",), ("overlap",), ("zero",),
     ("offload_activations",), ("offload_optimizer",),
 )  # fmt: skip
-"""Decisions that are changed one at a time; those of a pipeline go together."""
+"""Decisions that change alone; those of a pipeline change together."""
 _NAMES = ("tp", "cp", "pp", "vpp", "ep", "etp", "micro_batch", "dp", "global_batch", "recompute",
           "dispatcher", "overlap", "zero", "stages")  # fmt: skip
 _WORDS = {
     "num_heads": "tp", "layers": "pp", "recomputation": "recompute", "ZeRO": "zero",
     "deepep": "dispatcher", "hybrid_ep": "dispatcher", "all_gather": "dispatcher",
 }  # fmt: skip
-"""Words of rules, and the decision that they are of."""
+"""Decision that a word in a broken rule's text means."""
 _PINS = re.compile(
     "--(dispatcher|overlap|recompute|zero|vpp|cuda-graphs|offload|schedule|stages|dtype|optimizer)"
     r"(?: |-\w+ )"
@@ -58,17 +58,17 @@ _OFF = {
     "hides_gradients": "no computation hides the reduction of gradients",
     "splits_sequence": "tensor ranks do not share the sequence between their layers",
 }  # fmt: skip
-"""Facts of a target that a launch may leave off."""
+"""Facts of a target that a launch may turn off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Better:
-    """A change of the launch, with the step and the memory that it leads to.
+    """A change of the launch, with the step and the memory after it.
 
     Args:
-        change: as the file would have it.
-        keys: that change, with their values; None for one that is left out.
-        seconds_saved: of a step; None where the launch as it is cannot start.
+        change: the changed keys, as the file would write them.
+        keys: value of each changed key; None for a key to leave out.
+        seconds_saved: seconds that a step gets shorter; None if the launch cannot start as it is.
     """
 
     change: str
@@ -79,16 +79,16 @@ class Better:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A launch file, checked.
+    """The check of a launch file.
 
     Args:
-        problems: those that stop it first, causes before what follows from them.
-        answer: the step and the memory as it is; None where the layout has none.
-        seconds: of that step, with their range.
+        problems: first those that stop the launch, causes before their consequences.
+        answer: step and memory of the launch as it is; None if its layout has no price.
+        seconds: seconds of that step, with their range.
         better: single changes, the shortest step first.
-        best: all changes that lead to the best layout; None where none is better.
-        calibration: of its steps; None where they are as predicted.
-        budget: of the whole training; None where nothing is asked of it.
+        best: all changes that lead to the best layout; None if none is better.
+        calibration: factor of observed runs on its steps; None without such runs.
+        budget: tokens and price of the whole training; None if they are not asked for.
     """
 
     file: str
@@ -105,7 +105,7 @@ class Checked:
 
     @property
     def run(self) -> TrainingRun | None:
-        """The whole training of the budget, with the launch's step."""
+        """The whole training of the budget, at the launch's seconds a step."""
         if self.budget is None or self.seconds is None:
             return None
         job = self.reading.job
@@ -113,13 +113,13 @@ class Checked:
 
     @property
     def starts(self) -> bool:
-        """Whether nothing that is known stops it."""
+        """Whether no known problem stops it."""
         return all(problem.severity != "stops" for problem in self.problems)
 
 
 @dataclass(slots=True)
 class LaunchCheck:
-    """The check of a launch; its errors are ProfileError for a profile that lacks an operation."""
+    """The checker of a launch; it raises ProfileError for a profile that lacks an operation."""
 
     file: str
     launch: LaunchFile
@@ -142,7 +142,7 @@ class LaunchCheck:
 
     @property
     def job(self) -> TrainingJob:
-        """What is priced: bfloat16 of a float16 whose products the profile does not have."""
+        """The priced job: in bfloat16 if it is in float16 and the profile has no float16 GEMMs."""
         job = self.reading.job
         return replace(job, dtype="bfloat16") if self._stands_in else job
 
@@ -152,7 +152,7 @@ class LaunchCheck:
         return dtype == "float16" and "bfloat16" in measured and dtype not in measured
 
     def checked(self) -> Checked:
-        """Return what there is to say."""
+        """Return the problems, the price and the better changes of the launch."""
         refusals = [*self._refusals()]
         problems = [*self.launch.problems(site_of(self.profile))]
         if self._stands_in:
@@ -194,7 +194,7 @@ class LaunchCheck:
         )  # fmt: skip
 
     def _seconds(self, priced: PricedLayout) -> Spread:
-        """Return the seconds of a step with their range, as a plan has it."""
+        """Return the seconds of a step with their range, computed as for a plan."""
         job, target = self.job, self._search(self.facts).target
         costs = costs_of(self.profile, allow_modelled=True)
         price = partial(step_prices, job, target, self.profile)
@@ -206,7 +206,7 @@ class LaunchCheck:
 
     @property
     def _refuses_job(self) -> bool:
-        """Whether the runtime runs the job in no layout, such as an optimizer in its type."""
+        """Whether the runtime refuses the job in every layout, such as for an optimizer's dtype."""
         reading, site = self.reading, site_of(self.profile)
         plain = [FoldedLayout(dp=reading.job.world_size, zero=zero) for zero in reading.target.zero]
         broken = [
@@ -216,6 +216,7 @@ class LaunchCheck:
         return bool(set.intersection(*broken))
 
     def _refusals(self) -> Iterator[Problem]:
+        """Yield each rule of the model, the layout or the runtime that the launch breaks."""
         reading, seen = self.reading, set[str]()
         site = site_of(self.profile)
         describes = reading.target.name == "megatron"  # by its arguments, whatever the model
@@ -230,6 +231,7 @@ class LaunchCheck:
                 yield self._problem(rule)
 
     def _problem(self, rule: BrokenRule) -> Problem:
+        """Return a broken rule with its line, its source, and its fix in the runtime's keys."""
         words = re.findall(r"[A-Za-z_]+", rule.what)
         names = [_WORDS.get(word, word) for word in words]
         lines = [self.reading.lines[name] for name in names if name in self.reading.lines]
@@ -242,13 +244,13 @@ class LaunchCheck:
         )  # fmt: skip
 
     def _source(self, rule: BrokenRule) -> str:
-        """Return where a rule without a file of its own is from."""
+        """Return the source of a rule whose text names no file."""
         target = self.reading.target
         is_own = rule.what.startswith(target.label)
         return f"{target.label}: {target.source}" if is_own else "a rule of every runtime"
 
     def _in_keys(self, hint: str) -> str:
-        """Return a hint whose flags of `moetune plan` are the runtime's keys."""
+        """Return a hint with flags of `moetune plan` replaced by the runtime's keys."""
 
         def key(match: re.Match[str]) -> str:
             name = match[1].replace("-", "_")
@@ -267,7 +269,7 @@ class LaunchCheck:
         return self._searches[key]
 
     def _bounded(self, facts: Mapping[str, Any], priced: PricedLayout | None) -> FoldedSearch:
-        """Return the search of layouts that take no more than a launch that is tight."""
+        """Return the search, limited to the launch's memory if the launch is tight."""
         search = self._search(facts)
         if priced is None or not any(tight_words(priced.memory, self.limit_bytes)):
             return search
@@ -300,6 +302,7 @@ class LaunchCheck:
         return tuple(name for name in counts if counts[name] and not self.facts.get(name, True))
 
     def _costs(self, priced: PricedLayout) -> Iterator[Problem]:
+        """Yield each default of the runtime that the launch turns off, with the time it costs."""
         for name in self._off:
             search = self._search({**self.facts, name: True})
             saved = priced.step.seconds - search.price(priced.layout).step.seconds
@@ -311,7 +314,7 @@ class LaunchCheck:
             )  # fmt: skip
 
     def _better(self, priced: PricedLayout | None) -> tuple[Better, ...]:
-        """Return the single changes worth most; `priced` is None where the launch cannot run."""
+        """Return the single changes that save most; `priced` is None if the launch cannot run."""
         search, pins = self._bounded(self.facts, priced), self._pins
         answers = (self._fastest(search, pins.without(group), priced) for group in _GROUPS)
         changes = [self._change(best, priced) for best in answers if best is not None]
@@ -327,6 +330,7 @@ class LaunchCheck:
     def _fastest(
         self, search: FoldedSearch, pins: LayoutRequest, priced: PricedLayout | None
     ) -> PricedLayout | None:
+        """Return the fastest layout with pins that fits and is worth a change, else None."""
         try:
             layouts = BestLayouts.of(with_room(search, pins), pins)
             if priced is not None:
@@ -339,6 +343,7 @@ class LaunchCheck:
     def _change(
         self, best: PricedLayout, priced: PricedLayout | None, *facts: str
     ) -> Better | None:
+        """Return a layout as a change; None if it saves too little or changes no key."""
         step, factor = None if priced is None else priced.step.seconds, factor_of(self.calibration)
         if step is not None and best.step.seconds > step * (1 - LEAST_SAVED):
             return None
@@ -351,7 +356,7 @@ class LaunchCheck:
         )  # fmt: skip
 
     def _best(self, priced: PricedLayout | None, better: tuple[Better, ...]) -> Better | None:
-        """Return the best layout with the launch's CUDA graphs, and all that can be hidden."""
+        """Return the change to the best layout, with the launch's CUDA graphs and all overlaps."""
         off = tuple(name for name in _OFF if not self.facts.get(name, True))
         search = self._bounded({**self.facts, **dict.fromkeys(off, True)}, priced)
         pins = LayoutRequest(cuda_graphs=self.reading.layout.cuda_graphs)
@@ -361,6 +366,7 @@ class LaunchCheck:
 
     @property
     def _pins(self) -> LayoutRequest:
+        """Pins of all the launch's decisions, with its schedule and its CUDA graphs."""
         layout = self.reading.layout
         values = {name: getattr(layout, name) for group in _GROUPS for name in group}
         values |= {"schedule": layout.order, "cuda_graphs": layout.cuda_graphs}
@@ -368,7 +374,7 @@ class LaunchCheck:
 
 
 def _with_fix(problem: Problem, better: tuple[Better, ...]) -> Problem:
-    """Return a refusal with a change that starts, where its fix is in flags of `moetune plan`."""
+    """Return a problem; a change that starts replaces a fix in flags of `moetune plan`."""
     if better and _PINS.search(problem.fix):
         return replace(problem, fix=better[0].change)
     return problem

@@ -22,7 +22,7 @@ class CheckView(AnswerView):
     """A checked launch, as `moetune check` prints it.
 
     Args:
-        starts: whether it starts as it is, and fits.
+        starts: whether the launch starts as it is, and fits.
     """
 
     starts: bool
@@ -39,22 +39,22 @@ def check(
     values: Mapping[str, str] | None = None,
     **budget: object,
 ) -> CheckView:
-    """Return what a launch file runs, what stops it and what would be better.
+    """Return what a launch file runs, what stops it, and what would be better.
 
     The file is read, as `moetune check` does, and never run.
 
     Args:
-        extra: words behind `--`: those that the script gets, or the function of a program.
-        profile: of the machine; default, the setting, else the newest measured one.
-        db: the store; default, that of the command line.
-        model: a name or a `config.json`; default, the file's.
-        world_size: ranks; default, the launcher's.
-        target: the runtime's version, such as "megatron@0.17"; default, the newest.
-        values: of variables that the script takes from its environment.
-        budget: `train_tokens`, `price` and `utilization`, as of `moetune plan`.
+        extra: words behind `--`: arguments of the script, or the function of a program.
+        profile: the machine's profile; default, the setting, else the newest measured profile.
+        db: the store; default, the store of the command line.
+        model: a name or a `config.json`; default, the file's model.
+        world_size: ranks; default, the launcher's number.
+        target: the runtime's version, such as "megatron@0.17"; default, the newest version.
+        values: environment variables that the script reads.
+        budget: `train_tokens`, `price` and `utilization`, as in `moetune plan`.
 
     Raises:
-        InputError: the file is of an unknown kind, or something of it is missing or wrong.
+        InputError: the file is of an unknown kind, or lacks something or has wrong values.
         ProfileError: there is no such profile, or it lacks an operation.
     """
     asked = Asked(

@@ -1,4 +1,4 @@
-"""Stored plans and observed runs: those of a list, ids, and ages."""
+"""Stored plans of a list, numbers of observed runs from their ids, and times by age."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -19,7 +19,7 @@ class StoredPlan(NamedTuple):
     """A stored plan's list entry, and the plan.
 
     Args:
-        plan: None where its document cannot be read, since another program changed it.
+        plan: None if its document cannot be read because another program changed it.
     """
 
     info: PlanInfo
@@ -27,7 +27,7 @@ class StoredPlan(NamedTuple):
 
 
 def read_plans(store: "SqlStore | None", infos: Sequence[PlanInfo]) -> tuple[StoredPlan, ...]:
-    """Return the plans of list entries, with those that cannot be read."""
+    """Return list entries with their plans; None as the plan if it cannot be read."""
     if store is None:
         return ()
     stored = []
@@ -51,7 +51,7 @@ def run_numbers(ids: Iterable[str]) -> list[int]:
 
 
 def time_ago(seconds: float) -> str:
-    """Return the time so long ago as a store writes it; raise InputError beyond a century."""
+    """Return the time `seconds` ago in the store's format; raise InputError beyond a century."""
     if seconds > _MOST_DAYS * 86_400:
         raise InputError(f"{seconds / 86_400:,.0f} days are beyond a century", "give fewer")
     return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="microseconds")

@@ -1,4 +1,4 @@
-"""Machines, numbers of GPUs and runtimes side by side: the best plan of each, and what it costs."""
+"""Comparison of machines, numbers of GPUs and runtimes: each best plan, and what it costs."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,10 +30,10 @@ _WORDS: tuple[tuple[type[MoetuneError], str], ...] = (
     (LayoutTooLargeError, "too large"), (InfeasiblePlanError, "refused"), (InputError, "refused"),
     (ProfileError, "no times"), (MoetuneError, "failed"),
 )  # fmt: skip
-"""Why a choice has no plan, by its error, the first that fits."""
+"""Why a choice has no plan: the word of the first error class that matches."""
 _Asked = tuple[Profile, Sequence[ObservedRun], Question]
 Advance = Callable[["Choice"], None]
-"""Called with each choice that is solved."""
+"""Function that takes each choice when it is solved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """The machine, its GPUs and the runtime, as sentences have it."""
+        """The machine, its GPUs and the runtime, for a sentence."""
         return f"{self.profile}, {self.world_size:,} GPUs, {self.target}"
 
     @property
@@ -58,14 +58,14 @@ class Choice:
 
     @property
     def money(self) -> float:
-        """Its cost, or its GPU-hours without a price; infinity without a plan."""
+        """Cost of the whole training, or its GPU-hours without a price; infinity without a plan."""
         if self.plan is None or self.plan.run is None:
             return inf
         return (self.plan.run.cost or self.plan.run.gpu_hours).predicted
 
     @property
     def word(self) -> str:
-        """Why there is no plan, in a word or two; "" where there is one."""
+        """Why there is no plan, in a word or two; "" with a plan."""
         words = (word for kind, word in _WORDS if isinstance(self.refusal, kind))
         return next(words, "")
 
@@ -75,8 +75,8 @@ class Comparison:
     """Choices in the order in which they were asked for.
 
     Args:
-        question: without the machine, the ranks and the runtime.
-        has_prices: whether money is a cost, and not GPU-hours.
+        question: the question without machine, ranks and runtime.
+        has_prices: whether `money` is a cost, and not GPU-hours.
     """
 
     question: Question
@@ -91,7 +91,7 @@ class Comparison:
         return tuple(sorted(solved, key=lambda choice: choice.days))
 
     def better_than(self, choice: Choice) -> Choice | None:
-        """Return the cheapest choice that is both faster and cheaper; None where there is none."""
+        """Return the cheapest choice that dominates this choice in days and money, else None."""
         here = choice.days, choice.money
         better = (
             rival for rival in self.solved
@@ -108,12 +108,12 @@ def compare_machines(
     """Return the best plan of each profile, number of ranks and runtime.
 
     Args:
-        question: of a whole model, with the tokens of its training.
-        prices: of a GPU-hour by profile; empty for none.
-        advance: is called with each choice as it is solved.
+        question: for a whole model, with the tokens of its training.
+        prices: price of a GPU-hour by profile; empty without prices.
+        advance: called with each choice when it is solved.
 
     Raises:
-        InputError: there are too many choices, or the question is no whole model's.
+        InputError: there are too many choices, or the question is not for a whole model.
         MoetuneError: all choices fail for the same reason.
     """
     if question.budget is None or not is_of_model(question):
@@ -146,7 +146,7 @@ def compare_machines(
 
 
 def _solved(planner: Planner, questions: Sequence[_Asked], advance: Advance) -> Iterator[Choice]:
-    """Yield the choices in their order, solved in as many processes as there are cores."""
+    """Yield the choices in their order, solved in a process for each core."""
     num_processes = min(len(questions), len(os.sched_getaffinity(0)))
     with (
         closing(SolverPool(_PATIENCE, num_processes=num_processes)) as pool,
@@ -158,7 +158,7 @@ def _solved(planner: Planner, questions: Sequence[_Asked], advance: Advance) -> 
             for done in as_completed(asked):
                 advance(done.result())
         except BaseException:
-            pool.close()  # what runs ends at once
+            pool.close()  # running solves end at once
             threads.shutdown(cancel_futures=True)
             raise
         yield from (done.result() for done in asked)

@@ -1,8 +1,8 @@
 """`moetune.plan`, `moetune.load_plan`, `moetune.memory`: plans for programs and notebooks.
 
-Arguments are the flags of `moetune plan`, and go the same way: see `domain.question`. Answers
-print, and notebooks draw them: IPython calls `_repr_html_` in a notebook, where None stands for
-"draw the text instead", and `_repr_pretty_` in a terminal.
+Arguments are the flags of `moetune plan` and are read by the same code: see `domain.question`.
+`print` shows answers as text, and notebooks draw them. IPython calls `_repr_html_` in a notebook,
+where None means "show the text instead", and `_repr_pretty_` in a terminal.
 """
 
 import inspect
@@ -57,7 +57,7 @@ class Drawn:
 
     @abstractmethod
     def _page(self) -> tuple[str, tuple[Section, ...], tuple[Section, ...]]:
-        """Return a name, the sections that a notebook shows, and those that it unfolds."""
+        """Return a name, the sections that a notebook shows, and the sections that it folds."""
 
     def __str__(self) -> str:
         return text_of(self._printed())
@@ -79,8 +79,8 @@ class AnswerView(Drawn):
     """An answer, as a command prints it.
 
     Args:
-        name: of its cell.
-        document: what the command prints with `--json`.
+        name: name of the notebook's cell.
+        document: the values that the command prints with `--json`.
     """
 
     name: str
@@ -109,13 +109,13 @@ class MemoryView(AnswerView):
 class PlanView(Drawn):
     """A plan that prints as `moetune plan` does, and that a notebook draws.
 
-    It has the plan's own attributes: `view.predicted`, `view.layout`, `view.memory`. Everything
-    that takes a plan takes it.
+    It has the plan's attributes: `view.predicted`, `view.layout`, `view.memory`. Every function
+    that takes a plan takes a view.
 
     Args:
-        plan: of a layer, or of a whole model's training.
-        db: the store in which the plan's profile is looked up.
-        profile: the one that the plan was just made with.
+        plan: the plan of a layer, or of a whole model's training.
+        db: the store that has the plan's profile.
+        profile: the profile that the plan was just made with; None to look it up.
     """
 
     plan: AnyPlan
@@ -147,8 +147,8 @@ class PlanView(Drawn):
 
         Args:
             model: the `config.json` of a model without a name.
-            choice: why it is not another one, as of `moetune explain`: `degree`, `strategy`, or
-                `layout="tp=2,pp=4"`.
+            choice: another choice, to explain why the plan does not make it: `degree`,
+                `strategy`, or `layout="tp=2,pp=4"`, as in `moetune explain`.
 
         Raises:
             InputError: the choice cannot be read.
@@ -170,14 +170,14 @@ class PlanView(Drawn):
         model: str | None = None,
         **changes: object,
     ) -> AnswerView:
-        """Return this plan beside the one for changed inputs, as `moetune whatif` prints them.
+        """Return this plan and the plan for changed inputs, as `moetune whatif` prints them.
 
         Args:
             profile: another machine.
             speeds: factors on the speed of "computation", "communication" and "copies".
             model: the `config.json` of a model without a name.
-            changes: flags of `moetune plan`, such as `world_size=64` or `tp=2`, and of a layer
-                `tokens_per_rank`; None removes a pin.
+            changes: flags of `moetune plan`, such as `world_size=64` or `tp=2`, and
+                `tokens_per_rank` for a layer; None removes a pin.
 
         Raises:
             InputError: nothing is changed, or a change is unknown or wrong.
@@ -194,18 +194,18 @@ class PlanView(Drawn):
         trace: str | os.PathLike[str] | None = None, memory: int | str | None = None,
         model: str | None = None, save: bool = True,
     ) -> AnswerView:  # fmt: skip
-        """Return a run of the plan against its prediction, as `moetune observe` prints it.
+        """Return an observed run of the plan against its prediction, as `moetune observe` does.
 
         Args:
-            step: its time: seconds, or a text such as "850ms"; or give the log.
-            log: a file of Megatron, Megatron-Bridge, torchtitan, DeepSpeed or transformers.
-            trace: of torch.profiler on a rank; it is compared, and not kept.
-            memory: peak of a device: bytes, or a text such as "71GB"; default, the log's.
+            step: time of a step: seconds, or a text such as "850ms".
+            log: log file of Megatron, Megatron-Bridge, torchtitan, DeepSpeed or transformers.
+            trace: torch.profiler's trace of a rank; it is compared and not kept.
+            memory: peak of a device: bytes, or a text such as "71GB"; default, the log's peak.
             model: the `config.json` of a model without a name.
             save: keep the run, so that it calibrates plans of the same machine and runtime.
 
         Raises:
-            InputError: not exactly a step, a log or a trace is given, or it is of another job.
+            InputError: not exactly a step, a log or a trace is given, or the log is of another job.
             MoetuneError: the store cannot be opened or written.
         """
         with spelled(AS_ARGUMENTS):
@@ -226,7 +226,7 @@ class PlanView(Drawn):
         return self._answer(tuple(observe_sections(observed)), observe_document(observed))
 
     def export(self, to: str, *, model: str | None = None) -> ExportDocument:
-        """Return what a runtime reads, as `moetune export` prints it.
+        """Return the runtime's configuration for the plan, as `moetune export` prints it.
 
         Args:
             to: "megatron" or another target of `moetune export --target`.
@@ -278,9 +278,9 @@ def plan(
         model: a named model or the path of a `config.json`; without it give the sizes of a layer:
             `d_model`, `d_hidden`, `num_experts` and `tokens`.
         profile: a name, a file or a `moetune.Profile`; default, the setting, else the newest
-            measured one.
-        db: the store; default, that of the command line.
-        save: store the plan, so that its id finds it; False leaves the store as it is.
+            measured profile.
+        db: the store; default, the store of the command line.
+        save: store the plan, so that its id names it; False leaves the store as it is.
         options: flags of `moetune plan` with underscores, such as `world_size=64`. Sizes are
             numbers of tokens and bytes, or texts with a unit: `seq="8k"`, `memory_limit="80GB"`.
 
@@ -310,7 +310,7 @@ def memory(
 
     Args:
         model: a named model or the path of a `config.json`.
-        device_memory: of one GPU, with its unit.
+        device_memory: memory of a GPU, with its unit.
         options: other flags of `moetune memory` with underscores, such as `world_size=64` or
             `seq="8k"`.
 
@@ -337,10 +337,10 @@ def load_plan(
     Args:
         path_or_id: a path that ends in .json or has a slash, a `pathlib.Path`, or an id or its
             first letters.
-        db: the store; default, that of the command line.
+        db: the store; default, the store of the command line.
 
     Raises:
-        InputError: the file is missing or is no plan, or no plan or several have such an id.
+        InputError: the file is missing or is not a plan; or no plan, or several, match the id.
         MoetuneError: the store cannot be opened.
     """
     with spelled(AS_ARGUMENTS):
@@ -357,7 +357,7 @@ def load_plan(
 
 
 def _text(value: str | os.PathLike[str] | None) -> str | None:
-    """Return a path as text with a slash, by which it is told from a name."""
+    """Return a path as text with a slash, so that it is not taken for a name."""
     if value is None or isinstance(value, str):
         return value
     text = os.fspath(value)
@@ -371,5 +371,5 @@ def _signature() -> inspect.Signature:
     return signature.replace(parameters=[*named, *flags.values()])
 
 
-# Editors and notebooks complete the names of arguments from it.
+# Editors and notebooks complete names of arguments from this signature.
 cast("Any", plan).__signature__ = _signature()

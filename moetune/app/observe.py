@@ -1,4 +1,4 @@
-"""A run as observed, next to its prediction: step, memory, and parts as far as a log tells."""
+"""An observed run next to its prediction: step, memory, and the parts that a log has timers of."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,17 +26,17 @@ _RUNTIMES: Mapping[LogFormat, frozenset[TargetName]] = MappingProxyType({
     "deepspeed": frozenset({"deepspeed", "transformers", "moetune"}),
     "transformers": frozenset({"transformers", "deepspeed", "moetune", "megatron", "bridge"}),
 })  # fmt: skip
-"""Runtimes that print lines of a format: Megatron's are those of Bridge and of forks of it, too."""
+"""Runtimes whose logs have a format: Bridge and forks of Megatron print Megatron's format, too."""
 _NOT_PASSES = ("gradients", "optimizer", "bubble and sends")
 
 
 class _Group(NamedTuple):
-    """A part of a step that logs have timers of.
+    """A part of a step for which logs have timers.
 
     Args:
-        timers: of several names each; of the first that are all there the seconds are the sum.
-        parts: predicted ones of the same; None for all of the passes.
-        is_inside: whether another part has it in itself.
+        timers: groups of timers; the seconds are the sum of the first group that is complete.
+        parts: predicted parts of the same work; None for all parts of the passes.
+        is_inside: whether another part contains its seconds.
     """
 
     timers: tuple[tuple[str, ...], ...]
@@ -62,7 +62,7 @@ _KINDS: Mapping[str, str] = MappingProxyType({
     **dict.fromkeys(("tensor_comm", "context_comm", "gradients"), COLLECTIVES[1]),
     "launches": IDLE,
 })  # fmt: skip
-"""Kinds of kernels of a trace, by the predicted part; what is computed again has all kinds."""
+"""Kinds of kernels in a trace, by the predicted part; recomputation has kernels of all kinds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class ObservedPart:
     """A part of a step, measured and predicted.
 
     Args:
-        share: of the measured step by which it takes longer than predicted.
+        share: seconds beyond the prediction, as a share of the measured step.
     """
 
     name: str
@@ -81,15 +81,15 @@ class ObservedPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """A run, observed.
+    """An observed run next to its prediction.
 
     Args:
-        steps: of its log or trace; None where the step was given.
-        log, trace: None where the run was observed otherwise.
-        scope: what the observed memory counts.
-        parts: the largest difference first.
-        number: of the run in the store; None where it is not kept.
-        calibration: of the next predictions of its model; None where it is not kept.
+        steps: steps of its log or trace; None if the step's time was given.
+        log, trace: None if the run was observed in another way.
+        scope: memory that the observed peak counts.
+        parts: parts of the step, the largest difference first.
+        number: the run's number in the store; None if it is not kept.
+        calibration: calibration of its model's next predictions; None if it is not kept.
     """
 
     prediction: PredictedRun
@@ -109,7 +109,7 @@ class Observed:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the store takes it: a profiler makes steps longer."""
+        """Whether the store keeps it: not a traced run, as a profiler makes steps longer."""
         return self.trace is None
 
     @property
@@ -123,15 +123,15 @@ def observe(
     prediction: PredictedRun, *, step_seconds: float | None = None, log: Path | None = None,
     trace: Path | None = None, memory_bytes: int | None = None,
 ) -> Observed:  # fmt: skip
-    """Return a run next to its prediction; nothing is kept.
+    """Return a run next to its prediction, without storing it.
 
     Args:
-        step_seconds: measured; None for those of the log or the trace.
-        memory_bytes: of a device, all of it (`nvidia-smi`); None for the log's.
+        step_seconds: measured seconds; None for those of the log or the trace.
+        memory_bytes: all used memory of a device (`nvidia-smi`); None for the log's peak.
 
     Raises:
-        InputError: not exactly a step, a log or a trace is given; the time is no step's; the log
-            or the trace has no step, or the log is of another job.
+        InputError: not exactly a step, a log or a trace is given; no step can take the time; the
+            log or the trace has no step, or the log is of another job.
     """
     if sum(given is not None for given in (step_seconds, log, trace)) != 1:
         raise InputError(
@@ -150,7 +150,7 @@ def observe(
 
 
 def keep(store: "SqlStore", observed: Observed) -> Observed:
-    """Keep an observed run, and return it with the next calibration; errors as of the store."""
+    """Store an observed run, and return it with its model's next calibration."""
     number = store.add_observed_run(observed.run)
     run, target = observed.run, observed.prediction.target
     stored = store.observed_runs(profile_fingerprint=run.profile_fingerprint)
@@ -159,10 +159,10 @@ def keep(store: "SqlStore", observed: Observed) -> Observed:
 
 
 def counted_bytes(memory: TrainingMemory, scope: MemoryScope) -> int:
-    """Return predicted bytes of what an observed peak counts.
+    """Return the predicted bytes of the memory that an observed peak counts.
 
-    The device has all but the room for uneven routing, which a run may or may not need; what the
-    allocator reserves lacks the libraries; tensors lack what their blocks leave free, too.
+    "device" counts all except the room for uneven routing, which a run may not need. "reserved"
+    also leaves out libraries, and "allocated" leaves out libraries and fragmentation.
     """
     left_out = {"device": (), "reserved": ("libraries",),
                 "allocated": ("libraries", "fragmentation")}[scope]  # fmt: skip
@@ -179,7 +179,7 @@ def _of_step(prediction: PredictedRun, seconds: float) -> Observed:
 
 
 def _of_log(prediction: PredictedRun, path: Path) -> Observed:
-    """Return a run by its log, with its memory; InputError where that is of another job."""
+    """Return a run from its log, with its memory; raise InputError for a log of another job."""
     log, expected = read_log(path), prediction.run
     if prediction.target.name not in _RUNTIMES[log.format]:
         raise InputError(
@@ -199,13 +199,13 @@ def _of_log(prediction: PredictedRun, path: Path) -> Observed:
 
 
 def _of_trace(prediction: PredictedRun, path: Path) -> Observed:
-    """Return a run by a trace of a rank, whose kernels are held against parts of the step."""
+    """Return a run from a rank's trace, with kernels compared to the predicted parts by kind."""
     traced, answer = read_trace(path), prediction.answer
     expected: dict[str, float] = dict.fromkeys((*traced.exposed, IDLE), 0.0)
     for name, seconds in answer.predicted.parts.items():
         if name == "recompute":
             continue
-        waits = IDLE if answer.layout.pp == 1 else COLLECTIVES[0]  # its sends wait for their peer
+        waits = IDLE if answer.layout.pp == 1 else COLLECTIVES[0]  # pipeline sends wait for peers
         kind = waits if name == "bubble and sends" else _KINDS.get(name, "other kernels")
         expected[kind] += seconds
     again = answer.predicted.parts.get("recompute", 0.0)
@@ -244,7 +244,7 @@ def _with_memory(observed: Observed, size: int, scope: MemoryScope) -> Observed:
 def _parts(
     prediction: PredictedRun, timers: Mapping[str, float], step: float
 ) -> list[ObservedPart]:
-    """Return the parts that timers tell, and the rest of the step; nothing without timers."""
+    """Return the parts that timers measure, and the rest of the step; empty without timers."""
     predicted, parts = prediction.answer.predicted, list[ObservedPart]()
     passes = tuple(name for name in predicted.parts if name not in _NOT_PASSES)
     rest, predicted_rest = step, predicted.step_seconds

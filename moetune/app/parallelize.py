@@ -1,4 +1,4 @@
-"""`moetune.parallelize`: a model of one's own on the ranks, in the layout of a training plan."""
+"""`moetune.parallelize`: a user's model spread over ranks in the layout of a training plan."""
 
 import datetime as dt
 import logging
@@ -43,19 +43,19 @@ def parallelize(
 ) -> "ParallelModel":
     """Spread a model over the ranks as a training plan says; all ranks call this together.
 
-    The model is a decoder as one process would run it: called with tokens (B, S), it returns a
-    tensor (B, …) such as logits, and calls blocks of an `nn.ModuleList` one after another, as in
-    `x = block(x)`, where x is (B, S, D) and further arguments may follow. Layers of experts are
-    `moetune.MoELayer` or experts of transformers that `moetune.adapt` knows. Of the plan come:
+    The model is a decoder as a single process would run it. Called with tokens (B, S), it returns a
+    tensor (B, …) such as logits. It calls blocks of an `nn.ModuleList` in sequence, as in
+    `x = block(x)`: x is (B, S, D), and further arguments may follow. Layers of experts are
+    `moetune.MoELayer` or experts of transformers that `moetune.adapt` knows. The plan decides:
 
     - the DeviceMesh, `ranks.mesh`, with dimensions "pp", "dp" and "tp", and all groups;
-    - pipeline stages: each has some blocks, the first what comes before them, the last what comes
-      behind; the model's own forward runs in each;
-    - experts, spread over ep ranks of a stage, with the plan's chunks and dispatcher, each layer's
-      on the ranks that the plan has placed them on;
-    - ZeRO by FSDP2 (`fully_shard`): everything beside the experts, and the experts over their
-      replicas, is sharded; with stage 1 parameters stay gathered and gradients whole until the
-      last micro-batch, with stage 3 both are gathered and reduced block by block;
+    - pipeline stages: each has some blocks; the first also has the modules before them, the last
+      the modules behind them; the model's forward runs in each stage;
+    - experts, spread over the stage's expert-parallel groups of ep ranks, with the plan's chunks
+      and dispatcher, on the ranks where the plan places them;
+    - ZeRO by FSDP2 (`fully_shard`): the experts are sharded over their replicas, all else over
+      dp; with stage 1 parameters stay gathered and gradients whole until the last micro-batch,
+      with stage 3 parameters are gathered and gradients reduced block by block;
     - recomputation of blocks in the backward pass.
 
     A training loop is then:
@@ -67,30 +67,30 @@ def parallelize(
             trained.clip_grad_norm_(1.0)
             optimizer.step()
 
-    A model on the CPU starts from the first rank's values. One on the meta device has memory only
-    where a stage is, and its modules draw their values by `reset_parameters()`, the same under
-    every layout; or load a checkpoint into `trained.state_dict()` before the optimizer is made.
+    A model on the CPU starts from the first rank's values. A model on the meta device takes memory
+    only for this rank's stage. Its modules draw values by `reset_parameters()`, equal under every
+    layout; or load a checkpoint into `trained.state_dict()` before you make the optimizer.
 
     Args:
-        model: the whole model on every rank, which is not to be used afterwards. Give
-            `communicator=moetune.OneRank()` to its layers of experts where all ranks do not divide
-            the number of experts.
-        plan: of `moetune plan --target moetune`, as a file, an id or a view; the
-            first rank reads it.
-        loss_of: of a micro-batch's outputs and targets, the mean over its tokens.
-        blocks: name of the `nn.ModuleList`; default, the one with layers of experts.
+        model: the whole model on every rank; do not use it afterwards. Give
+            `communicator=moetune.OneRank()` to its layers of experts if the number of experts is
+            not a multiple of the number of ranks.
+        plan: a plan of `moetune plan --target moetune`, as a file, an id or a view; the first rank
+            reads it.
+        loss_of: returns the mean loss over the tokens of a micro-batch's outputs and targets.
+        blocks: name of the `nn.ModuleList`; default, the list with layers of experts.
         balance: weight of the mean of all layers' balance losses, added to the gradients alone.
-        seed: of the values of a model on the meta device.
-        db: the store in which an id is looked up; default, that of the command line.
-        timeout: of every wait for other ranks; default, torch's.
+        seed: seed of the initial values of a model on the meta device.
+        db: the store that has the plan of an id; default, the store of the command line.
+        timeout: longest wait for other ranks; default, torch's timeout.
 
     Returns:
-        What a training loop calls: `backward`, `evaluate`, `total_loss`, `optimizer`,
+        The object that a training loop calls: `backward`, `evaluate`, `total_loss`, `optimizer`,
         `clip_grad_norm_`, `state_dict`, `load_state_dict`, `local_batch`.
 
     Raises:
-        InputError: there is no process group, or no such plan; it is for another runtime, model or
-            number of ranks; or the model cannot be cut into its stages. On all ranks.
+        InputError: on all ranks, if there is no process group or no such plan; if the plan is for
+            another runtime, model or number of ranks; or if its stages cannot cut the model.
         CollectiveError: a rank left.
     """
     import torch.distributed as dist
@@ -134,7 +134,7 @@ def _find(plan: _Source, db: str | None) -> TrainingDocument:
 
 
 def _usable_layout(plan: TrainingDocument) -> FoldedLayout:
-    """Return a plan's layout; InputError where a model without layers of ours cannot run it."""
+    """Return a plan's layout; raise InputError if `parallelize` cannot run a user's model in it."""
     name, layout = f"plan {plan.id[:6]}", plan.layout
     if plan.inputs.target != "moetune":
         raise InputError(f"{name} is for {plan.inputs.target}", "plan with --target moetune")
@@ -156,14 +156,14 @@ def _usable_layout(plan: TrainingDocument) -> FoldedLayout:
 
 
 def _placements(plan: TrainingDocument) -> list[tuple[int, ...]]:
-    """Return the expert of each place of every layer; empty where all are in their own order."""
+    """Return each layer's experts in the order of their places; empty if none is placed."""
     if plan.placement is None or not plan.is_placed:
         return []
     return [layer.experts for layer in plan.placement.layers]
 
 
 def _check_model(plan: TrainingDocument, blocks: "nn.ModuleList") -> None:
-    """Raise InputError where the plan is for blocks of other sizes, if its model is known."""
+    """Raise InputError if the plan's model is known and has experts of other sizes."""
     from moetune.runtime.moe.planned_layer import PlannedLayer
 
     decoder = _decoder(plan)
@@ -192,7 +192,7 @@ def _check_model(plan: TrainingDocument, blocks: "nn.ModuleList") -> None:
 
 
 def _decoder(plan: TrainingDocument) -> Decoder | None:
-    """Return the plan's model, None where its name alone does not find it."""
+    """Return the plan's model; None if its name alone does not identify it."""
     try:
         decoder = find_planned_model(plan.inputs, given=None).decoder
     except InputError:

@@ -1,4 +1,4 @@
-"""A layer's plan from its question and a profile, and questions in untrusted JSON documents."""
+"""A layer's plan from a question and a profile, and questions from untrusted JSON documents."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -42,17 +42,17 @@ SentInputs: type[Any] = make_dataclass(
     "SentInputs", [(name, kind | None, None) for name, kind in get_type_hints(PlanInputs).items()],
     frozen=True, kw_only=True,
 )  # fmt: skip
-"""Keys of a plan's inputs that ask for a layer's plan; None for what takes the default."""
+"""A request for a layer's plan by keys of its inputs; None for a key that takes its default."""
 
 
 def ranks_of(question: Question, profile: Profile) -> int:
-    """Return the ranks that a question is for; without any the profile's devices."""
+    """Return the question's number of ranks, else all devices of the profile."""
     on_nodes = profile.machine.devices_per_node * (question.nodes or 0)
     return question.world_size or on_nodes or profile.machine.num_devices
 
 
 def check_layer(question: Question) -> None:
-    """Raise InputError where a layer's question is incomplete, or contradicts itself."""
+    """Raise InputError if a layer's question is incomplete or contradicts itself."""
     if question.model is not None:
         find_model(question.model)
     elif question.layer is None:
@@ -70,7 +70,7 @@ def check_layer(question: Question) -> None:
 
 
 def layer_inputs(question: Question, profile: Profile) -> PlanInputs:
-    """Return the inputs of a layer's plan with every default; InputError as of `check_layer`."""
+    """Return the inputs of a layer's plan with every default; errors: see `check_layer`."""
     check_layer(question)
     world_size = ranks_of(question, profile)
     layer, tokens = question.layer, question.tokens_per_rank
@@ -89,7 +89,7 @@ def layer_inputs(question: Question, profile: Profile) -> PlanInputs:
 
 
 def layer_answers(inputs: PlanInputs, pinned: Constraints) -> dict[str, object]:
-    """Return a layer's question by field, of its plan's inputs or of `SentInputs`."""
+    """Return the fields of a layer's question from its plan's inputs or from `SentInputs`."""
     return {
         **({"model": inputs.model} if inputs.model is not None else encode(inputs.layer) or {}),
         "world_size": inputs.world_size, "tokens": inputs.tokens_per_rank, "dtype": inputs.dtype,
@@ -98,19 +98,19 @@ def layer_answers(inputs: PlanInputs, pinned: Constraints) -> dict[str, object]:
 
 
 def answers_again(inputs: PlanInputs) -> dict[str, object]:
-    """Return a layer's question by field; a bound of before that is too large now is lowered."""
+    """Return the fields of an older plan's question; a degree bound above today's is lowered."""
     pinned = inputs.pinned
     largest = min(pinned.bounds.max_degree, LARGEST_DEGREE)
     return layer_answers(inputs, replace(pinned, bounds=replace(pinned.bounds, max_degree=largest)))
 
 
 def changed_question(inputs: PlanInputs, changes: Mapping[str, object]) -> Question:
-    """Return the question of a layer's plan with other answers; InputError of a wrong answer."""
+    """Return a layer plan's question with changed answers; raise InputError for a wrong answer."""
     return read_question({**answers_again(inputs), **changes})
 
 
 def check_fingerprint(profile: Profile, sent: str | None) -> None:
-    """Raise InputError where a request was made for a profile as it no longer is."""
+    """Raise InputError if the profile has changed since the fingerprint that a request names."""
     if sent not in (None, profile.digest):
         raise InputError(
             f"profile {profile.name!r} has the fingerprint {profile.digest[:12]}, "
@@ -120,7 +120,7 @@ def check_fingerprint(profile: Profile, sent: str | None) -> None:
 
 
 def profile_name(profile: object) -> str:
-    """Return the profile that another machine names; raise InputError for no name or a path."""
+    """Return a request's profile name; raise InputError if it is a path or not a name."""
     if not isinstance(profile, str) or not profile or is_path(profile):
         raise InputError(
             f"profile must be a name, got {shown(profile)}",
@@ -131,7 +131,7 @@ def profile_name(profile: object) -> str:
 
 
 def read_inputs(document: object) -> tuple[Question, Any]:
-    """Return the question in a plan's inputs and their other keys; InputError names a wrong key."""
+    """Return a request's question and its decoded keys; raise InputError that names a wrong key."""
     key = "memory_limit_bytes"
     if isinstance(document, Mapping) and isinstance(text := document.get(key), str):
         with about("memory_limit"):
@@ -148,7 +148,7 @@ def read_inputs(document: object) -> tuple[Question, Any]:
 
 
 def inputs_sent(question: Question, sent: Any, profile: Profile) -> PlanInputs:  # noqa: ANN401
-    """Return the inputs that were sent with every default; InputError of another layer, machine."""
+    """Return sent inputs with every default; raise InputError for another layer or machine."""
     inputs = layer_inputs(question, profile)
     if sent.layer not in (None, inputs.layer):
         raise InputError(
@@ -171,7 +171,7 @@ def make_plan(question: Question, *, profile: Profile) -> Plan:
 
 
 def plan_for(inputs: PlanInputs, profile: Profile) -> Plan:
-    """Return the best plan for complete inputs, with terms and FLOP/s; errors as of `make_plan`."""
+    """Return the best plan for complete inputs, with terms and FLOP/s; errors: see `make_plan`."""
     plan = in_words(solve_placed(_problem(inputs, profile)))
     predicted = plan.predicted
     peak = peak_flops(profile.machine.device, plan.workload.dtype)
@@ -183,7 +183,7 @@ def plan_for(inputs: PlanInputs, profile: Profile) -> Plan:
 
 
 def plan_again(question: Question, profile: Profile) -> Plan:
-    """Return the best plan, with estimates of what was not measured; errors as of `make_plan`."""
+    """Return the best plan; estimate what was not measured if needed; errors: see `make_plan`."""
     try:
         return make_plan(question, profile=profile)
     except ProfileError:
@@ -196,7 +196,7 @@ def plan_again(question: Question, profile: Profile) -> Plan:
 
 @contextmanager
 def sound_numbers(profile: str) -> Iterator[None]:
-    """Turn arithmetic errors into a ProfileError: a profile may come from anybody."""
+    """Turn arithmetic errors into a ProfileError, as an untrusted profile may have any numbers."""
     try:
         yield
     except (ArithmeticError, ValueError) as error:
@@ -224,7 +224,7 @@ def _problem(inputs: PlanInputs, profile: Profile) -> LayerProblem:
 
 
 def drawn_costs(profile: Profile, *, allow_modelled: bool) -> tuple[Refit, ...]:
-    """Return the refits behind a plan's confidence."""
+    """Return the refits of resampled measurements that give a plan's confidence."""
     return resample_costs(
         profile, num=NUM_RESAMPLES, seed=RESAMPLING_SEED, allow_modelled=allow_modelled
     )

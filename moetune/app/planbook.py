@@ -1,4 +1,4 @@
-"""Plans of a training job, from files, the store and a plan service, equal on all its ranks.
+"""Plans of a training job from files, the store and a plan service, equal on all its ranks.
 
 `open_planbook` is the job's first step; `MoELayer` looks its batch up in the book.
 """
@@ -47,20 +47,19 @@ def open_planbook(
 ) -> PlanBook:
     """Return the same plans on every rank of the group; all its ranks call this together.
 
-    The group's first rank reads the plans and broadcasts them; files on the other ranks' machines
-    are not read. With
-    `MOETUNE_DISABLE=1` on the first rank the book is empty, and layers run one chunk.
+    The group's first rank reads the plans and broadcasts them; the other ranks read no files.
+    With `MOETUNE_DISABLE=1` on the first rank the book is empty, and layers run one chunk.
 
     With `online` the book searches for better degrees and strategies while its layers train: call
     `book.step()` after every optimizer step, on all ranks. For each new number of tokens it tries
-    a few, first the plan's, and stores the fastest for later jobs. One number of tokens takes
-    about 20 steps, most of them close to the best; a number near a settled one, or between two
-    that agree, takes none. Once all are settled, `step` does nothing. No decision changes the
-    numbers that a layer computes.
+    a few, first the plan's, and stores the fastest for later jobs. A search takes about 20 steps,
+    most of them close to the best. A number near a settled number, or between two that agree,
+    needs no search. Once all are settled, `step` does nothing. No decision changes the numbers
+    that a layer computes.
 
-    With a plan service (`moetune serve`) the first rank asks it for the plans of inputs. Where the
-    service gives none, its last answer to the same inputs is taken from the user's cache, else the
-    layer runs without a plan: there is one warning, and the training goes on.
+    With a plan service (`moetune serve`) the first rank asks it for the plans of inputs. If the
+    service gives no plan, its last answer to the same inputs comes from the user's cache. Without
+    that, the layer runs without a plan: there is a single warning, and the training goes on.
 
     Args:
         source: plan files, folders of them, ids or their beginnings in the store, or plans;
@@ -68,13 +67,13 @@ def open_planbook(
             a dict of a plan's inputs, such as `{"model": "gpt-s", "tokens_per_rank": 8192}`,
             requests the plan. `model` or `layer` is required; `world_size` defaults to the
             group's number of ranks, everything else to the service's defaults.
-        db: the store; default, that of the command line.
+        db: the store; default, the store of the command line.
         group: the ranks that share the book; with `online` the layers' group.
         online: search while training.
         service: the service's url; default, MOETUNE_URL or the setting `url`. Its token is
             taken from MOETUNE_TOKEN.
-        renew: instead of plans of layers for another number of ranks take those for the group's,
-            with the same tokens of all ranks, profile and constraints.
+        renew: replace layers' plans for another number of ranks by plans for the group's number,
+            with the same total tokens, profile and constraints.
 
     Raises:
         InputError: a file, an id of the store, an input's name or the url is wrong, or `renew` is
@@ -121,7 +120,7 @@ def _find_settled(request: _BookRequest, plans: Sequence[Plan]) -> Sequence[Sett
             return ()
         hardware_id = wiring.detect_cluster().fingerprint.hardware_id
         settled = [size for plan in plans for size in store.settled(plan.id)]
-        # Decisions of before with two different degrees, which no layer runs, are searched again.
+        # Older decisions with two different degrees, which no layer runs, are searched again.
         return [
             size
             for size in settled
@@ -142,7 +141,7 @@ def _make_tuner(request: _BookRequest) -> "StudyTuner":
 
 
 def _find_all(request: _BookRequest, group: "dist.ProcessGroup | None") -> PlanBook:
-    """Return the book's plans, its own before the service's; on the group's first rank only."""
+    """Return the book: plans of files and the store, then the service's; on the first rank only."""
     from moetune.comm.gloo import communicator_of
 
     if config.is_disabled(config.environment()):
@@ -168,7 +167,7 @@ def _find_named(request: _BookRequest, url: str | None, num_ranks: int) -> PlanB
 
 
 def _renew(book: PlanBook, request: _BookRequest, *, url: str | None, num_ranks: int) -> PlanBook:
-    """Return plans for this number of ranks, served or solved here; warn of those that fail."""
+    """Return the book with plans for this number of ranks; warn of plans that cannot be made."""
     old = [plan for plan in book.plans if plan.inputs.world_size != num_ranks]
     if not old:
         return book
@@ -249,7 +248,7 @@ def _checked_inputs(inputs: Mapping[object, object], *, num_ranks: int) -> dict[
 
 
 def _is_served(source: object, url: str | None) -> bool:
-    """Return whether the service resolves a source: inputs, and full ids where `url` is set."""
+    """Return whether the service resolves a source: inputs, and full ids if `url` is set."""
     if isinstance(source, Mapping):
         return True
     return url is not None and isinstance(source, str) and _ID.fullmatch(source) is not None

@@ -1,7 +1,7 @@
-"""Planners of the command line and the service: a request resolved, explained and changed.
+"""Planners of the command line and the service: they resolve, explain and change requests.
 
-A planner looks profiles and plans up in its sources, has `app.plan` or `app.training` solve,
-and returns values that `app.views` turns into sections.
+A planner looks up profiles and plans in its sources, solves with `app.plan` or `app.training`, and
+returns values that `app.views` turns into sections.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ PATIENCE_SECONDS = 5.0
 
 
 class NewPlan(NamedTuple):
-    """A new plan and the profile it was made with."""
+    """A new plan and the profile that it was made with."""
 
     plan: AnyPlan
     machine: FoundProfile
@@ -50,12 +50,12 @@ class NewPlan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Planner:
-    """Planning over a source of profiles and plans; threads may share it.
+    """Planning with profiles and plans of its sources; threads may share it.
 
     Args:
         sources: profiles and plans, and the store of new plans.
-        settings: of questions and inputs that leave something open; None for the defaults.
-        solver: processes that solve and compute; None to do so in the calling threads.
+        settings: answers that questions leave open; None for the defaults.
+        solver: processes that solve and compute; None to solve in the calling threads.
     """
 
     reads_files: ClassVar[bool] = True
@@ -69,8 +69,8 @@ class Planner:
     def resolve(self, inputs: Mapping[str, object]) -> Plan:
         """Return the plan for a plan's `inputs`, of which only `model` or `layer` is required.
 
-        A stored plan is not solved for again: of equal requests that come at the same time one
-        solves, and the others wait for it.
+        A stored plan is not solved again. Of equal requests at the same time the first solves, and
+        the others wait for its plan.
 
         Raises:
             InputError: a key is unknown, or a value wrong; the message names the key.
@@ -87,12 +87,12 @@ class Planner:
             return plan
 
     def stored(self, inputs: Mapping[str, object]) -> Plan | None:
-        """Return the stored plan for `inputs`; None where there is none; errors as of `resolve`."""
+        """Return the stored plan for `inputs`, else None; errors: see `resolve`."""
         complete, _ = self._read(inputs)
         return self.sources.stored(complete.plan_id)
 
     def draft(self, inputs: Mapping[str, object]) -> Plan:
-        """Return the plan for `inputs`, stored or solved for; nothing is stored: see `resolve`."""
+        """Return the plan for `inputs`, stored or solved; store nothing; errors: see `resolve`."""
         complete, profile = self._read(inputs)
         return self.sources.stored(complete.plan_id) or self._solve(complete, profile)
 
@@ -100,10 +100,10 @@ class Planner:
         """Solve for the plan of a layer or of a whole model's training; nothing is stored.
 
         Args:
-            profile: its name; None for the default one.
+            profile: its name; None for the default profile.
 
         Raises:
-            InputError: a value is wrong, or one is missing.
+            InputError: a value is wrong or missing.
             InfeasiblePlanError: nothing satisfies the pins or the memory limit.
             ProfileError: there is no such profile, or it lacks an operation.
         """
@@ -119,7 +119,7 @@ class Planner:
         return NewPlan(self._solve(inputs, machine.profile), machine)
 
     def explain(self, plan: AnyPlan, *, model: str | None = None) -> Subject:
-        """Return a plan with its profile; where that is missing or has changed, with the reason.
+        """Return a plan with its profile, or with the reason why the profile is missing.
 
         Raises:
             ProfileError: `--profile` names another profile.
@@ -141,11 +141,11 @@ class Planner:
         return subject
 
     def why_not(self, plan: AnyPlan, question: WhyNot, *, model: str | None) -> WhyNotAnswer:
-        """Return another choice next to a plan's own (`answer_why_not`)."""
+        """Return another choice next to the plan's choice (`answer_why_not`)."""
         return self._ask(plan, model, answer_why_not, question)
 
     def sensitivity(self, plan: AnyPlan, *, model: str | None) -> Sensitivity:
-        """Return what a plan's step follows (`sensitivity_of`)."""
+        """Return the machine's parts and decisions that change a plan's step (`sensitivity_of`)."""
         return self._ask(plan, model, sensitivity_of)
 
     def trace(self, plan: AnyPlan, *, model: str | None = None) -> Trace:
@@ -155,7 +155,7 @@ class Planner:
     def run(
         self, profile: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Return what a function computes of a profile's numbers; errors as of `SolverPool.run`."""
+        """Return `function`'s result, computed by the solver; errors: see `SolverPool.run`."""
         work = partial(function, *args, **kwargs)
         if self.solver is None:
             return _soundly(profile, work)
@@ -187,11 +187,11 @@ def plan_model(
     """Return the plan of a whole model's training.
 
     Args:
-        runs: that were observed with the profile, and calibrate its times.
-        with_savings: find what single flags and all pins cost, too.
+        runs: runs observed with the profile, which calibrate its times.
+        with_savings: also compute what single flags and all pins cost.
 
     Raises:
-        MoetuneError: as of `plan_training`.
+        MoetuneError: see `plan_training`.
     """
     request = training_request(question, profile)
     request = replace(request, runs=tuple(runs))
@@ -205,7 +205,7 @@ def _soundly(profile: str, work: Callable[[], T]) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServicePlanner(Planner):
-    """A planner with open stores, which the service also lists and writes rows of.
+    """A planner with open stores, whose rows the service also lists and writes.
 
     Args:
         reading: the same database as `store`, opened read-only.
@@ -231,7 +231,7 @@ class ServicePlanner(Planner):
 def open_planner(
     settings: Settings, *, solver: SolverPool | None = None
 ) -> Iterator[ServicePlanner]:
-    """Open the service's planner; a database is made where there is none.
+    """Open the service's planner; create the database if there is none.
 
     Raises:
         InputError: the setting `profile` is a file.
@@ -260,9 +260,9 @@ def local_planner(
     """Open the command line's planner: it also reads files, and opens the store when needed.
 
     Args:
-        profile: file, name or the profile itself; None for the setting with new plans, and for a
-            stored plan's own.
-        saves: store new plans; a database is made where there is none.
+        profile: file, name or the profile itself; None for the setting's profile with new plans,
+            and for the profile of a stored plan.
+        saves: store new plans; create the database if there is none.
 
     Raises:
         MoetuneError: the store cannot be opened, upgraded or made.

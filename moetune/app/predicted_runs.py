@@ -1,4 +1,4 @@
-"""What is predicted of a run: by the plan that it was started with, or by its launch file."""
+"""The prediction of a run, from the plan that it was started with or from its launch file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,14 +23,14 @@ from moetune.solve.model.uncertainty import confidence_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedRun:
-    """A run's step and memory, as predicted.
+    """A run's predicted step and memory.
 
     Args:
-        run: as it is observed where all is as predicted: nine in ten such steps lie between its low
-            and its high seconds, and its source is the plan's or the launch's name.
-        sizes: of the job and the layout, as a log may name them.
-        is_current: whether plans that are made now are predicted with the same profile.
-        notes: what has to be known of the prediction.
+        run: the run as it would be observed if all were as predicted. Nine in ten such steps lie
+            between its low and high seconds; its source is the plan's or the launch's name.
+        sizes: sizes of the job and the layout, by the names that a log has for them.
+        is_current: whether new plans are predicted with the same profile.
+        notes: remarks that a reader of the prediction has to know.
     """
 
     run: ObservedRun
@@ -44,15 +44,15 @@ class PredictedRun:
 
 
 def predicted_run(planner: Planner, wanted: str, asked: Asked) -> PredictedRun:
-    """Return what is predicted of the run of a plan or of a launch file.
+    """Return the prediction for a run of a plan or of a launch file.
 
     Args:
         wanted: a plan's file, the beginning of its id, or a launch file.
-        asked: of a launch file; of a plan the `config.json` of its model alone.
+        asked: answers to a launch file's open questions; a plan takes only `model`, the
+            `config.json` of its model.
 
     Raises:
-        InputError: there is no such plan or file, it is the plan of a layer, or the launch has no
-            price.
+        InputError: there is no such plan or file, the plan is of a layer, or a launch has no price.
         ProfileError: the profile of a launch is missing, or lacks an operation.
     """
     path = Path(wanted).expanduser()
@@ -70,7 +70,7 @@ def predicted_run(planner: Planner, wanted: str, asked: Asked) -> PredictedRun:
 
 
 def of_plan(planner: Planner, plan: TrainingDocument, *, model: str | None) -> PredictedRun:
-    """Return what a plan predicts; `model` is the `config.json` of a model without a name."""
+    """Return a plan's prediction; `model` is the `config.json` of a model without a name."""
     inputs, origin, notes = plan.inputs, plan.origin, []
     seconds = plan.step_seconds / plan.factor
     subject = planner.explain(plan, model=model)
@@ -90,7 +90,7 @@ def of_plan(planner: Planner, plan: TrainingDocument, *, model: str | None) -> P
             seconds = now
     try:
         decoder: Decoder | None = planned_job(plan, given=model)[1].decoder
-    except MoetuneError:  # sizes of the model are then not compared
+    except MoetuneError:  # then the model's sizes are not compared
         decoder = None
     low, high = plan.range_seconds
     run = ObservedRun(
@@ -110,7 +110,7 @@ def of_plan(planner: Planner, plan: TrainingDocument, *, model: str | None) -> P
 
 
 def of_check(checked: Checked) -> PredictedRun:
-    """Return what the check of a launch predicts; raise InputError where it has no price."""
+    """Return the prediction of a checked launch; raise InputError if it has no price."""
     reading, answer = checked.reading, checked.answer
     if answer is None:
         stops = next(iter(checked.problems))

@@ -1,4 +1,4 @@
-"""Measurement of this machine: choose points, run the ranks, store every sample, fit a profile."""
+"""Measurement of this machine: choose points, run ranks, store every sample, fit a profile."""
 
 import statistics
 from collections.abc import Callable, Iterator
@@ -36,13 +36,13 @@ def profile_machine(
 ) -> ProfileOutcome:
     """Measure, store every sample as soon as it is done, and fit.
 
-    Ctrl-C and a dead rank leave the run "partial", a killed process leaves it "running"; both can
-    be resumed.
+    Ctrl-C and a dead rank leave the run "partial", and a killed process leaves it "running". Both
+    can be resumed.
 
     Args:
-        resume: measure only the points that the last unfinished run of this name lacks, on this
-            machine with the same software; without such a run, those that the current profile
-            lacks.
+        resume: measure only the points that are missing in the last unfinished run of this name,
+            on this machine with the same software. Without such a run, measure the points that are
+            missing in the current profile.
 
     Raises:
         InputError: the request does not fit this machine.
@@ -114,7 +114,7 @@ def measure_on_ranks(
     request: ProfileRequest,
     on_news: "Callable[[News], object]" = lambda _: None,
 ) -> None:
-    """Run the session on ranks of this machine or of a launch; errors as of `run_on_ranks`."""
+    """Run the session on ranks of this machine or of a launch; errors: see `run_on_ranks`."""
     from moetune.app.launch import run_on_ranks
 
     try:
@@ -147,10 +147,10 @@ def _run_session(assignment: "Assignment", tell: "Callable[[News], object]") -> 
 def with_steps(profile: Profile) -> Profile:
     """Return the profile with a record of every whole step among its samples.
 
-    What a step takes longer than its operations is on no curve of a profile: waiting for other
-    ranks, cold caches, the host's own time. `fit.step_errors` learns it from the records. Steps
-    whose operations were not measured, as in a very short session, have none; nor have those that
-    other programs disturbed at every visit.
+    A step takes longer than its operations: ranks wait for each other, caches are cold, and the
+    host takes time. No curve of a profile has this; `fit.step_errors` learns it from the records.
+    Steps without measured operations, as in a very short session, have no record. Nor have steps
+    that other programs disturbed at every visit.
     """
     return replace(profile, steps=tuple(_steps(replace(profile, steps=()))))
 

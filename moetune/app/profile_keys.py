@@ -1,4 +1,4 @@
-"""Keys of a profile file with units, beside those in SI: `rate = "42GB/s"`, `alpha = "12us"`."""
+"""Keys of a profile file that take units, as well as SI keys: `rate = "42GB/s"`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -18,9 +18,9 @@ class UnitKey(NamedTuple):
     """A key with a unit.
 
     Args:
-        si: the key that stands for it in a profile.
-        read: returns the value of `si`.
-        example: a value, for errors.
+        si: the profile's key for the same value in SI units.
+        read: returns the value in SI units from a text.
+        example: a value for error messages.
     """
 
     si: str
@@ -46,21 +46,21 @@ UNIT_KEYS: Mapping[str, Mapping[str, UnitKey]] = MappingProxyType(
         "tables": {},
     }
 )
-"""By table and key. `nics` and `nic_rate` of a network belong together: see `in_si`."""
+"""Unit keys by table and key; a network's `nics` and `nic_rate` belong together: see `in_si`."""
 
 
 def in_si(document: Mapping[str, object], *, devices_per_node: object) -> dict[str, object]:
-    """Return a file's plain values with the SI key of every key with a unit.
+    """Return a file's plain values with every unit key replaced by its SI key.
 
-    Of the network, `nics` cards in a node, each with a rate of `nic_rate`, make
-    `nic_bytes_per_second`, the share of one device. Their number, and a machine's `host_memory`,
-    become hardware facts of the fingerprint.
+    `nics` cards in a node, each with a rate of `nic_rate`, give a device's share of the network,
+    `nic_bytes_per_second`. Their number, and a machine's `host_memory`, become hardware facts of
+    the fingerprint.
 
     Args:
-        devices_per_node: of the file, or of its base; checked here where it is needed.
+        devices_per_node: value of the file or its base; checked if the network needs it.
 
     Raises:
-        InputError: a value without a unit, or with a foreign one, or a key in both forms.
+        InputError: a value has no unit or a wrong unit, or a key is given in both forms.
     """
     values_in_si = _with_facts(document)
     for section in UNIT_KEYS:
@@ -78,6 +78,7 @@ def in_si(document: Mapping[str, object], *, devices_per_node: object) -> dict[s
 
 
 def _with_facts(document: Mapping[str, object]) -> dict[str, object]:
+    """Return the values with host memory and network cards as hardware facts."""
     made, facts = dict(document), {}
     machine, network = made.get("machine"), made.get("network")
     if isinstance(machine, Mapping) and "host_memory" in machine:
@@ -123,7 +124,7 @@ def _table_in_si(table: Mapping[str, object], section: str, where: str) -> dict[
 
 
 def _check_known(table: Mapping[str, object], section: str, where: str) -> None:
-    """Raise InputError for an unknown key; the hint knows the keys of both forms."""
+    """Raise InputError for an unknown key; the hint lists keys of both forms."""
     owner = _OWNERS.get(section)
     if owner is None:
         return
@@ -136,6 +137,7 @@ def _check_known(table: Mapping[str, object], section: str, where: str) -> None:
 
 
 def _network_in_si(network: dict[str, object], devices_per_node: object) -> dict[str, object]:
+    """Return the network with `nics` and `nic_rate` as bytes a second of each device."""
     if not any(key in network for key in _CARDS):
         return network
     where, si = "profile.network", "nic_bytes_per_second"

@@ -1,4 +1,4 @@
-"""A request to measure this machine, by the process that does it, and its outcome."""
+"""A request to measure this machine from this process, and the outcome."""
 
 import re
 from collections.abc import Mapping
@@ -23,18 +23,18 @@ class ProfileRequest:
     """Points to measure; empty tuples and None take the defaults.
 
     Args:
-        name: of the profile; default, the device's with the number of ranks.
+        name: name of the profile; default, the device's name with the number of ranks.
         num_ranks: ranks to start on this node; a launch sets their number itself.
-        dtypes: default, those that the device is fast with.
+        dtypes: default, the dtypes that the device computes fast in.
         group_sizes: default, the divisors and powers of two up to the number of ranks.
-        layers: layers whose own shapes are measured.
-        models: whole ones whose own shapes are measured.
-        max_tokens: tokens of one step on one rank; of a model, those of a micro-batch.
-        budget_seconds: longest time to measure, without the fit.
-        base: a profile of the same device, for what is not measured here.
+        layers: layers whose shapes are measured.
+        models: whole models whose shapes are measured.
+        max_tokens: most tokens of a step on a rank; for a model, of a micro-batch.
+        budget_seconds: longest time of the measurement, without the fit.
+        base: a profile of the same device, for operations that are not measured here.
         environment: variables of this process; those that can change speed go into the fingerprint.
-        launch: the one that this process is a rank of; None to start the ranks from here.
-        oversubscribe: ranks started from here may share a core.
+        launch: the launch that this process is a rank of; None to start the ranks from here.
+        oversubscribe: whether ranks started from here may share a core.
     """
 
     name: str | None = None
@@ -99,7 +99,7 @@ class ProfileOutcome:
 
 
 def detect_cluster(request: ProfileRequest) -> Cluster:
-    """Return the machine as the measuring ranks see it."""
+    """Return the machine as its measuring ranks see it."""
     import torch
 
     from moetune.hardware import detect
@@ -114,7 +114,7 @@ def detect_cluster(request: ProfileRequest) -> Cluster:
 
 
 def profile_name(request: ProfileRequest, cluster: Cluster) -> str:
-    """Return the requested name, else one of the device and the number of ranks."""
+    """Return the requested name, else a name from the device and the number of ranks."""
     if request.name is not None:
         return request.name
     words = re.sub(r"\([^)]*\)", "", cluster.machine.device)
@@ -123,10 +123,10 @@ def profile_name(request: ProfileRequest, cluster: Cluster) -> str:
 
 
 def measured_models(model: FoundModel, length: int | None) -> tuple[MeasuredModel, ...]:
-    """Return the whole model to measure for; nothing for a layer.
+    """Return the whole model whose shapes are measured; empty for a layer.
 
     Args:
-        length: tokens of a sequence; None for a paper's own.
+        length: tokens of a sequence; None for the length in the model's paper.
 
     Raises:
         InputError: the length is missing.

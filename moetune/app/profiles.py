@@ -1,4 +1,4 @@
-"""Look-up, list, import and removal of profiles in files, store and package."""
+"""Look-up, list, import and removal of profiles in files, the store and the package."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ Source = Literal["file", "store", "bundled", "program"]
 
 
 class FoundProfile(NamedTuple):
-    """A profile and where it was found."""
+    """A profile and where it comes from."""
 
     profile: Profile
     source: Source
@@ -28,11 +28,11 @@ class FoundProfile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileInfo:
-    """One profile in a list.
+    """A profile in a list.
 
     Args:
-        status: of its newest run; "" for a bundled one.
-        created_at: time of its newest run, UTC, ISO 8601; "" for a bundled one.
+        status: status of its newest run; "" for a bundled profile.
+        created_at: time of its newest run, UTC, ISO 8601; "" for a bundled profile.
     """
 
     name: str
@@ -49,13 +49,13 @@ class ProfileInfo:
 def find_profile(
     wanted: str | Profile | None, *, stores: StoreFinder, for_models: bool = False
 ) -> FoundProfile:
-    """Return the profile of a file, else of a name in the store, else of a bundled name.
+    """Return the profile in a file, else of that name in the store, else in the package.
 
     Args:
-        wanted: a path that ends in .toml or has a slash, else a name, else a file of another
-            name; None takes the newest measured profile of the store. A program may also give
-            the profile itself.
-        for_models: whether None takes a machine of GPUs alone, which train whole models.
+        wanted: a path that ends in .toml or has a slash, else a name, else any other existing
+            file; None for the newest measured profile of the store. A program may also give the
+            profile itself.
+        for_models: whether None takes only machines with GPUs, as those train whole models.
 
     Raises:
         InputError: the file is missing or broken.
@@ -78,12 +78,12 @@ def find_profile(
 
 
 def is_path(wanted: str) -> bool:
-    """Return whether a text is the path of a profile's file, not a profile's name."""
+    """Return whether a text is a path of a profile's file and not a profile's name."""
     return wanted.endswith(".toml") or "/" in wanted
 
 
 def named_profile(name: str, *, store: "SqlStore | None") -> FoundProfile:
-    """Return the stored, else bundled profile of a name, never a file; or raise ProfileError."""
+    """Return the stored, else the bundled profile of a name; raise ProfileError for no profile."""
     stored = store.profile(name) if store else None
     if stored is not None:
         return FoundProfile(profile=stored, source="store")
@@ -94,10 +94,10 @@ def named_profile(name: str, *, store: "SqlStore | None") -> FoundProfile:
 
 
 def newest_measured(store: "SqlStore | None", *, for_models: bool) -> str:
-    """Return the name of the newest measured profile; of a suspect one only where all are.
+    """Return the name of the newest measured profile; of a suspect profile only if all are.
 
     Raises:
-        ProfileError: nothing was measured yet, or nothing on GPUs where `for_models` wants them.
+        ProfileError: nothing was measured yet, or with `for_models` nothing on GPUs.
     """
     names = [run.name for run in store.runs() if run.provenance == "measured"] if store else []
     suspect: list[str] = []
@@ -122,7 +122,7 @@ def newest_measured(store: "SqlStore | None", *, for_models: bool) -> str:
 
 
 def list_profiles(store: "SqlStore | None") -> tuple[ProfileInfo, ...]:
-    """Return the profiles of the store, newest first, followed by the bundled ones."""
+    """Return the store's profiles, newest first, and then the bundled profiles."""
     runs: dict[str, list[RunInfo]] = {}
     for run in store.runs() if store else ():
         runs.setdefault(run.name, []).append(run)
@@ -148,7 +148,7 @@ def list_profiles(store: "SqlStore | None") -> tuple[ProfileInfo, ...]:
 
 
 def import_profile(path: Path, *, name: str | None, store: "SqlStore") -> Profile:
-    """Append a file's profile to the store, as `name` if given: see `load_profile_file`."""
+    """Add a file's profile to the store, as `name` if given; errors: see `load_profile_file`."""
     profile = load_profile_file(path)
     if name is not None:
         profile = replace(profile, name=name)
@@ -157,7 +157,7 @@ def import_profile(path: Path, *, name: str | None, store: "SqlStore") -> Profil
 
 
 def remove_profile(name: str, *, store: "SqlStore | None") -> int:
-    """Delete a name's runs and fits; return the number of runs, or raise ProfileError for none."""
+    """Delete a name's runs and fits and return the number of runs; raise ProfileError for none."""
     removed = store.remove_profile(name) if store else 0
     if removed:
         return removed
@@ -167,6 +167,7 @@ def remove_profile(name: str, *, store: "SqlStore | None") -> int:
 
 
 def _unknown(name: str, stored: set[str], bundled: Mapping[str, Path]) -> MoetuneError:
+    """Return the error for a profile that is unknown, or whose measurement was not finished."""
     if name in stored:
         return ProfileError(
             f"profile {name!r} is not finished: its measurement was ended before its fit",

@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Progress display of a measurement; this one shows nothing."""
+    """Progress display of a measurement; this class shows nothing."""
 
     def start(self, groups: Mapping[str, int], seconds: float) -> None:
-        """Show the number of points of each group, and the estimated seconds of all."""
+        """Show the number of points of each group and the estimated seconds for all."""
 
     def advance(self, sample: Sample, group: str, seconds_left: float) -> None:
-        """Show one more finished point."""
+        """Show another finished point."""
 
     def repeat(self, group: str, seconds_left: float) -> None:
         """Show that a finished point was measured again."""
 
     def finish(self, *, is_complete: bool) -> None:
-        """Show the end of the measurement; it is incomplete where Ctrl-C ended it."""
+        """Show the end of the measurement; it is incomplete if Ctrl-C ended it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeState:
-    """What a run begins with of earlier ones.
+    """What a run takes over from earlier runs.
 
     Args:
-        run_id: of an unfinished run to continue; None for a new one.
-        samples: that it begins with, or has.
-        base: the profile that it continues, where it has tables of another one; else None.
+        run_id: id of an unfinished run to continue; None for a new run.
+        samples: samples of the unfinished run, or those that a new run begins with.
+        base: the current profile if it has another profile's tables or network; else None.
     """
 
     run_id: int | None = None
@@ -49,7 +49,7 @@ class ResumeState:
 
     @property
     def done(self) -> frozenset[Point]:
-        """Points that need not be measured: those measured without an error."""
+        """Points that were measured without an error and need no measurement."""
         return frozenset(sample.point for sample in self.samples if not sample.error)
 
 
@@ -61,7 +61,7 @@ def resume_state(store: "SqlStore", name: str, cluster: Cluster) -> ResumeState:
     current = store.profile(name)
     if current is None:
         return ResumeState()
-    # What a measured profile took from another one: all but its own samples.
+    # What a measured profile took from another profile: all except its samples.
     base = replace(current, samples=()) if current.tables or current.network else None
     is_same = current.fingerprint == cluster.fingerprint
     return ResumeState(samples=current.samples if is_same else (), base=base)
@@ -76,12 +76,12 @@ class RecordedRun:
     As a context manager it sets the run's status: complete after `complete`, else partial.
 
     Args:
-        cluster: as it was detected.
-        progress: shows each sample, and the estimated time that is left.
-        begun: the run to continue, or the samples that a new one begins with.
+        cluster: the cluster as it was detected.
+        progress: shows each sample and the estimated time left.
+        begun: the run to continue, or the samples that a new run begins with.
 
     Attributes:
-        cluster: its machine with the memory that the ranks found usable.
+        cluster: the cluster, whose machine has the memory that the ranks could use.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class RecordedRun:
         self._end = 0.0
 
     def receive(self, news: "News") -> None:
-        """Start the display with the estimates, or store a sample and show it."""
+        """Take a rank's news: start the display with estimates, or store and show a sample."""
         if isinstance(news, Sample):
             self._measured(news)
         else:

@@ -1,4 +1,4 @@
-"""`moetune report`: a profile, plans and their observed steps as one self-contained HTML file."""
+"""`moetune report`: a profile, plans and observed steps in a self-contained HTML file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from moetune.domain.errors import ProfileError
 from moetune.report.html import Chapter, report_page
 
 NUM_PLANS = 5
-"""Newest plans in a report for which no plan is named."""
+"""Newest plans that a report shows if no plan is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,9 @@ def write_report(
     """Write the report atomically.
 
     Args:
-        profile: as in `find_profile`; None for the first plan's own.
-        default: the same where there is no plan; None for the newest measured.
-        plans: as in `find_plan`; empty for the newest ones of the store.
+        profile: as in `find_profile`; None for the first plan's profile.
+        default: the profile if there is no plan; None for the newest measured profile.
+        plans: each as in `find_plan`; empty for the store's newest plans.
 
     Raises:
         MoetuneError: a named plan or profile is missing or broken, there is nothing to report, or

@@ -1,6 +1,6 @@
-"""Requests of the planners from a question: of a layer, of a model's training, of its memory.
+"""Requests for the planners from a question on a layer, a model's training or its memory.
 
-Of a question from another machine no file of this one is read, and its sizes are bounded.
+Questions from other machines cannot make this machine read files, and have bounded sizes.
 """
 
 from collections.abc import Mapping
@@ -39,24 +39,24 @@ from moetune.solve.model.fits import MemoryQuestion
 
 PIN_NAMES = tuple(item.name for item in fields(LayoutRequest))
 _LARGEST = {"world_size": 2**14, "nodes": 2**14, "global_batch": 2**20, "seq": 2**22}
-"""Largest sizes of a whole model: a service does not wait for searches of larger jobs."""
+"""Largest sizes in a served question on a whole model: larger searches take too long."""
 _ROUTINGS = ("balanced", "natural")
 _SETTINGS = ("dtype", "max_degree", "min_chunk_tokens", "allow_modelled")
-"""Answers of a layer's question that settings give."""
+"""Fields of a layer's question that take their defaults from settings."""
 
 
 class ServedQuestion(NamedTuple):
-    """A question from another machine, and the name of its profile; None for the default one."""
+    """A question from another machine, and its profile's name; None for the default profile."""
 
     question: Question
     profile: str | None
 
 
 def ask(values: Mapping[str, object]) -> Question:
-    """Return the question in values by field, whose fields are all for its kind of plan.
+    """Return the question in values by field, after checks that its kind of plan has each field.
 
     Raises:
-        InputError: a field is unknown, its value wrong, or it is for plans of another kind.
+        InputError: a field is unknown, has a wrong value, or is for plans of another kind.
     """
     if (config := values.get("config")) is not None:
         values = {**values, "config": configuration_of(config)}
@@ -69,20 +69,20 @@ def ask(values: Mapping[str, object]) -> Question:
 
 
 def is_of_model(question: Question) -> bool:
-    """Return whether the question is of a whole model, and not of a layer."""
+    """Return whether the question is on a whole model and not on a layer."""
     if question.config is not None or question.shape is not None:
         return True
     return question.model is not None and is_decoder_name(question.model)
 
 
 def model_name(question: Question) -> str:
-    """Return the name of the question's whole model; of sizes these."""
+    """Return the name of the question's whole model; a model given by sizes has them as name."""
     shape = question.shape
     return question.model or "" if shape is None else shape.text
 
 
 def layer_question(question: Question, settings: Settings | None) -> Question:
-    """Return a layer's question, gaps filled by settings, with the loads in a file of routing."""
+    """Return a layer's question with defaults from settings and with its routing file read."""
     settings, name = settings or Settings(db=NO_STORE), question.model
     top_k = question.top_k or 1 if name is None else find_model(name).top_k
     with about("routing"):
@@ -94,12 +94,12 @@ def layer_question(question: Question, settings: Settings | None) -> Question:
 
 
 def training_request(question: Question, profile: Profile) -> TrainingRequest:
-    """Return the request for a whole model's layout, or raise InputError for a wrong value."""
+    """Return the request for a whole model's layout; raise InputError for a wrong value."""
     return _training_request(question, ranks_of(question, profile), usual_dtype(profile))
 
 
 def _training_request(question: Question, ranks: int, dtype: str) -> TrainingRequest:
-    """Return the request on so many ranks, in a dtype unless the question has its own."""
+    """Return the request on `ranks` ranks, in `dtype` unless the question has a dtype."""
     with about("target"):
         target = find_target(question.target or "moetune")
     batch, length = question.global_batch, question.seq
@@ -134,7 +134,7 @@ def _training_request(question: Question, ranks: int, dtype: str) -> TrainingReq
 
 
 def packing_for(question: Question, length: int) -> Packing | None:
-    """Return documents packed into sequences of so many tokens, or None; or raise InputError."""
+    """Return the packing into sequences of `length` tokens, or None; raise InputError if wrong."""
     if question.seq_lengths is None:
         return None
     with about("seq_lengths"):
@@ -148,7 +148,7 @@ def packing_for(question: Question, length: int) -> Packing | None:
 
 
 def tuning_of(question: Question, target: Target) -> Tuning:
-    """Return what of a model trains, with the runtime's usual adapters; or raise InputError."""
+    """Return which parameters train, with the runtime's usual adapters; or raise InputError."""
     usual = target.adapters[0] if target.adapters else "each"
     return read_tuning(question.train, question.freeze, experts=usual)
 
@@ -163,7 +163,7 @@ def _unsized(name: str, sizes: Mapping[str, int | None]) -> InputError:
 
 
 def layout_pins(question: Question) -> LayoutRequest:
-    """Return the question's pins of a layout; raise InputError where they cannot be read."""
+    """Return the question's pins of a layout; raise InputError if they cannot be read."""
     pins: dict[str, Any] = {name: getattr(question, name) for name in PIN_NAMES}
     if question.recompute is not None:
         pins["recompute"] = read_recompute(question.recompute)
@@ -174,7 +174,7 @@ def layout_pins(question: Question) -> LayoutRequest:
 
 
 def memory_question(values: Mapping[str, object], *, device_memory: str) -> MemoryQuestion:
-    """Return the question of a model and `MEMORY_FIELDS`, with a memory such as "80GB".
+    """Return the memory question in values by field, for a device memory such as "80GB".
 
     Raises:
         InputError: the model is a single layer, or a value is wrong.
@@ -191,7 +191,7 @@ def memory_question(values: Mapping[str, object], *, device_memory: str) -> Memo
 
 
 def asks_for_model(arguments: Mapping[str, object]) -> bool:
-    """Return whether arguments are for the plan of a whole model."""
+    """Return whether arguments ask for the plan of a whole model."""
     name = arguments.get("model")
     is_named = isinstance(name, str) and name not in MODELS and known_name(name) is not None
     return is_named or "config" in arguments or "num_layers" in arguments
@@ -201,7 +201,7 @@ def served_question(arguments: Mapping[str, object]) -> ServedQuestion:
     """Return the question in arguments of `moetune.plan`.
 
     Raises:
-        InputError: an argument is unknown, or its value wrong or a path; the message names it.
+        InputError: an argument is unknown, or its value is wrong or a path; the message names it.
     """
     rest = dict(arguments)
     profile = rest.pop("profile", None)
@@ -214,16 +214,17 @@ def served_question(arguments: Mapping[str, object]) -> ServedQuestion:
 
 
 def check_served(arguments: Mapping[str, object], *, is_of_layer: bool = False) -> None:
-    """Raise InputError where arguments name files, or for a whole model are too large to serve."""
+    """Raise InputError if arguments name files, or ask for a whole model too large to serve."""
     if not is_of_layer:
         _check_sizes(arguments)
-    elif routing := arguments.get("routing"):  # as plans of layers record it, and no file
+    elif routing := arguments.get("routing"):  # the text that plans of layers record, not a file
         LayerRouting.of(str(routing))
         arguments = {**arguments, "routing": None}
     _check_names(arguments)
 
 
 def _check_names(arguments: Mapping[str, object]) -> None:
+    """Raise InputError for an argument that names a file, or is longer than any name."""
     for name, value in arguments.items():
         if isinstance(value, str) and len(value) > LONGEST_NAME:
             raise InputError(f"{name} is longer than {LONGEST_NAME} characters", field=name)

@@ -1,4 +1,4 @@
-"""Loads of the experts, by name or from a file."""
+"""Loads of the experts, given by a routing's name or in a file."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,23 +20,23 @@ from moetune.domain.routing_record import (
 
 _NAMES = {loads.name: loads for loads in (BALANCED, NATURAL)}
 _Sizes: TypeAlias = tuple[int, int]
-"""Experts of a layer, and of a token."""
+"""Number of experts of a layer, and top_k."""
 
 
 def read_routing(
     wanted: str | None, decoder: Decoder
 ) -> tuple[Decoder, ExpertLoads | RecordedLayers]:
-    """Return a model and the routing of that name, or of a file.
+    """Return the model, and the routing of a name or in a file.
 
-    With a record of each layer the model's layers are told apart.
+    A record of each layer gives the model's layers numbers, so that each has its loads.
 
     Args:
-        wanted: None for balanced; a file is a record of `moetune.routing_record`, or for all layers
-            one of `MoELayer.routing_record`, or one load for each expert: a JSON list, or numbers
-            apart by spaces or commas.
+        wanted: None for balanced. A file has a record of `moetune.routing_record`; or, for all
+            layers, a record of `MoELayer.routing_record` or a load for each expert: a JSON list,
+            or numbers separated by spaces or commas.
 
     Raises:
-        InputError: the file is missing, has something else, or is the record of another model.
+        InputError: the file is missing, has other contents, or is the record of another model.
     """
     routing, name = _read(wanted)
     if isinstance(routing, ModelRoutingRecord):
@@ -46,16 +46,16 @@ def read_routing(
 
 
 def read_layer_routing(wanted: str | None, *, top_k: int) -> str:
-    """Return the text of the `LayerRouting` of that name or text, or of a file.
+    """Return the text of the `LayerRouting` that a name, a text or a file gives.
 
     Args:
-        wanted: None for balanced; a file is a record of `MoELayer.routing_record`, or has one load
-            for each expert.
-        top_k: experts of a token, of the layer to plan for.
+        wanted: None for balanced. A file has a record of `MoELayer.routing_record`, or a load for
+            each expert.
+        top_k: top_k of the planned layer.
 
     Raises:
-        InputError: the file is missing, has something else, or is the record of a layer with
-            another top_k, or of a whole model.
+        InputError: the file is missing, has other contents, or is the record of a layer with
+            another top_k or of a whole model.
     """
     with suppress(InputError):
         return str(LayerRouting.of(wanted or ""))
@@ -130,7 +130,7 @@ def _spread(record: RoutingRecord) -> float:
 
 
 def _layers(sizes: Sequence[_Sizes]) -> str:
-    """Return "3 layers with 8 experts and top_k 2, 1 with 4 and 1"; "no layers of experts"."""
+    """Return "3 layers with 8 experts and top_k 2, …"; without any "no layers of experts"."""
     runs = [(len([*some]), *size) for size, some in groupby(sizes)]
     words = [
         f"{count} layer{'s' * (count > 1)} with {experts} experts and top_k {top_k}"

@@ -1,8 +1,8 @@
-"""Sensitivity of a plan's step to the parts of its machine, and to its own decisions.
+"""Sensitivity of a plan's step to the parts of its machine and to the plan's decisions.
 
-Each part of the machine is made 1 % slower and 1 % faster with the plan's choice held fixed. Each
-decision is moved to its neighbours. `Planner.sensitivity` finds the plan and its profile; nothing
-is stored.
+Each part of the machine gets 1 % slower and 1 % faster while the plan's choice stays fixed. Each
+decision moves to its neighbours. `Planner.sensitivity` looks up the plan's profile; nothing is
+stored.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ from moetune.fit.speeds import BANDWIDTH, INTERFERENCE, START, Slowdown
 SENSITIVITY_SCHEMA = "moetune.sensitivity/1"
 PERCENT = 0.01
 _NOTHING = 1e-7
-"""Parts that change the step by a smaller share, for a percent, are left out."""
+"""Parts are left out if 1 % of their time changes the step by a smaller share."""
 _TIE = 1e-9
 OP_WORDS: Mapping[str, str] = MappingProxyType({
     "all_to_all": "all-to-alls", "all_reduce": "all-reduces", "all_gather": "all-gathers",
@@ -34,12 +34,12 @@ _NAMES: Mapping[str, str] = MappingProxyType({
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartEffect:
-    """One part of the machine.
+    """Effect of a part of the machine on the step.
 
     Args:
-        name: in words.
-        seconds_per_percent: by how much the step is longer for each percent that the part takes
-            longer, the choice held fixed.
+        name: the part in words.
+        seconds_per_percent: seconds that the step gets longer for each percent that the part takes
+            longer, with the plan's choice fixed.
     """
 
     part: str
@@ -50,14 +50,14 @@ class PartEffect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnobEffect:
-    """One decision of the plan, moved to a neighbour.
+    """Effect of a decision of the plan, moved to a neighbour.
 
     Args:
         knob: the flag of the decision.
         choice: the neighbour, in words.
-        seconds: by how much the step is longer; None where it cannot be had.
-        share: of the plan's step.
-        note: why it cannot be had, or that it does not fit.
+        seconds: seconds that the step gets longer; None if the neighbour is not possible.
+        share: the same as a share of the plan's step.
+        note: why the neighbour is not possible, or that it does not fit.
     """
 
     knob: str
@@ -73,8 +73,8 @@ class Sensitivity:
 
     Args:
         plan: its id.
-        choice: the plan's own, in words.
-        parts: of the machine, the one that counts most first.
+        choice: the plan's choice, in words.
+        parts: effects of the machine's parts, the largest first.
         knobs: the plan's decisions at their neighbours, the shortest step first.
         without_effect: parts that do not change the step.
     """
@@ -98,7 +98,7 @@ class Sensitivity:
 
 
 def check_same(subject: Subject) -> None:
-    """Raise InputError where this version predicts another step than the plan has."""
+    """Raise InputError if this version predicts another step than the plan has."""
     now, then = subject.seconds(), subject.choice.step_seconds
     if not is_same_step(now, then):
         raise InputError(
@@ -109,7 +109,7 @@ def check_same(subject: Subject) -> None:
 
 
 def sensitivity_of(subject: Subject) -> Sensitivity:
-    """Return what a plan's step follows.
+    """Return the effects of the machine's parts and of the plan's decisions on its step.
 
     Raises:
         InputError: this version of moetune predicts another step.
@@ -147,7 +147,7 @@ def _part(part: str, seconds: float, step: float) -> PartEffect:
 
 
 def part_words(part: str) -> str:
-    """Return the name of a part in words: "bandwidth of all-to-alls"."""
+    """Return a part in words: "bandwidth of all-to-alls"."""
     for ending, words in ((BANDWIDTH, "bandwidth of"), (START, "start-up time of")):
         if part.endswith(ending) and not part.startswith("gemm"):
             return f"{words} {OP_WORDS.get(part[: -len(ending) - 1], part)}"
@@ -155,7 +155,7 @@ def part_words(part: str) -> str:
 
 
 def _seconds_per_percent(subject: Subject, part: str) -> float:
-    """Return the slope of a step over a part's times; at a kink it is the mean of both sides."""
+    """Return the slope of the step over a part's time; at a kink, the mean of both sides."""
     slower, faster = (
         subject.seconds(Slowdown(part=part, factor=factor)) for factor in (1 + PERCENT, 1 - PERCENT)
     )

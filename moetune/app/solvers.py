@@ -1,9 +1,8 @@
-"""Solvers of plans: this thread, or processes with limits; and turns for equal work.
+"""Processes that solve plans under limits, and turns for equal work.
 
-A service solves in processes: a thread cannot be stopped, and numpy's share of its memory cannot
-be limited. Each is an executor of one process, which is asked one question at a time; when the
-answer is late, too large, or nobody waits for it any more, the process is killed and another one
-takes its place.
+A service solves in processes, as a thread cannot be stopped, nor its memory in numpy limited.
+Each executor has a single process, which solves a question at a time. The pool kills and replaces
+a process whose answer is late, is too large, or has nobody waiting for it.
 """
 
 import copyreg
@@ -32,12 +31,12 @@ from moetune.domain.errors import AbandonedError, BusyError, SolveLimitError
 P = ParamSpec("P")
 T = TypeVar("T")
 _NUM_PROCESSES = 4
-"""A service's processes: small questions are answered while big ones run, at a low priority."""
+"""A service's low-priority processes: several, so that small questions need not wait for big."""
 _LOOK_SECONDS = 0.1
 
 
 class Caller(Protocol):
-    """Who waits for an answer."""
+    """The client that waits for an answer."""
 
     def watch(self) -> Callable[[], bool]:
         """Return a function that says whether the caller has hung up."""
@@ -52,12 +51,12 @@ CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolverLimits:
-    """Limits of one question.
+    """Limits of a question.
 
     Args:
-        seconds: of solving; as long a question waits for its turn at most.
-        memory_bytes: beside what a process has when it starts.
-        num_waiting: questions that wait for their turn; more are sent away.
+        seconds: longest time to solve, and also the longest wait for a turn.
+        memory_bytes: most memory beyond that of a process at its start.
+        num_waiting: most questions that wait for their turn; further questions get BusyError.
     """
 
     seconds: float
@@ -66,7 +65,7 @@ class SolverLimits:
 
 
 class SolverPool:
-    """Solves in processes of its own; threads may share it. `close` ends it within a second."""
+    """A pool of solver processes; threads may share it. `close` ends it within a second."""
 
     def __init__(self, limits: SolverLimits, *, num_processes: int = _NUM_PROCESSES) -> None:
         self.limits = limits
@@ -81,17 +80,17 @@ class SolverPool:
         self._is_closed = False
 
     def start(self) -> None:
-        """Start the first process, so that the first question does not wait for it."""
+        """Start a process now, so that the first question need not wait for its start."""
         with suppress(AbandonedError, SolveLimitError), self._turn(_nobody) as process:
             self._answer(process, int, _nobody)
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the function's result; function, arguments and result are pickled.
+        """Return the result of a function that runs in a process; arguments and result are pickled.
 
         Raises:
-            MoetuneError: of the function.
-            BusyError: too many questions wait already, or this one waited too long.
-            SolveLimitError: it took longer than it may, or more memory.
+            MoetuneError: the function raised it.
+            BusyError: too many questions wait already, or this question waited too long.
+            SolveLimitError: the function exceeded the limit of time or memory.
             AbandonedError: the caller has hung up, or the service ends.
         """
         if not self._places.acquire(blocking=False):
@@ -105,7 +104,7 @@ class SolverPool:
             self._places.release()
 
     def close(self) -> None:
-        """End all processes; whoever waits for an answer gets an error."""
+        """End all processes; callers that wait for an answer get an error."""
         with self._lock:
             self._is_closed = True
             running = tuple(self._running)
@@ -118,13 +117,13 @@ class SolverPool:
                 return
 
     def _new(self) -> ProcessPoolExecutor:
-        """Return an executor of one process, which starts with its first question."""
+        """Return an executor with a single process, which starts with its first question."""
         return ProcessPoolExecutor(
             1, mp_context=self._context, initializer=prepare, initargs=(self.limits.memory_bytes,)
         )
 
     def _end(self, process: ProcessPoolExecutor, *, waits: bool = False) -> None:
-        """Kill a process; wait for its executor where Python's exit must not meet it half open."""
+        """Kill a process; with `waits`, wait until its executor has ended, so that Python exits."""
         with self._lock:
             self._running.discard(process)
         # Executors have no public way to kill before Python 3.14.
@@ -134,7 +133,7 @@ class SolverPool:
 
     @contextmanager
     def _turn(self, is_gone: Callable[[], bool]) -> Iterator[ProcessPoolExecutor]:
-        """Wait for a process and give it back; one that was killed makes room for another."""
+        """Take a free process and give it back afterwards, or a new process if it was killed."""
         process = self._wait(is_gone)
         with self._lock:
             self._running.add(process)
@@ -150,7 +149,7 @@ class SolverPool:
             self._free.put(process if is_useful else self._new())
 
     def _poll(self, is_gone: Callable[[], bool]) -> Iterator[None]:
-        """Yield until the time of a question is over; raise AbandonedError once nobody waits."""
+        """Yield until a question's time is over; raise AbandonedError once nobody waits."""
         deadline = time.monotonic() + self.limits.seconds
         while time.monotonic() < deadline:
             self._check(is_gone)
@@ -208,20 +207,20 @@ class SolverPool:
 
 _NICENESS = 5
 _MOST_UNCOLLECTED = 500_000
-"""Objects that earlier answers may leave behind; collecting within an answer took a seventh of
-its time."""
+"""Objects that may stay uncollected between answers: collection during an answer took a seventh
+of its time."""
 
 
 def _read_only(items: dict[Any, Any]) -> MappingProxyType[Any, Any]:
     return MappingProxyType(items)
 
 
-# Frozen values have such mappings, which pickle does not know.
+# Frozen values have read-only mappings, which pickle does not know.
 copyreg.pickle(MappingProxyType, lambda proxy: (_read_only, (dict(proxy),)))
 
 
 def prepare(memory_bytes: int) -> None:
-    """Lower this process's priority, limit its further memory, and let it end with the service."""
+    """Lower this process's priority, limit its memory, and end it with the service."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICENESS)
     threading.Thread(target=_end_with_the_service, daemon=True).start()
@@ -245,7 +244,7 @@ def _end_with_the_service() -> None:
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """Limit the address space to what it is now and so much more, where the system says it."""
+    """Limit the address space to its present size plus `num_bytes`, on systems with /proc."""
     sizes = Path("/proc/self/statm")
     if not sizes.exists():
         return
@@ -258,13 +257,13 @@ def _limit_memory(num_bytes: int) -> None:
 
 
 class Turns:
-    """Locks by key, for equal work: who waits for a turn finds the work of the first done."""
+    """Locks by key: of threads with equal work the first does it, and the others wait."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
     def of(self, key: str) -> threading.Lock:
-        """Return the lock of a key, which is gone when nobody holds or waits for it."""
+        """Return the lock of a key; it is dropped when no thread holds it or waits for it."""
         with self._lock:
             return self._locks.setdefault(key, threading.Lock())

@@ -1,4 +1,4 @@
-"""Profiles and plans for a `Planner`: from a service's store, or from a user's machine."""
+"""Profiles and plans for a `Planner`, from a service's store or from a user's machine."""
 
 import threading
 from collections.abc import Callable
@@ -27,11 +27,11 @@ MOST_PROFILES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sources:
-    """A user's machine: files, the store where there is one, and the reference machines.
+    """Sources on a user's machine: files, the store if there is one, and reference machines.
 
     Args:
-        stores: opens the store to read.
-        store: takes new plans; None to store none.
+        stores: opens the store to read it.
+        store: the store for new plans; None to store no plans.
         named: the profile's file or name from the command line, or a program's profile.
         default_profile: the profile's file or name from the settings.
     """
@@ -43,7 +43,7 @@ class Sources:
 
     @property
     def must_match(self) -> bool:
-        """Whether a profile that is not the plan's own is an error: the user named it."""
+        """Whether a profile other than the plan's is an error, because the user named it."""
         return self.named is not None
 
     def plan(self, wanted: str) -> AnyPlan:
@@ -51,9 +51,9 @@ class Sources:
         return find_plan(wanted, stores=self.stores)
 
     def profile(self, name: str | None, *, for_models: bool = False) -> FoundProfile:
-        """Return the profile of the first: `name`, `named`, the setting, the newest measured.
+        """Return the profile that `name` gives, else `named`, the setting, the newest measured.
 
-        With `for_models` the newest is of GPUs. Errors: see `find_profile`.
+        With `for_models` the newest measured profile is of GPUs. Errors: see `find_profile`.
         """
         wanted = (name, self.named, self.default_profile)
         first = next((text for text in wanted if text is not None), None)
@@ -61,7 +61,7 @@ class Sources:
             return find_profile(first, stores=self.stores, for_models=for_models)
 
     def profile_of(self, plan: AnyPlan) -> FoundProfile:
-        """Return the profile that the command line names, else the one of the plan's name."""
+        """Return the profile that the command line names, else the profile of the plan's name."""
         if self.named is not None:
             with about("profile"):
                 return find_profile(self.named, stores=self.stores)
@@ -69,36 +69,36 @@ class Sources:
             return named_profile(plan.inputs.profile, store=store)
 
     def stored(self, plan_id: str) -> Plan | None:
-        """Return the stored plan of a layer with this id; None also without a store."""
+        """Return the stored plan of a layer with this id; None if there is no plan or no store."""
         with self.stores() as store:
             plan = store.plan(plan_id) if store else None
         return None if plan is None else plan.as_layer()
 
     def observed_runs(self, profile: Profile) -> tuple[ObservedRun, ...]:
-        """Return the runs that were predicted with a profile as it is now, the newest first.
+        """Return the runs that were predicted with a profile's present numbers, newest first.
 
-        Those of a profile that was measured again since do not say how far its predictions are off.
+        Older runs, from before a profile was measured again, say nothing of its present errors.
         """
         with self.stores() as store:
             runs = store.observed_runs(profile_fingerprint=profile.digest) if store else ()
         return tuple(run.value for run in runs)
 
     def save(self, plan: AnyPlan) -> None:
-        """Store the plan, if there is a store to write."""
+        """Store the plan if there is a store for new plans."""
         if self.store is not None:
             self.store.save_plan(plan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StoredSources(Sources):
-    """A service's store; requests cannot name files of the service's machine.
+    """Sources in a service's store; requests cannot name files of the service's machine.
 
-    The newest profiles are cached by name and fit: a service would otherwise read all samples and
-    compute the digest for every request.
+    Profiles are cached by name and fit. Otherwise a service would read all samples and compute the
+    digest for every request.
 
     Args:
         reading: the same database as `store`, opened read-only.
-        default_profile: a name; None for the newest measured.
+        default_profile: a name; None for the newest measured profile.
     """
 
     reading: "SqlStore"
@@ -114,7 +114,7 @@ class StoredSources(Sources):
         """Return the stored plan of an id or its beginning.
 
         Raises:
-            NotFoundError, InputError: there is none, or there are several.
+            NotFoundError, InputError: there is no such plan, or there are several.
         """
         plan = self.reading.plan(wanted)
         if plan is None:
@@ -125,14 +125,14 @@ class StoredSources(Sources):
         return plan
 
     def profile(self, name: str | None, *, for_models: bool = False) -> FoundProfile:
-        """Return the profile of this name; None for the default one."""
+        """Return the profile of this name; None for the default profile."""
         if name is None:
             name = self.default_profile or newest_measured(self.reading, for_models=for_models)
         with self._lock:
             return self._cached(name, self.reading.current_fit(name))
 
     def profile_of(self, plan: AnyPlan) -> FoundProfile:
-        """Return the profile with the name of the plan's; it may have changed since."""
+        """Return the profile of the plan's name; it may have changed since."""
         return self.profile(plan.inputs.profile)
 
     def _read(self, name: str, _fit: int | None) -> FoundProfile:
@@ -142,7 +142,7 @@ class StoredSources(Sources):
 
 
 def earlier_runs_note(store: "SqlStore | None", profile: Profile) -> str:
-    """Return what to do where all runs of a profile are of what it was before; else ""."""
+    """Return a note if all runs of a profile were predicted with its earlier numbers; else ""."""
     runs = store.observed_runs(profile=profile.name) if store is not None else ()
     if not runs or any(run.value.profile_fingerprint == profile.digest for run in runs):
         return ""

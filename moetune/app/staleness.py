@@ -1,4 +1,4 @@
-"""What makes a measured profile stale: software that changed since, on the same processor."""
+"""Stale profiles: measured on this processor with software that has changed since."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from moetune.domain.profile import Profile
 
 
 def software_here() -> dict[str, str]:
-    """Return the software facts that are known without loading torch, which takes a second."""
+    """Return software facts without loading torch, which would take a second."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -16,9 +16,9 @@ def software_here() -> dict[str, str]:
 
 
 def is_of_this_processor(profile: Profile, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Return whether a profile was measured on a host with this one's processor.
+    """Return whether a profile was measured on a host with the same processor as this host.
 
-    A laptop that plans for a cluster has other software, too, and nothing is stale there.
+    A laptop that plans for a cluster also has other software, but no profile is stale there.
     """
     processor = profile.fingerprint.hardware.get("cpu", "")
     try:
@@ -29,7 +29,7 @@ def is_of_this_processor(profile: Profile, cpuinfo: Path = Path("/proc/cpuinfo")
 
 
 def stale_note(profile: Profile) -> str:
-    """Return what made a profile of this processor stale and the command to renew it, else ""."""
+    """Return why a profile of this processor is stale, and the command to renew it; else ""."""
     if profile.provenance != "measured" or not is_of_this_processor(profile):
         return ""
     changed = profile.fingerprint.software_changes(software_here())

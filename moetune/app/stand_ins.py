@@ -1,4 +1,4 @@
-"""Operations of a layout that a profile lacks, and by how much its step may be off for them."""
+"""Operations of a layout that a profile lacks, and the error of the step from their stand-ins."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -19,10 +19,9 @@ _NUM_NAMED = 3
 
 
 class StandIns(NamedTuple):
-    """A sentence for each kind of operations that a profile does not have, and what they may cost.
+    """Sentences on the operations that a profile lacks, and the step's error from stand-ins.
 
-    `ratios` are the 5 % and 95 % quantiles of the step over its prediction, as far as they stand
-    in.
+    `ratios` are the 5 % and 95 % quantiles of the step over its prediction, from stand-ins alone.
     """
 
     words: tuple[str, ...]
@@ -32,11 +31,11 @@ class StandIns(NamedTuple):
 def stand_ins_of(
     price: Callable[[Costs], StepPrices], profile: Profile, chosen: PricedLayout, costs: Costs
 ) -> StandIns:
-    """Return what stands in for operations of a layout, and by how much its step may be off.
+    """Return what stands in for operations of a layout, and the error of its step from that.
 
-    The record of public runs knows the error of published machines with a network. Where another
-    wire, another group or a reference machine stands in for a described one, or samples have noise,
-    the step is priced under drawn costs.
+    For published machines with a network, the record of public runs already has the error. Else
+    the step is priced under drawn costs, as another link, another group or a reference machine may
+    stand in, and samples have noise.
     """
     prices = price(costs)
     prices.step(chosen.layout)
@@ -51,7 +50,7 @@ def stand_ins_of(
 
 
 def _unpublished_words(layout: FoldedLayout, target: Target) -> Iterator[str]:
-    """Yield a sentence for each part of a step that no public run tells."""
+    """Yield a sentence for each part of a step that no public run shows."""
     if target.name in {"transformers", "deepspeed"}:
         yield (
             f"nobody published steps of {target.name} with their batch: its kernels are counted in "
@@ -65,7 +64,7 @@ def _unpublished_words(layout: FoldedLayout, target: Target) -> Iterator[str]:
 
 
 def _network_words(job: TrainingJob, profile: Profile) -> Iterator[str]:
-    """Yield a sentence where ranks are on several nodes and the profile is of one."""
+    """Yield a sentence if ranks are on several nodes and the profile has a single node."""
     machine = profile.machine
     nodes = math.ceil(job.world_size / machine.devices_per_node)
     if nodes > 1 and profile.network is None and machine.num_devices <= machine.devices_per_node:
@@ -76,7 +75,7 @@ def _network_words(job: TrainingJob, profile: Profile) -> Iterator[str]:
 
 
 def _stand_in_words(doubts: Iterable[Doubt]) -> Iterator[str]:
-    """Yield a sentence for the collectives, and one for the GEMMs, that other ones stand in for."""
+    """Yield sentences on collectives and GEMMs for which other operations stand in."""
     names = {doubt.operation: doubt.stand_in for doubt in doubts if doubt.stand_in}
     gemms, collectives = [name for name in names if " GEMM of " in name], dict[str, list[str]]()
     for name, stand_in in names.items():

@@ -1,7 +1,7 @@
-"""Timelines of a plan, predicted and recorded, as one Chrome trace (`moetune trace`).
+"""Timelines of a plan, predicted and recorded, as a single Chrome trace (`moetune trace`).
 
-Perfetto and chrome://tracing show the events. A prediction or a rank is a process of the trace, its
-streams are the process's threads. Both have numbers, which viewers sort them by, and names.
+Perfetto and chrome://tracing show the events. The prediction and each rank are processes of the
+trace, and their streams are threads. Both have names, and numbers that viewers sort by.
 
 Source: "Trace Event Format", complete events ("X") and metadata ("M").
 """
@@ -27,7 +27,7 @@ TRACE_SCHEMA = "moetune.trace/1"
 TIMELINE_SCHEMA = "moetune.timeline/2"
 _WARM_UP_STEPS = 3
 _PREDICTED = 0
-"""Number of the prediction's process; a rank's is one more than the rank."""
+"""Number of the prediction's process; rank r has number r + 1."""
 _MICROSECONDS = 1e6
 _FIRST_TRACKS = (COMPUTE, LINK)
 _Step: TypeAlias = tuple[Workload, Decision]
@@ -36,7 +36,7 @@ _Event: TypeAlias = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Share of the communication time in which computation runs (HTA's definition)."""
+    """Share of communication time during which computation runs (HTA's definition)."""
 
     forward: float
     backward: float
@@ -47,8 +47,8 @@ class Trace:
     """Events for Perfetto or chrome://tracing, and their overlap.
 
     Args:
-        predicted, measured: None where these events are missing; measured is of the first rank.
-        notes: what has to be known about the events.
+        predicted, measured: None without such events; measured is of the first rank.
+        notes: remarks that a reader of the events has to know.
     """
 
     events: tuple[Mapping[str, object], ...]
@@ -58,7 +58,7 @@ class Trace:
 
     @property
     def document(self) -> dict[str, object]:
-        """The file of `moetune trace` and the service's answer; viewers ignore unknown keys."""
+        """The contents of a trace file and of the service's answer; viewers ignore unknown keys."""
         return {
             "schema": TIMELINE_SCHEMA,
             "traceEvents": list(self.events),
@@ -79,7 +79,7 @@ def predicted_trace(subject: Subject) -> Trace:
     """Return the timelines that a plan predicts.
 
     Raises:
-        InputError: this version of moetune predicts another step, or its model is another one.
+        InputError: this version of moetune predicts another step, or the plan's model has changed.
         ProfileError: the plan's profile is missing or has changed.
     """
     check_same(subject)
@@ -97,16 +97,16 @@ def recorded_trace(
     subject: Subject, *, num_ranks: int | None, launch: Launch | None, environ: Mapping[str, str],
     oversubscribe: bool,
 ) -> Trace | None:  # fmt: skip
-    """Return the predicted timelines and every rank's of a recorded step; None on ranks above 0.
+    """Return the predicted timelines and those of a recorded step; None on ranks above 0.
 
-    The ranks' clocks begin at a barrier before the step.
+    The ranks' clocks start at a barrier before the step.
 
     Args:
-        num_ranks: to start where there is no launch.
-        oversubscribe: several of them may share a core.
+        num_ranks: number of ranks to start without a launch.
+        oversubscribe: whether ranks may share a core.
 
     Raises:
-        InputError: there are fewer cores than ranks, or only another runtime runs the step.
+        InputError: there are fewer cores than ranks, or the plan is of a whole model.
         MoetuneError: a rank failed.
     """
     from moetune.app.launch import run_on_ranks
@@ -166,7 +166,7 @@ def _measured_events(
 
 
 def _record(step: _Step, _: object) -> "list[tuple[RecordedSpan, ...]]":
-    """Record one warm step and return every rank's; all ranks of the launch call this together."""
+    """Record a warm step and return all ranks' spans; all ranks call this together."""
     from moetune.app.launch import rank_device
     from moetune.measure.steps import random_steps
 
@@ -181,7 +181,7 @@ def _record(step: _Step, _: object) -> "list[tuple[RecordedSpan, ...]]":
 
 
 def process_events(name: str, spans: Sequence[TraceSpan], *, number: int) -> list[_Event]:
-    """Return a process's names, tracks and spans, in microseconds; computation and link first."""
+    """Return a process's names, tracks and spans in microseconds, computation and link first."""
     seen = dict.fromkeys(span.track for span in spans)
     tracks = [track for track in _FIRST_TRACKS if track in seen]
     tracks += [track for track in seen if track not in _FIRST_TRACKS]

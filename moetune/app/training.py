@@ -1,4 +1,4 @@
-"""The fastest layout to train a decoder in: its job, the search, and why nothing fits."""
+"""The plan of a decoder's training: the search for the fastest layout, or why nothing fits."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -63,14 +63,14 @@ def plan_training(
     """Return the fastest layout that the rules, the pins and the memory allow.
 
     Args:
-        with_front: find the fastest layout for every other memory, too.
-        with_savings: find what single flags and all pins cost, too.
+        with_front: also compute the fastest layout for every other memory size.
+        with_savings: also compute what single flags and all pins cost.
 
     Raises:
-        InputError: the pins break a rule, or the profile's dtype is not there.
-        InfeasiblePlanError: the runtime does not have the model.
-        LayoutTooLargeError: nothing fits; the smallest layout is priced all the same.
-        RefusedLayoutError: the runtime would refuse what is pinned, priced all the same.
+        InputError: the pins break a rule, or the profile lacks the dtype.
+        InfeasiblePlanError: the runtime does not support the model.
+        LayoutTooLargeError: nothing fits; the error has the smallest layout with its price.
+        RefusedLayoutError: the runtime refuses the pins; the error has their price.
         ProfileError: the profile lacks an operation.
     """
     solved = _solve(request, profile)
@@ -97,7 +97,7 @@ def plan_training(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Solved:
-    """A plan, whether it fits or not, with its layout and the search that found it."""
+    """A plan, which may not fit, with its layout and the search behind it."""
 
     plan: TrainingDocument
     best: PricedLayout
@@ -119,11 +119,11 @@ def _solve(request: TrainingRequest, profile: Profile) -> _Solved:
 
 
 _ON_HOST = LayoutRequest(tp=1, cp=1, pp=1, vpp=1, zero=3, offload_optimizer=1.0)
-"""Pins of layouts whose states are in chunks in host memory, as `moetune.shard` keeps them."""
+"""Pins of layouts that keep states in chunks in host memory, as `moetune.shard` does."""
 
 
 def _on_host(solved: _Solved, request: TrainingRequest, profile: Profile) -> _Solved:
-    """Return the plan with states in host memory where nothing else fits, else what is solved."""
+    """Return the plan with states in host memory if that fits, else the given plan."""
     wanted = _ON_HOST.pinned
     is_free = all(getattr(request.pins, name) in (None, size) for name, size in wanted.items())
     if not request.target.offloads_states or not is_free:
@@ -142,7 +142,7 @@ def _on_host(solved: _Solved, request: TrainingRequest, profile: Profile) -> _So
 
 
 def _check_placement_rule(request: TrainingRequest) -> None:
-    """Raise InputError where a rule for the experts' placement has nothing to go by."""
+    """Raise InputError if an expert-placement rule lacks loads or the runtime places nothing."""
     rule, target = request.pins.expert_placement, request.target
     if rule is None:
         return
@@ -162,10 +162,10 @@ def _check_placement_rule(request: TrainingRequest) -> None:
 def _with_price(
     error: RefusedLayoutError, request: TrainingRequest, profile: Profile
 ) -> RefusedLayoutError:
-    """Return the error with the price of what is pinned, as if the runtime ran it."""
+    """Return the error with the price that the pins would have if the runtime ran them."""
     try:
         plan = _search(request, profile, asks_runtime=False).plan
-    except MoetuneError:  # its times are not known
+    except MoetuneError:  # without known times
         return error
     step, peak = plan.predicted.step_seconds, plan.memory.peak_bytes
     price = f"as pinned a step would take {format_seconds(step)} and {format_bytes(peak)}"
@@ -175,6 +175,7 @@ def _with_price(
 
 
 def _search(request: TrainingRequest, profile: Profile, *, asks_runtime: bool = True) -> _Solved:
+    """Return the best layout's plan; without `asks_runtime`, also layouts the runtime refuses."""
     limit = request.memory_limit_bytes or usable_bytes(profile.machine)
     with sound_numbers(profile.name):
         costs = costs_of(profile, allow_modelled=True)
@@ -201,7 +202,7 @@ def _document(
     request: TrainingRequest, profile: Profile, search: FoldedSearch, ranked: list[PricedLayout],
     stand_ins: StandIns,
 ) -> TrainingDocument:  # fmt: skip
-    """Return the plan of layouts, the chosen one first, by whose calibration all are timed."""
+    """Return the plan of ranked layouts; the calibration of the first holds for all of them."""
     request = request.calibrated(ranked[0].layout)
     limit = request.memory_limit_bytes or usable_bytes(profile.machine)
     inputs, device = request.inputs(profile, limit), profile.machine.device
@@ -240,7 +241,7 @@ def step_spread(seconds: float, sure: Confidence) -> Spread:
 
 
 def _routing_words(request: TrainingRequest, layout: FoldedLayout, limit: int) -> Iterator[str]:
-    """Say what natural routing would need of a plan for balanced one alone, if it is more."""
+    """Yield what natural routing would need, if that exceeds the limit of a balanced plan."""
     job = request.job
     if job.leaves_room or job.routing != BALANCED or not job.decoder.num_moe_layers:
         return
@@ -253,7 +254,7 @@ def _routing_words(request: TrainingRequest, layout: FoldedLayout, limit: int) -
 
 
 def _loading_words(request: TrainingRequest, limit: int) -> Iterator[str]:
-    """Say what loading takes before experts are quantized, if it is more than there is."""
+    """Yield what loading takes before experts are quantized, if that exceeds the limit."""
     need, decoder = ELEMENT * round(request.job.decoder.parameters.total), request.job.decoder
     if request.job.tuning.base != "bfloat16" and decoder.num_moe_layers and need > limit:
         yield (
@@ -263,7 +264,7 @@ def _loading_words(request: TrainingRequest, limit: int) -> Iterator[str]:
 
 
 def _host_words(best: PricedLayout, search: FoldedSearch, profile: Profile) -> Iterator[str]:
-    """Say what hosts need whose memory the profile does not know."""
+    """Yield the memory that each host needs, if the profile does not know the hosts' memory."""
     rank_bytes = round(best.memory.host_bytes)
     if rank_bytes and search.host_bytes == inf:
         sharers = min(search.job.world_size, site_of(profile).devices_per_node)
@@ -272,7 +273,7 @@ def _host_words(best: PricedLayout, search: FoldedSearch, profile: Profile) -> I
 
 
 def tight_words(memory: RankMemory | TrainingMemory, limit_bytes: int) -> Iterator[str]:
-    """Say that a layout may run out of memory, which leaves no room for errors of its bytes."""
+    """Yield that memory is tight, if a layout fits without room for errors of its bytes."""
     free, there = limit_bytes - memory.peak_bytes, format_bytes(limit_bytes)
     if 0 <= free < room_for_errors(memory.peak_bytes, memory.parts[ROUTING], ERROR_SHARE):
         more = f"over {percent(ERROR_SHARE, digits=0)} more than predicted"
@@ -285,6 +286,7 @@ def _of_layouts(pins: LayoutRequest) -> LayoutRequest:
 
 
 def _too_large(solved: _Solved, request: TrainingRequest) -> LayoutTooLargeError:
+    """Return the error that says whether device or host memory binds, and what would help."""
     plan, best, search = solved.plan, solved.best, solved.search
     host_bytes, limit = best.memory.host_bytes, plan.inputs.memory_limit_bytes
     if host_bytes > search.host_bytes:

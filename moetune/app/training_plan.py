@@ -1,4 +1,4 @@
-"""A question for training a decoder, and its answers as a plan's document has them."""
+"""A question on training a decoder, and conversions of its answers to a plan's document."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -34,14 +34,14 @@ from moetune.solve.model.trained import flops_per_token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRequest:
-    """A question for the layout of a decoder's training.
+    """A question on the layout of a decoder's training.
 
     Args:
-        target: the runtime that it is for.
-        memory_limit_bytes: of one device; None for the machine's usable memory.
-        budget: of the whole training; None where nothing is asked of it.
-        runs: that were observed with the profile, and calibrate what is chosen.
-        calibration: of its steps; None for predictions as they are.
+        target: the runtime to plan for.
+        memory_limit_bytes: limit of a device; None for the machine's usable memory.
+        budget: tokens and price of the whole training; None if they are not asked for.
+        runs: runs observed with the profile, which calibrate the chosen layout.
+        calibration: factor of observed runs on the steps; None for uncalibrated predictions.
     """
 
     job: TrainingJob
@@ -53,7 +53,7 @@ class TrainingRequest:
     calibration: Calibration | None = None
 
     def calibrated(self, layout: FoldedLayout) -> "TrainingRequest":
-        """Return the request with the calibration of a layout by its runs, if there are any."""
+        """Return the request with a layout's calibration by its runs, if it has runs."""
         if not self.runs:
             return self
         calibration = calibration_for(self.runs, self.job, layout, self.target)
@@ -65,7 +65,7 @@ class TrainingRequest:
         return factor_of(self.calibration)
 
     def inputs(self, profile: Profile, limit_bytes: int) -> TrainingInputs:
-        """Return the question as a plan's document has it."""
+        """Return the question as the inputs of a plan's document."""
         job = self.job
         return TrainingInputs(
             model=job.decoder.name, world_size=job.world_size, global_batch=job.global_batch,
@@ -87,10 +87,10 @@ def calibration_for(
 
 
 def find_planned_model(inputs: TrainingInputs, *, given: str | None) -> FoundModel:
-    """Return the given model, else that of the plan's configuration or name.
+    """Return the given model, else the model of the plan's configuration or name.
 
     Raises:
-        InputError: there is none, or its configuration is wrong or not understood.
+        InputError: there is no such model, or its configuration is wrong or not understood.
     """
     path, name = inputs.model_path, inputs.model
     is_lost = not Path(path).is_file() if path else name not in MODELS and not is_decoder_name(name)
@@ -103,10 +103,10 @@ def find_planned_model(inputs: TrainingInputs, *, given: str | None) -> FoundMod
 
 
 def planned_job(plan: TrainingDocument, *, given: str | None) -> tuple[FoundModel, TrainingJob]:
-    """Return the model that a training plan is of, and its job, of balanced routing.
+    """Return the model of a training plan and its job, with balanced routing.
 
     Raises:
-        InputError: as of `find_planned_model`, or the model is a layer.
+        InputError: see `find_planned_model`; or the model is a layer.
     """
     inputs, model = plan.inputs, find_planned_model(plan.inputs, given=given)
     if model.decoder is None:
@@ -120,12 +120,12 @@ def planned_job(plan: TrainingDocument, *, given: str | None) -> tuple[FoundMode
 
 
 def plan_id(inputs: TrainingInputs, request: TrainingRequest) -> str:
-    """Return the digest of a plan's inputs, with what their names stand for."""
+    """Return the digest of a plan's inputs, including the model and loads that they name."""
     plain: dict[str, Any] = encode(inputs)
     plain.pop("model_path", None)  # the decoder itself is part of the digest
-    plain["pins"] = {**plain["pins"], "dispatcher_sms": None}  # as while there was such a pin
+    plain["pins"] = {**plain["pins"], "dispatcher_sms": None}  # ids count a pin that is gone
     if request.target == planned_target(request.target.name, ""):
-        plain.pop("target_version", None)  # as in plans of before versions were told apart
+        plain.pop("target_version", None)  # as in plans made before targets had versions
     if request.calibration is not None:
         plain["calibration"] = encode(request.calibration)
     job = request.job
@@ -135,11 +135,11 @@ def plan_id(inputs: TrainingInputs, request: TrainingRequest) -> str:
 def answer_of(
     priced: PricedLayout, job: TrainingJob, device: str, target: Target, *, factor: float = 1.0
 ) -> TrainingAnswer:
-    """Return a layout with its step and memory as a plan's document has it.
+    """Return a layout with its step and memory in the form of a plan's document.
 
     Args:
-        device: name of the machine's devices, whose peak the step's rate is held against.
-        factor: on all times, of a calibration.
+        device: name of the machine's devices, whose peak FLOP/s give the MFU.
+        factor: a calibration's factor on all times.
     """
     memory, step = priced.memory, priced.step
     tokens = job.tokens / (factor * step.seconds) / job.world_size
@@ -167,12 +167,12 @@ def answer_of(
 
 
 def scaled_parts(parts: Mapping[str, float], factor: float) -> dict[str, float]:
-    """Return seconds by part, all of them times a factor."""
+    """Return the seconds of each part times a factor."""
     return {name: factor * seconds for name, seconds in parts.items()}
 
 
 def saving_of(saving: FasterLayout, factor: float) -> Saving:
-    """Return a faster layout as a plan's document has it; see `answer_of`."""
+    """Return a faster layout in the form of a plan's document; see `answer_of`."""
     priced, left_out = saving.priced, saving.left_out.words
     return Saving(
         change=f"leaving out {left_out}" if left_out else saving.change.words,
@@ -182,7 +182,7 @@ def saving_of(saving: FasterLayout, factor: float) -> Saving:
 
 
 def _loads(routing: ExpertLoads | RecordedLayers) -> object:
-    """Return the loads that a plan is for; of each layer with its spread where it has its own."""
+    """Return a plan's expert loads; for recorded layers, the loads and spread of each."""
     if isinstance(routing, RecordedLayers):
         return [(layer.loads.loads, layer.spread) for layer in routing.layers]
     return routing.loads

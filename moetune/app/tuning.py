@@ -1,8 +1,8 @@
-"""Online search of a training job: an Optuna study per batch size, its result in the store.
+"""Online search of a training job: an Optuna study per number of tokens, stored results.
 
 The runtime's plan book calls `StudyTuner` between steps; it knows neither Optuna nor the store.
-Optuna stores the trials, so that a killed search resumes with them. What is tried, and when a trial
-ends, `solve.layer.online` says: Optuna's own samplers and pruners need more trials to learn a curve
+Optuna stores the trials, so that a killed search resumes with them. `solve.layer.online` decides
+what to try and when a trial ends: Optuna's samplers and pruners need more trials to learn a curve
 than there are degrees.
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger("moetune")
 _MAX_DEGREE = 2**20
-# The same in every study: a resumed one may have other bounds, and Optuna refuses to change
+# The same in every study: a resumed study may have other bounds, and Optuna refuses to change
 # the choices of a name.
 _DISTRIBUTIONS: Mapping[str, BaseDistribution] = {
     "forward_degree": IntDistribution(1, _MAX_DEGREE),
@@ -50,12 +50,12 @@ _ORDER = "order"
 
 
 class TuningStudy:
-    """A search to drive step by step: ask for a decision, run one step with it, report its times.
+    """A search to drive step by step: ask for a decision, run a step with it, report its time.
 
     Args:
-        file: the study's own; created where it is missing, else resumed.
-        name: of the study.
-        space: decisions that may be tried; the trials of a resumed study may lie outside.
+        file: the study's file; created if it is missing, else resumed.
+        name: name of the study.
+        space: decisions that may be tried; trials of a resumed study may lie outside.
 
     Raises:
         OSError, ValueError: the file cannot be read or written.
@@ -76,24 +76,24 @@ class TuningStudy:
 
     @property
     def tried(self) -> tuple[Tried, ...]:
-        """Every trial that ended, also those pruned, in order."""
+        """Every trial that ended, pruned trials included, in order."""
         ended = (TrialState.COMPLETE, TrialState.PRUNED)
         trials = self._study.get_trials(deepcopy=False, states=ended)
         return tuple(map(_tried, filter(_runs, trials)))
 
     @property
     def best_seconds(self) -> float | None:
-        """Median of the fastest trial that ended, None before the first one."""
+        """Median step of the fastest trial that ended; None before the first."""
         return min((trial.median_seconds for trial in self.tried), default=None)
 
     @property
     def num_steps(self) -> int:
-        """Steps so far: those reported, and one to warm up for each trial."""
+        """Steps so far: the reported steps, and a warm-up step for each trial."""
         trials = self._study.get_trials(deepcopy=False)
         return sum(len(trial.intermediate_values) + 1 for trial in trials)
 
     def ask(self) -> Decision | None:
-        """Return what to run next; None when the search is over."""
+        """Return the decision to run next; None when the search is over."""
         wanted = next_decision(space=self._space, tried=self.tried)
         if wanted is None:
             return None
@@ -104,7 +104,7 @@ class TuningStudy:
         return _decision(self._trial)
 
     def report(self, seconds: float) -> bool:
-        """Record one step of the trial and return whether the trial goes on."""
+        """Record a step of the trial and return whether the trial goes on."""
         trial = self._trial
         assert trial is not None, "report before ask"  # noqa: S101 - our own bug
         trial.report(seconds, len(self._seconds))
@@ -125,7 +125,7 @@ class TuningStudy:
         return best_tried(space=self._space, tried=self.tried)
 
     def planned(self) -> Tried | None:
-        """Return the trial of the plan's answer; None where it was not tried."""
+        """Return the trial of the plan's decision; None if it was not tried."""
         return next((trial for trial in self.tried if trial.decision == self._space.seed), None)
 
 
@@ -133,9 +133,9 @@ class StudyTuner:
     """Implementation of `moetune.runtime.plans.tuner.Tuner`.
 
     Args:
-        folder: of the studies' files.
-        hardware_id: of this machine, as results hold for equal machines only.
-        stores: opens the store to write.
+        folder: folder of the studies' files.
+        hardware_id: this machine's id, as results hold only for equal machines.
+        stores: opens the store to write it.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class StudyTuner:
         self._trying: Decision | None = None
 
     def begin(self, task: TuningTask) -> Decision | Settled:
-        """Begin a search, or continue the one in its file."""
+        """Begin a search, or continue the search in its file."""
         how = task.memory_reuse or "planned"
         name = f"{task.plan.id[:16]}-{self._hardware_id}-{how}-{task.tokens_per_rank}"
         self._task = task
@@ -159,7 +159,7 @@ class StudyTuner:
         return self._next(self._study)
 
     def tell(self, seconds: float) -> Decision | Settled:
-        """Report one step's time; return the next decision to try, or the result."""
+        """Report a step's time; return the next decision to try, or the result."""
         study, trying = self._study, self._trying
         assert study is not None, "tell before begin"  # noqa: S101 - our own bug
         assert trying is not None  # noqa: S101
@@ -172,7 +172,7 @@ class StudyTuner:
         return self._trying or self.settle()
 
     def settle(self) -> Settled:
-        """Store and return the best of what was tried."""
+        """Store and return the best decision that was tried."""
         task, study = self._task, self._study
         assert task is not None, "settle before begin"  # noqa: S101 - our own bug
         assert study is not None  # noqa: S101
@@ -191,7 +191,7 @@ class StudyTuner:
         return settled
 
     def _store(self, plan: Plan, settled: Settled) -> None:
-        """Store a result for this machine; without a store the job trains with it all the same."""
+        """Store a result for this machine; if that fails, log it, as the job can use the result."""
         try:
             with self._stores() as store:
                 if store.plan(plan.id) is None:
@@ -210,7 +210,7 @@ def _tried(trial: FrozenTrial) -> Tried:
 
 
 def _runs(trial: FrozenTrial) -> bool:
-    """Return whether a layer runs a trial: older studies may have some that no layer does."""
+    """Return whether a layer can run a trial's decision; trials of older studies may be others."""
     decision, dispatcher = _decision(trial), str(trial.user_attrs.get("dispatcher", "flat"))
     return dispatcher == "flat" and decision.forward_degree == decision.backward_degree
 

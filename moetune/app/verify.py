@@ -27,18 +27,18 @@ VERIFICATION_SCHEMA = "moetune.verification/1"
 DEGREES = (1, 2, 4, 8, 16)
 NUM_ROUNDS = 7
 LOST = 0.02
-"""A plan has lost where its step is slower than that of one chunk by more than this share."""
+"""A plan has lost if its step is slower than in one chunk by more than this share."""
 _TOLERANCES = {"float64": 1e-11, "float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedStep:
-    """One decision, predicted and measured; medians over the rounds.
+    """A decision's predicted and measured step; measured times are medians over the rounds.
 
     Args:
-        predicted_seconds: None without a profile to predict from, and with another kernel.
-        deviation: largest relative difference of output and gradients from one chunk.
-        kernel: of the experts; "" for what the layer takes by itself.
+        predicted_seconds: None without a profile to predict from, and for another kernel.
+        deviation: largest relative difference of output and gradients from those in one chunk.
+        kernel: kernel of the experts; "" for the layer's default.
     """
 
     forward_degree: int
@@ -55,7 +55,7 @@ class VerifiedStep:
 
     @property
     def error(self) -> float | None:
-        """See `prediction_error`; None where nothing was predicted."""
+        """The `prediction_error` of the step; None without a prediction."""
         if self.predicted_seconds is None:
             return None
         return prediction_error(self.predicted_seconds, self.step_seconds)
@@ -63,14 +63,14 @@ class VerifiedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """The comparison of all decisions.
+    """The comparison of all decisions with their predictions.
 
     Args:
         tolerance: largest deviation at which results in this dtype count as equal.
         imbalance: rows of the busiest rank over the mean.
-        planned_imbalance: what the plan assumes, by its routing and placement.
-        kernel: of the experts, as the plan says; "" for what the layer takes by itself.
-        range_seconds: of the plan's step, 5th and 95th percentile; None where it has none.
+        planned_imbalance: the imbalance that the plan assumes, by its routing and placement.
+        kernel: the plan's kernel of the experts; "" for the layer's default.
+        range_seconds: 5th and 95th percentile of the plan's step; None without a range.
     """
 
     plan_id: str
@@ -83,12 +83,12 @@ class Verification:
 
     @property
     def planned(self) -> VerifiedStep:
-        """The plan's own decision."""
+        """The step with the plan's decision."""
         return next(step for step in self.steps if step.is_planned)
 
     @property
     def fastest(self) -> VerifiedStep:
-        """The decision of the plan's strategy and kernel with the shortest measured step."""
+        """The shortest measured step with the plan's strategy and kernel."""
         wanted = self.planned.strategy, self.planned.kernel
         return min(
             (step for step in self.steps if (step.strategy, step.kernel) == wanted),
@@ -102,7 +102,7 @@ class Verification:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the plan's measured step is inside its own range."""
+        """Whether the plan's measured step is inside its predicted range."""
         if self.range_seconds is None:
             return True
         low, high = self.range_seconds
@@ -110,12 +110,12 @@ class Verification:
 
     @property
     def has_lost(self) -> bool:
-        """Whether one chunk is faster than the plan, by more than measurements repeat within."""
+        """Whether one chunk is faster than the plan by more than the noise of measurements."""
         return self.planned.step_seconds > (1 + LOST) * self.one_chunk.step_seconds
 
     @property
     def holds(self) -> bool:
-        """Whether the numbers are equal, the step is as predicted, and no slower than one chunk."""
+        """Whether the numbers are equal, and the step as predicted and no slower than one chunk."""
         return self.is_equal and self.is_inside and not self.has_lost
 
     @property
@@ -141,21 +141,21 @@ def verify_plan(
     environ: Mapping[str, str],
     oversubscribe: bool,
 ) -> Verification | None:
-    """Run the plan's layer at every degree and return the comparison; None on ranks above 0.
+    """Run the plan's layer at every degree and return the comparison, or None on ranks above 0.
 
     Args:
-        profile: the one that the plan was made with, to predict the other degrees.
-        num_ranks: to start; default, the plan's.
-        oversubscribe: several ranks may share a core.
+        profile: the plan's profile, to predict the other degrees.
+        num_ranks: number of ranks to start; default, the plan's number.
+        oversubscribe: whether ranks may share a core.
 
     Raises:
         InputError: the plan is for another number of ranks, for a whole model, for a routing that
-            tokens cannot follow, or for more ranks than there is room for; or its phases have
-            different numbers of chunks.
+            tokens cannot follow, or for more ranks than there are cores or GPUs; or its phases
+            have different numbers of chunks.
         MoetuneError: a rank failed.
     """
     workload, decisions = plan.workload, _decisions(plan)
-    expert_shares(workload)  # its refusals, before ranks are started
+    expert_shares(workload)  # raises its errors before ranks are started
     ranks = _started_ranks(plan, launch.world_size if launch else num_ranks)
     from moetune.app.launch import run_on_ranks
 
@@ -180,7 +180,7 @@ def verify_plan(
 
 
 def _started_ranks(plan: Plan, ranks: int | None) -> int:
-    """Return the plan's ranks; InputError where others are there or asked for."""
+    """Return the plan's number of ranks; raise InputError if `ranks` is another number."""
     planned_ranks = plan.layout.expert_ranks
     if ranks and ranks != planned_ranks:
         raise InputError(
@@ -191,7 +191,7 @@ def _started_ranks(plan: Plan, ranks: int | None) -> int:
 
 
 def _decisions(plan: Plan) -> tuple[Decision, ...]:
-    """Return one chunk, the plan without reuse, other degrees, the plan, and its other kernels."""
+    """Return the decisions to run: one chunk, no reuse, other degrees, the plan, other kernels."""
     planned = plan.decide(plan.inputs.tokens_per_rank)
     degrees = (
         planned.with_degree(degree)
@@ -235,7 +235,7 @@ def _measure(layer: tuple[Workload, Sequence[Decision]], _: object) -> "Sequence
     from moetune.measure.steps import measure_steps, random_steps
 
     (workload, decisions), device = layer, rank_device()
-    planned = decisions[0].kernel  # whose refusal is an error, on all ranks
+    planned = decisions[0].kernel  # kept, so that a kernel that cannot run is an error on all ranks
     able = {planned, *able_kernels(workload, device=device)}
     decisions = [decision for decision in decisions if decision.kernel in able]
     steps = random_steps(workload, device=device)

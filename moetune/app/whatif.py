@@ -1,4 +1,4 @@
-"""What-if: a plan's question with other values or another machine, planned again and compared."""
+"""What-if: a plan's question with changed values or another machine, solved and compared."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ from moetune.solve.model.profiled import usable_bytes
 WHATIF_SCHEMA = "moetune.whatif/1"
 AS_CHANGES = Spelling(key="changes.{}", constraint="changes.constraints.{}")
 _ARGUMENTS: Mapping[str, str] = {"tokens_per_rank": "tokens", "memory_limit_bytes": "memory_limit"}
-"""Arguments of `moetune.plan` by the keys of a plan's inputs with another name."""
+"""Arguments of `moetune.plan` for the keys of a plan's inputs that have another name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,8 @@ class WhatIf:
     """Changes of a plan's question.
 
     Args:
-        changes: flags of `moetune plan` or keys of a plan's inputs that differ, all or some of
-            them under `constraints`; None removes one.
+        changes: changed flags of `moetune plan` or keys of a plan's inputs, of which any may be
+            under `constraints`; None removes a flag.
         speeds: factors on the measured speeds of `computation`, `communication` and `copies`.
         spelling: the caller's names of the changed inputs, for errors.
     """
@@ -52,7 +52,7 @@ class WhatIfAnswer:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Sentences on the differences: what was changed, then the most important first."""
+        """Sentences on the differences: first the changes, then the effects by importance."""
         changed = ", ".join(changed_inputs(self.before, self.after))
         title = f"{'' if changed.startswith('without ') else 'with '}{changed}"
         title = title if changed else "the plan is already made for these inputs"
@@ -68,10 +68,10 @@ class WhatIfAnswer:
 def whatif(
     planner: Planner, before: AnyPlan, question: WhatIf, *, model: str | None = None
 ) -> WhatIfAnswer:
-    """Return a plan, and the plan for changed inputs, flags, machine or speeds.
+    """Return a plan and the plan for changed inputs, flags, machine or speeds.
 
-    Nothing is stored. A profile that the command line names is the second plan's machine. A group
-    size that was not measured is estimated, as with `--allow-modelled`, and the plan warns of it.
+    Nothing is stored. A profile that the command line names is the second plan's machine. Group
+    sizes that were not measured are estimated, as with `--allow-modelled`, with a warning.
 
     Args:
         model: the `config.json` of a whole model without a name.
@@ -103,9 +103,9 @@ def change_plan(
     planned_with: Profile | None = None,
     model: str | None = None,
 ) -> WhatIfAnswer:
-    """Return a plan, and the plan for changes on a profile's machine; errors as of `whatif`.
+    """Return a plan and the changed plan on a profile's machine; errors: see `whatif`.
 
-    The memory of `planned_with`, the profile of `before`, is a whole model's default limit.
+    `planned_with` is the profile of `before`; its usable memory is a whole model's default limit.
     """
     faster = decode(Speeds, question.speeds, "speeds")
     is_moved = profile.digest != before.inputs.profile_fingerprint
@@ -130,7 +130,7 @@ def change_plan(
 
 
 def _profile_of(planner: Planner, plan: AnyPlan) -> Profile | None:
-    """Return the profile that a plan was made with; None where it is not there or has changed."""
+    """Return the profile that a plan was made with; None if it is missing or has changed."""
     try:
         current = planner.sources.profile(plan.inputs.profile).profile
     except ProfileError:
@@ -139,7 +139,7 @@ def _profile_of(planner: Planner, plan: AnyPlan) -> Profile | None:
 
 
 def arguments_of(inputs: TrainingInputs, profile: Profile | None) -> dict[str, object]:
-    """Return a model's question as arguments of `moetune.plan`; a profile has the default limit."""
+    """Return a model's question as arguments of `moetune.plan`; a profile's limit is omitted."""
     pins = inputs.pins
     is_default = profile is not None and usable_bytes(profile.machine) == inputs.memory_limit_bytes
     return {
@@ -166,7 +166,7 @@ def _changed(asked: dict[str, object], question: WhatIf) -> Question:
 
 
 def _arguments(question: WhatIf) -> Iterator[tuple[str, object]]:
-    """Yield changed arguments of `moetune.plan`; None for a flag that is removed."""
+    """Yield changed arguments of `moetune.plan`; None for a removed flag."""
     changes = dict(question.changes)
     changes |= decode(dict[str, object], changes.pop("constraints", {}), "changes.constraints")
     for name, given in changes.items():

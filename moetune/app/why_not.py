@@ -1,7 +1,7 @@
-"""Another choice of a plan next to the plan's own: the answer to "why not this one".
+"""Another choice next to the plan's choice: the answer to "why not this layout".
 
-The other choice is the best with what was asked pinned, as for a what-if. Without the plan's
-profile it is one of the candidates that the plan keeps.
+The other choice is the best under the asked pins, as in a what-if. Without the plan's profile it
+is a candidate that the plan keeps.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ ComparedVerdict = Literal[
     "chosen", "as_fast", "slower", "faster", "too_large", "refused"
 ]  # fmt: skip
 _NAMED = 3
-"""So many parts of a difference are named."""
+"""Most parts of a difference that are named."""
 _SMALL = 5e-4
 """Differences of parts below this share of the step are not named."""
 _WAYS = (
@@ -39,21 +39,21 @@ _WAYS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhyNotAnswer:
-    """Another choice beside the plan's own.
+    """Another choice next to the plan's choice.
 
     Args:
         plan: its id.
-        asked: what was pinned, by flag.
-        source: whether the plan had kept the other choice, or it was solved for now.
-        chosen: the plan's own choice.
-        other: the best with what was asked; None where a rule refuses it.
-        limit_bytes: of one device; None where the profile is not there.
-        refused: by which rule, or why the other one does not fit; None where it does.
-        probability_faster: that it is the faster one of both, given the errors of the
-            predictions; None where nothing is known of them.
-        kept_because: why the plan says that the other one lost; "" where it was not kept.
-        rule: by which a plan may leave a faster choice.
-        notes: what has to be known about these numbers.
+        asked: the pinned values by flag.
+        source: "plan" if the plan had kept the other choice, "solved" if it was solved now.
+        chosen: the plan's choice.
+        other: the best choice under the asked pins; None if a rule refuses it.
+        limit_bytes: limit of a device; None if it is unknown without the profile.
+        refused: the rule that refuses the other choice, or why it does not fit; None if it fits.
+        probability_faster: probability that the other choice is faster, given the errors of the
+            predictions; None if these are unknown.
+        kept_because: the plan's reason why the other choice lost; "" if the plan does not keep it.
+        rule: the rule by which a plan may prefer a slower choice.
+        notes: remarks that a reader of these numbers has to know.
     """
 
     plan: str
@@ -84,13 +84,13 @@ class WhyNotAnswer:
 
     @property
     def fits(self) -> bool:
-        """Whether the other choice is known to fit, or not known not to."""
+        """Whether the other choice fits, or its memory or the limit is unknown."""
         needed = self.other.needed_bytes if self.other else None
         return needed is None or self.limit_bytes is None or needed <= self.limit_bytes
 
     @property
     def difference(self) -> StepDifference | None:
-        """The other step less the chosen one; None where a rule refuses it."""
+        """The other step minus the chosen step; None if a rule refuses the other choice."""
         return None if self.other is None else difference_of(self.chosen, self.other)
 
     @property
@@ -111,11 +111,11 @@ class WhyNotAnswer:
 
 
 def answer_why_not(subject: Subject, question: WhyNot) -> WhyNotAnswer:
-    """Return another choice beside a plan's own.
+    """Return another choice next to the plan's choice.
 
     Raises:
-        InputError: a value is none that it could have, or the plan has no such choice.
-        ProfileError: neither plan nor profile has it, or the profile lacks an operation.
+        InputError: a value is not possible, or the plan has no such choice.
+        ProfileError: the profile lacks an operation; or is missing, and the plan lacks the choice.
     """
     asked, choice = subject.asked(question), subject.choice
     answer = WhyNotAnswer(
@@ -137,7 +137,7 @@ def answer_why_not(subject: Subject, question: WhyNot) -> WhyNotAnswer:
 
 
 def _from_plan(subject: Subject, answer: WhyNotAnswer) -> WhyNotAnswer:
-    """Return the fastest candidate with what is asked that the plan keeps."""
+    """Return the fastest candidate with the asked values among those that the plan keeps."""
     if answer.asked.items() <= answer.chosen.decision.items():
         return replace(answer, other=answer.chosen)
     lost = [
@@ -154,7 +154,7 @@ def _from_plan(subject: Subject, answer: WhyNotAnswer) -> WhyNotAnswer:
 
 
 def _lost_because(subject: Subject, choice: ComparedChoice) -> str:
-    """Return why the plan says that a choice lost; "" where it does not keep it."""
+    """Return the plan's reason why a choice lost; "" if the plan does not keep the choice."""
     for row in subject.alternatives:
         is_same = row.choice.decision.items() <= choice.decision.items()
         if is_same and is_same_step(row.choice.step_seconds, choice.step_seconds):
@@ -163,7 +163,7 @@ def _lost_because(subject: Subject, choice: ComparedChoice) -> str:
 
 
 def _drift_notes(subject: Subject) -> tuple[str, ...]:
-    """Return a note where this version predicts another step for the plan's own choice."""
+    """Return a note if this version predicts another step for the plan's choice."""
     now = subject.seconds()
     if is_same_step(now, subject.choice.step_seconds):
         return ()
@@ -220,7 +220,7 @@ def _step_words(answer: WhyNotAnswer, rival: ComparedChoice) -> Iterator[str]:
 
 
 def _way_words(chosen: ComparedChoice, rival: ComparedChoice) -> Iterator[str]:
-    """Yield the decisions in which both differ beside their names."""
+    """Yield the decisions that differ and are not part of the layouts' names."""
     mine, theirs = chosen.decision, rival.decision
     differing = [
         f"{name} {theirs[name]} instead of {mine[name]}"

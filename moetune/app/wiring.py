@@ -1,6 +1,6 @@
-"""Wiring: stores, service clients and the detected cluster, opened as the settings say.
+"""Wiring: opens stores, service clients and the detected cluster from the settings.
 
-Heavy libraries are imported inside the functions, so that a command loads only what it uses.
+Functions import heavy libraries inside, so that a command loads only what it uses.
 """
 
 import logging
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from moetune.store import SqlStore
 
 StoreFinder: TypeAlias = "Callable[[], AbstractContextManager[SqlStore | None]]"
-"""Opens the store to read; gives None where there is none yet."""
+"""Function that opens the store to read it; it gives None if there is no store yet."""
 _warn_once = cache(logging.getLogger("moetune").warning)
 
 
 def configure(
     *, db: str | None = None, file: Path | None = None, no_files: bool = False
 ) -> Configuration:
-    """Return the settings of this process in this folder; raise InputError for a wrong setting."""
+    """Return this process's settings in this folder; raise InputError for a wrong setting."""
     return config.load(
         environ=config.environment(), directory=Path.cwd(), db=db, file=file, no_files=no_files
     )
@@ -37,13 +37,13 @@ def configure(
 def open_store(
     settings: Settings, *, read_only: bool = False, patience_seconds: float | None = None
 ) -> AbstractContextManager["SqlStore"]:
-    """Open the store of the settings; without `read_only` it is made where there is none.
+    """Open the settings' store; without `read_only`, create it if there is none.
 
     Args:
         patience_seconds: longest wait for a lock; None for the command line's default.
 
     Raises:
-        InputError, MoetuneError: it is no database, or cannot be reached, read or written.
+        InputError, MoetuneError: it is not a database, or cannot be reached, read or written.
     """
     from moetune import store
 
@@ -54,7 +54,7 @@ def open_store(
 
 
 def check_store(settings: Settings) -> None:
-    """Raise BadStoreError where the settings name no database, for want of a home folder."""
+    """Raise BadStoreError if the settings name no database because there is no home folder."""
     if settings.db == config.NO_STORE:
         raise BadStoreError(
             "this user has no home folder, in which the store would be",
@@ -66,12 +66,12 @@ def check_store(settings: Settings) -> None:
 def find_store(
     settings: Settings, *, upgrades: bool = True, is_needed: bool = True
 ) -> Iterator["SqlStore | None"]:
-    """Open the store to read; None where none was made yet; errors as of `open_store`.
+    """Open the store to read it, or give None if there is no store yet; errors: see `open_store`.
 
     Args:
         upgrades: upgrade a user's file of an older schema, as `open_store` does.
-        is_needed: False gives None, with a warning, where it has another schema: that is an error
-            only if a profile or a plan is missing then.
+        is_needed: False gives None, with a warning, for a store with another schema. The command
+            then fails only if it lacks a profile or a plan.
     """
     if settings.db == config.NO_STORE or not _may_exist(settings.db):
         yield None
@@ -97,13 +97,13 @@ def find_store(
 
 
 def _may_exist(db: str) -> bool:
-    """Return whether there may be a database: no plain path without a file, known without SQL."""
+    """Return whether a database may exist; False only for a plain path without a file."""
     is_plain = ":" not in db and "\0" not in db and bool(db.strip()) and not db.startswith("~")
     return not is_plain or os.access(db, os.F_OK)  # False in a folder that may not be entered
 
 
 def service_client(url: str) -> "ServiceClient":
-    """Return a client of a checked URL, with this user's token and cache; or raise InputError."""
+    """Return a client for a checked URL with this user's token and cache; or raise InputError."""
     from moetune.runtime.plans.service import ServiceClient, ServiceConnection
 
     environ = config.environment()
@@ -112,7 +112,7 @@ def service_client(url: str) -> "ServiceClient":
 
 
 def searches_folder(settings: Settings) -> Path:
-    """Return the folder of the searches' trials: next to a SQLite file, else the data folder."""
+    """Return the folder of the searches' trials, next to the SQLite file or in the data folder."""
     from moetune import store
 
     check_store(settings)

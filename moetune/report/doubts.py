@@ -1,4 +1,4 @@
-"""Warnings of plans: of what was not measured or counted, of pins, and of pageable copies."""
+"""Warnings of plans: what was not measured or counted, slow pins, and pageable copies."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ def uncounted_words(decoder: Decoder) -> tuple[str, ...]:
 
 
 def plan_warnings(solved: SolvedLayer) -> Iterator[str]:
-    """Yield what is doubtful in a plan, or not published of its profile, with commands."""
+    """Yield a plan's warnings, with the commands that measure what is doubtful."""
     problem, ranked, ranking = solved.problem, solved.ranked, solved.ranked.best
     inputs, provenance, profile = problem.inputs, problem.provenance, problem.inputs.profile
     compared = [ranking.step, ranking.sequential]
@@ -78,7 +78,7 @@ def _pin_warnings(ranking: Ranking) -> Iterator[str]:
 
 
 def doubt_warnings(doubts: Iterable[Doubt], *, command: str) -> Iterator[str]:
-    """Yield a warning for each operation not measured, and the command, "" of other machines."""
+    """Yield warnings of operations not measured, then `command` ("" for another machine)."""
     sizes: dict[Doubt, list[float]] = {}
     for doubt in doubts:
         sizes.setdefault(doubt._replace(size=0.0), []).append(doubt.size)
@@ -98,7 +98,7 @@ def doubt_warnings(doubts: Iterable[Doubt], *, command: str) -> Iterator[str]:
 
 
 def profile_command(inputs: PlanInputs, launch: str) -> str:
-    """Return the command that adds a plan's own sizes to its profile."""
+    """Return the command that adds a plan's sizes to its profile."""
     flags = [f"--name {inputs.profile} --resume"]
     if inputs.model is not None:
         flags.append(f"--model {inputs.model}")

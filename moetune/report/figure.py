@@ -49,8 +49,8 @@ class Series:
     """Bars or points of a colour.
 
     Args:
-        text_color: of the texts in bars.
-        size: pixels of a point; 0 for a line through the points.
+        text_color: colour of the texts in bars.
+        size: diameter of a point in pixels; 0 for a line through the points.
     """
 
     name: str = ""
@@ -66,8 +66,8 @@ class Axis:
     """An axis of numbers.
 
     Args:
-        title: with the unit.
-        end: of an axis from 0; None for an axis around its values.
+        title: name and unit.
+        end: where an axis from 0 ends; None for an axis around its values.
     """
 
     title: str = ""
@@ -83,7 +83,7 @@ class Figure:
         name: of letters, digits and hyphens; unique on its page.
         words: caption and text alternative.
         y: None for bars, whose rows are below each other.
-        series: those that come later are on top.
+        series: a later series is drawn on top.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Tick(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """The numbers at which an axis begins and ends; of a log scale their decimal logarithms."""
+    """The numbers at which an axis begins and ends; for a log scale their decimal logarithms."""
 
     low: float
     high: float
@@ -122,12 +122,12 @@ class Scale(NamedTuple):
         return cls(low - padding, high + padding, axis.is_log)
 
     def share(self, value: float) -> float:
-        """Return 0 for the value at which the axis begins, 1 for that at which it ends."""
+        """Return a value's place on the axis: 0 where the axis begins, 1 where it ends."""
         place = math.log10(value) if self.is_log else value
         return (place - self.low) / (self.high - self.low)
 
     def ticks(self) -> Iterator[Tick]:
-        """Yield 1, 2 or 5 times a power of ten and its multiples; of a log scale all three."""
+        """Yield multiples of 1, 2 or 5 times a power of ten; on a log scale all three."""
         if self.is_log:
             powers = range(math.floor(self.low), math.ceil(self.high) + 1)
             for value in (size * 10.0**power for power in powers for size in _DIGITS[:-1]):

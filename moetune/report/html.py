@@ -26,7 +26,7 @@ _FLAG = re.compile(r"--[a-z][a-z-]*")
 
 
 def environment(*folders: Path) -> "Environment":
-    """Return an escaping environment of templates of folders and of this package.
+    """Return a Jinja environment that escapes, with templates of folders and of this package.
 
     Raises:
         MoetuneError: Jinja2 is not installed.
@@ -56,7 +56,7 @@ class Chapter:
         name: of letters, digits and hyphens; unique in the report.
         short: title in the list of contents.
         scope: sizes and machine in one line.
-        sections: the first one's title is omitted: it repeats the chapter's.
+        sections: the first section's title is omitted, as it repeats the chapter's.
     """
 
     name: str
@@ -87,7 +87,7 @@ def notebook_cell(*, name: str, sections: Sequence[Section], more: Sequence[Sect
 
     Args:
         name: of letters, digits and hyphens; unique in the notebook.
-        more: behind a line that unfolds them.
+        more: sections behind a line that unfolds them.
 
     Raises:
         MoetuneError: Jinja2 is not installed.
@@ -104,7 +104,7 @@ def notebook_cell(*, name: str, sections: Sequence[Section], more: Sequence[Sect
 
 
 def _mark_commands(text: str) -> str:
-    """Return escaped text with commands set as code, and numbers that stay beside their units."""
+    """Return escaped text with commands set as code, and numbers joined to their units."""
     from markupsafe import Markup, escape
 
     def code(match: re.Match[str]) -> str:

@@ -24,7 +24,7 @@ _MEANINGS = {
 
 
 def timeline_figure(forward: Timeline, backward: Timeline) -> Figure:
-    """Return both phases of a layer's step, one lane per stream, on the same time scale."""
+    """Return a figure of both phases of a layer's step, with a lane for each stream."""
     phases = {"forward": forward, "backward": backward}
     longest = max(timeline.makespan_seconds for timeline in phases.values())
     second, unit = seconds_unit(longest)
@@ -62,7 +62,7 @@ def _bar(phase: str, span: Span, second: float) -> Bar:
 
 
 def _short(name: str) -> str:
-    """Return "D1" of "dispatch 0"; "" of what is no chunk's."""
+    """Return "D1" for "dispatch 0"; "" for an operation without a chunk."""
     operation, chunk = operation_and_chunk(name)
     return "" if chunk is None else f"{operation[:1].upper()}{chunk + 1}"
 

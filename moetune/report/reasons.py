@@ -58,6 +58,7 @@ def in_words(solved: SolvedLayer) -> Plan:
 
 
 def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
+    """Return why the best strategy and degree won: memory, doubt, or the time of a step."""
     ranking, step = ranked.best, ranked.best.step
     limit = format_bytes(ranking.budget.limit_bytes)
     without = next((loser for loser in ranked.losers if loser.strategy == "none"), None)
@@ -205,7 +206,7 @@ def _busy_words(step: StepTime) -> str:
 
 
 def _gain(step: StepTime, sequential: StepTime) -> str:
-    """Return the time that chunks hide, or lose by overlapping, and what smaller ones cost."""
+    """Return the time that chunks hide, or lose by overlapping, and what smaller chunks cost."""
     hidden = step.hidden_seconds
     work = step.work_seconds - sequential.work_seconds
     if hidden > TIE * step.seconds:
@@ -304,5 +305,5 @@ def _saving_words(choice: ModelPlacement) -> str:
 
 
 def _mean(choice: ModelPlacement, name: str) -> str:
-    """Return how full the fullest ranks are on the mean of the layers."""
+    """Return a skew of the layers on their mean: "1.25"."""
     return f"{fmean(getattr(layer, name) for layer in choice.layers):.2f}"

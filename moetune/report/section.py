@@ -20,9 +20,9 @@ class Cell:
     """One fact: a value for programs, a text for people.
 
     Args:
-        value: seconds, bytes, a share of 1, a count, or words; None where it is unknown.
-        unit: of the value: "s", "B", "1" for a share, or "".
-        href: link on a page; "" for none.
+        value: seconds, bytes, a share of 1, a count, or words; None if it is unknown.
+        unit: the value's unit: "s", "B", "1" for a share, or "".
+        href: link on a page; "" without a link.
         mark: style class: "chosen", "good", "usable", "suspect", "code", or "".
     """
 
@@ -44,7 +44,7 @@ class Cell:
 
     @classmethod
     def count(cls, number: float) -> "Cell":
-        """Return a cell with a number, of which the text is whole."""
+        """Return a cell with a number, whose text is rounded to a whole number."""
         return cls(text=f"{number:,.0f}", value=number)
 
     @classmethod
@@ -67,11 +67,11 @@ class Cell:
 
 EMPTY = Cell(text="")
 _MOST_ON_A_PHONE = 3
-"""Columns that fit beside each other."""
+"""Columns that fit next to each other."""
 
 
 class Highlight(NamedTuple):
-    """One of the few numbers to read first, with a note to compare it with."""
+    """A number to read first, with a note to compare it with."""
 
     name: str
     cell: Cell
@@ -84,13 +84,13 @@ class Table:
 
     Args:
         name: of letters, digits and hyphens; unique on its page.
-        title: "" where the section's title is enough.
+        title: "" if the section's title is enough.
         prose: columns of sentences, which a terminal prints below the table, row by row.
         wide: columns that a terminal omits.
         notes: meaning of the columns.
         empty: text instead of a table without rows.
         is_narrow: whether a page shows it at less than its full width.
-        num_more: rows that there are besides, and that were not read.
+        num_more: further rows that were not read.
     """
 
     name: str
@@ -112,7 +112,7 @@ class Table:
         columns: Mapping[str, Callable[[Item], Cell | str]],
         **fields: Any,  # noqa: ANN401 - other fields of a table
     ) -> "Table":
-        """Return a table with a row for each item; `columns` make its cells, by their headings."""
+        """Return a table with a row for each item; `columns` are headings and functions of an item."""
         cells = [[column(item) for column in columns.values()] for item in items]
         rows = tuple(
             tuple(Cell.words(cell) if isinstance(cell, str) else cell for cell in row)
@@ -153,12 +153,12 @@ class Section:
 
     Args:
         name: of letters, digits and hyphens; unique on its page.
-        title: "" for one that continues the previous section.
+        title: "" for a section that continues the previous section.
         scope: one line of sizes, ranks or a machine below the title.
-        doubts: why the answer may be wrong, which is read before it.
+        doubts: why the answer may be wrong; they stand before the answer.
         paragraphs: the answer first.
         highlights: the numbers to read first, for a page.
-        summary: the same numbers in a sentence, for a terminal.
+        summary: the numbers of the highlights in a sentence, for a terminal.
         notes: warnings.
     """
 
@@ -216,7 +216,7 @@ def facts(name: str, rows: Iterable[tuple[str, str]], *, header: Sequence[str] =
 
 
 def sentence(text: str) -> str:
-    """Return the text with a capital letter, unless a name, and a full stop, unless a command."""
+    """Capitalize a text unless it begins with a name; end it with a stop unless with a command."""
     is_word = text[:2].isalpha() and "_" not in text.partition(" ")[0]
     start = text[:1].upper() if is_word else text[:1]
     return start + text[1:] + ("" if text.endswith((".", "`")) else ".")

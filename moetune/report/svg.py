@@ -1,8 +1,8 @@
 """Figures as SVG that needs no script, in the theme's colours.
 
-Heights are in pixels, widths in shares of the figure: it fills whatever width it is given, and its
-texts and lines keep their size. Labels at the left stand in a drawing of fixed width; the area
-next to it takes what is left.
+Heights are in pixels, and widths are shares of the figure. The figure fills the width that it is
+given, while texts and lines keep their size. Labels at the left stand in a drawing of fixed width;
+the area next to it takes the rest.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ _CHARACTER, _IN_BARS = 7.0, 6.6
 _PHONE, _WIDE = 250, 960
 """Pixels of an area on a phone and in the widest window, to know which texts have room."""
 _TOP, _HEIGHT, _ROW, _BAR = 12, 190, 36, 27
-"""Pixels above an area, of one with points, of a row, and of its bar."""
+"""Pixels above an area, and heights of an area with points, of a row, and of a row's bar."""
 _TICKS, _TITLE = 22, 20
 
 _Place: TypeAlias = tuple[float, float]
@@ -30,9 +30,9 @@ class Drawing(NamedTuple):
     """The inner SVG of a figure.
 
     Args:
-        left: pixels of the labels, at whose right the area begins.
-        area: of any width; its places are shares of it.
-        legend: SVG of each series by its name; of a single one nothing.
+        left: width of the labels in pixels; the area begins to their right.
+        area: SVG of any width, in which places are shares of the width.
+        legend: SVG of each series by its name; empty for a single series.
     """
 
     left: float
@@ -43,7 +43,7 @@ class Drawing(NamedTuple):
 
 
 def figure_svg(figure: Figure) -> str:
-    """Return a figure's legend and drawing as HTML; errors as of `drawing_of`."""
+    """Return a figure's legend and drawing as HTML; raise as `drawing_of` does."""
     drawing = drawing_of(figure)
     above = f'<span class="axis">{escape(figure.y.title)}</span>' if figure.y else ""
     items = "".join(
@@ -59,7 +59,7 @@ def figure_svg(figure: Figure) -> str:
 
 
 def drawing_of(figure: Figure) -> Drawing:
-    """Return a figure's drawing; raise ValueError where a colour is no role of the theme."""
+    """Return a figure's drawing; raise ValueError if a colour is no role of the theme."""
     points = [point for series in figure.series for point in series.points]
     rows = [*dict.fromkeys(bar.row for series in figure.series for bar in series.bars)]
     x, bottom = Scale.of(figure.x, [point.x for point in points]), _TOP + _ROW * len(rows)
@@ -117,7 +117,7 @@ def _points(series: Series, x: Scale, y: Scale) -> str:
 
 
 def _x_labels(figure: Figure, x: Scale, bottom: float) -> Iterator[str]:
-    """Yield the labels and the title of the x axis; of dense labels a phone omits each second."""
+    """Yield the x axis's labels and title; if labels are dense, a phone omits every second."""
     ticks = [*x.ticks()]
     is_dense = sum(len(tick.text) * _CHARACTER + 16 for tick in ticks) > _PHONE
     for number, tick in enumerate(ticks):

@@ -20,7 +20,7 @@ _GOES_ON = " \\"
 _COMMAND = re.compile(r":\s+(moetune [a-z]+ [^`]*?)\.?$")
 """A command at the end of a sentence, without its full stop."""
 _SHORT_COMMAND = re.compile(r"`moetune [^`]{1,40}`")
-"""A command in a sentence, which is not cut; a longer one goes on as a shell reads it."""
+"""A command in a sentence, which is never cut; longer commands are, with backslashes."""
 _HARD_SPACE = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=\d) (?=(?:[mµn]?s|[KMGT]?i?B|[GT]FLOP/s)\b|%)")
 
@@ -32,7 +32,7 @@ class SectionPrinter:
     Args:
         color: whether a terminal may show styles.
         file: gets plain lines of `WIDTH` characters; None for stdout, as wide as its terminal.
-        most_rows: of a table, behind which stands how many more there are; None for all.
+        most_rows: rows to print of a table, before a count of the rest; None for all.
     """
 
     color: bool = True
@@ -124,7 +124,7 @@ class SectionPrinter:
         )
 
     def _emit(self, renderable: "RenderableType", width: int | None = None) -> None:
-        """Print without the spaces with which rich pads lines."""
+        """Print without the spaces that rich adds at the ends of lines."""
         console = self._console()
         with console.capture() as captured:
             console.print(renderable, width=width, soft_wrap=width is None)
@@ -133,7 +133,7 @@ class SectionPrinter:
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    """Return lines, in which a command that is cut goes on as a shell reads it."""
+    """Return wrapped lines; where a command is cut, its line ends in a shell's backslash."""
     match = _COMMAND.search(text)
     if match:
         lead, command = text[: match.start()] + ":", match[1]
@@ -153,7 +153,7 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 def _continuation(command: str, width: int) -> list[str]:
-    """Return the lines of a command, which end in a backslash, all but the last."""
+    """Return the lines of a command; all but the last end in a backslash."""
     lines = textwrap.wrap(
         command, width - len(_GOES_ON), subsequent_indent="  ",
         break_long_words=False, break_on_hyphens=False,

@@ -19,12 +19,12 @@ _SHOWN_OPTIONS = ("host", "port", "service")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """One database.
+    """A database and how to reach it.
 
     Args:
         shown: the address without passwords, for messages.
         path: the absolute file of a SQLite database, None for PostgreSQL.
-        url: what SQLAlchemy connects to.
+        url: the URL that SQLAlchemy connects to.
         secrets: the texts that no message may contain.
     """
 
@@ -60,7 +60,7 @@ def parse_address(text: str) -> Address:
 
 
 def database_file(text: str) -> Path | None:
-    """Return the absolute file of a SQLite database, else None; errors as of `parse_address`."""
+    """Return a SQLite database's absolute file, else None; raise as `parse_address` does."""
     return parse_address(text).path
 
 

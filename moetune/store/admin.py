@@ -46,7 +46,7 @@ class SqlStore(MeasurementStore, ObservedRunStore, PlanStore):
         Free space is checked for a SQLite file only: a server reports a full disk when it writes.
 
         Raises:
-            StoreUnavailableError: it is locked, full or away.
+            StoreUnavailableError: it is locked, full or unreachable.
             SchemaMismatchError: it has another schema.
         """
         require_head(self)
@@ -76,9 +76,9 @@ def open_store(
 
     Args:
         url: a file, `sqlite:///FILE`, or `postgresql+psycopg://USER@HOST/DATABASE`.
-        read_only: open without any right to write; there must be a database then.
-        upgrades: bring a file of an older schema that nobody else uses to this moetune's first.
-        patience_seconds: longest wait for locks of others; None as in `engine.Opening`.
+        read_only: open without any right to write; the database must exist then.
+        upgrades: first upgrade a file of an older schema, if only this user may write it.
+        patience_seconds: longest wait for locks of other processes; see `engine.Opening`.
 
     Raises:
         SchemaMismatchError: the database has an older or newer schema.
@@ -114,7 +114,7 @@ def upgrade(url: str) -> tuple[str | None, str]:
     Raises:
         SchemaMismatchError: the database is newer than this moetune.
         InputError: the address, or the file at it, is no database.
-        MoetuneError: the database cannot be reached or written; it is as it was before.
+        MoetuneError: the database cannot be reached or written; it is unchanged.
     """
     address = parse_address(url)
     _check_place(address, must_exist=False)
@@ -125,7 +125,7 @@ def upgrade(url: str) -> tuple[str | None, str]:
 
 
 def current(url: str) -> SchemaState:
-    """Return the revision of a database and the wanted one; nothing is created or changed.
+    """Return a database's revision and the wanted revision; create and change nothing.
 
     Raises:
         InputError: the address, or the file at it, is no database.
@@ -145,7 +145,7 @@ def check(url: str) -> tuple[str, ...]:
     this moetune's, and reads every document.
 
     Raises:
-        InputError: there is no database, or the file cannot be read as one at all.
+        InputError: there is no database, or the file is not a database.
         MoetuneError: the database cannot be reached or read.
     """
     address = parse_address(url)
@@ -221,7 +221,7 @@ def _set_journal(database: Database) -> None:
 
 
 def _can_write(connection: Connection) -> bool:
-    """Return whether the transaction, which has begun, may write."""
+    """Return whether the transaction that has begun may write."""
     if connection.dialect.name == "sqlite":
         return True  # it has the write lock
     return connection.exec_driver_sql("SHOW transaction_read_only").scalar() == "off"

@@ -1,7 +1,7 @@
-"""One open database: transactions that fail with one clear error, the base of the store.
+"""An open database, the base of the store: its transactions fail with a single clear error.
 
-One that meets a lost connection or a conflict is run once more. A connection of the pool may be
-lost long before it is used.
+A transaction that meets a lost connection or a conflict is run once more. A connection of the
+pool may be lost long before it is used.
 """
 
 import threading
@@ -58,7 +58,7 @@ class Database:
         return self.address.shown
 
     def write(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in a transaction; a MoetuneError says so where anything was written."""
+        """Run `work` in a transaction; a MoetuneError says so if anything may be written."""
         if self.address.path is None:
             return self._run(self.engine, work)
         if not self._turn.acquire(timeout=self.how.turn_seconds):
@@ -72,11 +72,11 @@ class Database:
             self._turn.release()
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Run `work`, which only reads, on a single state of the rows; or raise MoetuneError."""
+        """Run `work`, which only reads, on a single snapshot of the rows; or raise MoetuneError."""
         return self._run(self._reader, work)
 
     def outside(self, work: Callable[[Connection], T]) -> T:
-        """Run SQLite's pragmas outside of a transaction; errors as of `read`."""
+        """Run SQLite's pragmas outside of a transaction; raise as `read` does."""
         return self._run(without_transaction(self.engine), work)
 
     def _run(self, engine: Engine, work: Callable[[Connection], T]) -> T:
@@ -132,13 +132,13 @@ def writes(method: Callable[Concatenate[S, Connection, P], T]) -> Callable[Conca
 
 
 def first_missing(connection: Connection, key: ColumnElement[Any], wanted: Sequence[K]) -> K | None:
-    """Return the first of the keys that no row has; None where all rows are there."""
+    """Return the first of the wanted keys that no row has; None if every key has a row."""
     stored = set(connection.scalars(select(key).where(key.in_(set(wanted)))))
     return next((value for value in wanted if value not in stored), None)
 
 
 def insert_missing(connection: Connection, table: Table, values: dict[str, Any]) -> None:
-    """Append the row unless one with its key is there."""
+    """Append the row unless the table has its key already."""
     if connection.dialect.name == "postgresql":  # slow to import, and most stores are SQLite
         from sqlalchemy.dialects.postgresql import insert
     else:

@@ -4,8 +4,8 @@ SQLAlchemy's defaults for SQLite lose concurrent updates without an error (the d
 before a SELECT). Deferred transactions fail as locked when they start to write. Hence: every
 writing transaction takes the write lock as its first statement.
 
-A SQLite file that was removed or replaced can still be written to by who has it open, and the
-rows are gone. Hence: a connection to a file that is no longer the one at its path is given up.
+A process that has a SQLite file open can still write to it after it was removed or replaced, and
+the rows are lost. Hence: a connection is given up as soon as its path holds another file.
 """
 
 import json
@@ -30,7 +30,7 @@ from moetune.store.address import Address
 
 BUSY_TIMEOUT_SECONDS = 30.0
 _TURN_SECONDS = 20.0
-# As many threads of one process use a store at once; connections are made when they are needed.
+# So many threads of a process can use a store at once; connections are made when they are needed.
 NUM_CONNECTIONS = 16
 # A connection to a server that vanished silently is given up after half a minute.
 _POSTGRESQL_OPTIONS = MappingProxyType(
@@ -57,8 +57,8 @@ class Opening:
         create: create a SQLite file where there is none.
         enforce_foreign_keys: False for migrations, in which SQLite replaces tables: dropping
             the old one would delete the rows that refer to it.
-        patience_seconds: longest wait for locks of others; None for half a minute with SQLite,
-            and without a limit with PostgreSQL.
+        patience_seconds: longest wait for locks of other processes; None for half a minute with
+            SQLite, and for no limit with PostgreSQL.
     """
 
     read_only: bool = False
@@ -139,11 +139,11 @@ def file_system(path: Path, *, mounts: str) -> str:
 
 
 _PRIVATE = 0o600
-"""Mode of a new database: what a team measured is its own business."""
+"""Mode of a new database: what a team measured is private."""
 
 
 def connect_sqlite(path: Path, how: Opening) -> sqlite3.Connection:
-    """Connect to a file, which nobody else may read where it is made."""
+    """Connect to a file; a file that this creates can be read by this user alone."""
     mode = "ro" if how.read_only else "rwc" if how.create else "rw"
     if mode == "rwc" and not path.exists():
         with suppress(OSError):  # SQLite says it better
@@ -160,10 +160,10 @@ def connect_sqlite(path: Path, how: Opening) -> sqlite3.Connection:
 
 
 def _postgresql_options(url: URL, how: Opening) -> dict[str, Any]:
-    """Return the options of a connection that the address does not have itself."""
+    """Return the connection's options that the address does not set itself."""
     options = {key: value for key, value in _POSTGRESQL_OPTIONS.items() if key not in url.query}
     if how.patience_seconds is not None:
-        # PostgreSQL fails a statement that has waited so long for a lock.
+        # PostgreSQL fails a statement that has waited this long for a lock.
         limit = f"-c lock_timeout={round(1000 * how.patience_seconds)}"
         options["options"] = f"{url.query.get('options', '')} {limit}"
     return options

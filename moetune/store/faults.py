@@ -1,4 +1,4 @@
-"""Translation of SQLAlchemy's and its drivers' errors into moetune's own."""
+"""Translation of errors of SQLAlchemy and its drivers into moetune's errors."""
 
 from sqlalchemy.exc import DataError, DBAPIError, SQLAlchemyError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -7,7 +7,7 @@ from moetune.domain.errors import BadStoreError, InputError, MoetuneError, Store
 from moetune.store.address import Address
 
 _AGAIN = ("40001", "40P01", "08", "57P")
-"""Serialization failure, deadlock, lost connections, starting or stopping."""
+"""SQLSTATEs to try again after: conflict, deadlock, lost connection, starting or stopping."""
 _LOST = ("08", "57P")
 _AWAY, _BAD = StoreUnavailableError, BadStoreError
 _Meaning = tuple[type[MoetuneError], str, str]
@@ -63,7 +63,7 @@ _MEANINGS: tuple[tuple[tuple[str, ...], _Meaning], ...] = (
     (("53300",), (_AWAY, "has too many connections", "try again later")),
     (("57P",), (_AWAY, "is starting or stopping", "try again when the server runs")),
 )  # fmt: skip
-"""What a code of SQLite, a SQLSTATE that begins so, or a driver's words mean."""
+"""Meanings of SQLite's codes, of beginnings of SQLSTATEs, and of words of drivers."""
 
 
 def is_transient(error: DBAPIError) -> bool:
@@ -77,7 +77,7 @@ def is_lost(error: DBAPIError) -> bool:
 
 
 def translate(error: SQLAlchemyError, address: Address) -> MoetuneError:
-    """Return the error of the database at `address` as one of moetune's, without secrets."""
+    """Return moetune's error for an error of the database at `address`, without secrets."""
     if isinstance(error, DBAPIError):
         detail = address.scrub(" ".join(str(error.orig).split()))
         kind, what, hint = _meaning(error, is_server=address.path is None)
@@ -119,6 +119,6 @@ def _meaning(error: DBAPIError, *, is_server: bool) -> _Meaning:
 
 
 def _code(error: DBAPIError) -> str:
-    """Return SQLite's name of the error, or the server's SQLSTATE; "" where there is none."""
+    """Return SQLite's name of the error, or the server's SQLSTATE; "" if it has neither."""
     names = (getattr(error.orig, name, None) for name in ("sqlite_errorname", "sqlstate"))
     return str(next(filter(None, names), ""))

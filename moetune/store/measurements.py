@@ -31,10 +31,10 @@ class MeasurementStore(Database):
     def open_run(
         self, connection: Connection, *, name: str, fingerprint: Fingerprint
     ) -> int | None:
-        """Return the latest unfinished run of that name, to resume it.
+        """Return the latest unfinished run of that name on this hardware, to resume it.
 
-        None where it ran on other hardware or with other software: its samples do not describe
-        this machine as it is now.
+        Return None if there is no such run, or if it ran with other software: its samples do not
+        describe this machine as it is now.
         """
         query = (
             select(runs.c.id, runs.c.software)
@@ -53,7 +53,7 @@ class MeasurementStore(Database):
 
     @writes
     def add_samples(self, connection: Connection, run_id: int, samples: Sequence[Sample]) -> None:
-        """Append samples to the run, all or none; raise InputError for a time of no operation."""
+        """Append all samples to the run, or none; raise InputError for an impossible time."""
         for sample in samples:
             storable.check(sample)
         _require_run(connection, run_id)
@@ -74,13 +74,13 @@ class MeasurementStore(Database):
     def save_profile(
         self, connection: Connection, profile: Profile, *, run_id: int | None = None
     ) -> None:
-        """Append the profile: fitted to the run's samples so far, or imported with its own.
+        """Append a profile that is fitted to the run's samples so far, or imported with samples.
 
         The newest profile of a name is the current one.
 
         Raises:
-            InputError: it has times or rates of no machine (`moetune.store.storable`), or was
-                fitted to other samples than the run has.
+            InputError: it has times or rates that no machine has (`moetune.store.storable`), or
+                was fitted to other samples than the run has.
         """
         storable.check(profile)
         fitted_to = _import_run(connection, profile) if run_id is None else run_id

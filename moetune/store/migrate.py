@@ -1,4 +1,4 @@
-"""Schema revisions: a database's own, the one this moetune wants, and upgrades between them.
+"""Schema revisions: a database's, the revision that this moetune wants, and upgrades.
 
 Revisions are files `NNNN_name.py` without branches, so that opening a database reads the file
 names alone and does not import Alembic.
@@ -41,10 +41,10 @@ CONTEXT_OPTIONS: MappingProxyType[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaState:
-    """The revision of a database and the one that this moetune wants.
+    """A database's revision, and the newest revision, which this moetune wants.
 
     Args:
-        revision: None where there is no database yet.
+        revision: None if there is no database yet.
     """
 
     revision: str | None
@@ -52,12 +52,12 @@ class SchemaState:
 
     @property
     def up_to_date(self) -> bool:
-        """Whether they are the same."""
+        """Whether both revisions are the same."""
         return self.revision == self.head
 
 
 def migrations_folder(package: Path = _PACKAGE) -> Path:
-    """Return the revisions' folder, of a package or a checkout; or raise MoetuneError."""
+    """Return the folder of revisions in a package or a checkout; or raise MoetuneError."""
     for folder in (package / "_migrations", package.parent / "migrations"):
         if (folder / "env.py").is_file():
             return folder
@@ -115,14 +115,14 @@ def mismatch(state: SchemaState, address: Address) -> SchemaMismatchError:
 def upgrade_to_head(address: Address, *, only_new: bool) -> SchemaState:
     """Bring a database to the head revision in one transaction.
 
-    Processes that upgrade at the same time wait for each other; the later ones find it done.
-    A SQLite file of an older schema is copied first, and the copy named in the log.
+    Processes that upgrade at the same time wait for each other, and only the first does the work.
+    A SQLite file of an older schema is copied first, and the log names the copy.
 
     Args:
         only_new: leave a database that has a revision already as it is.
 
     Returns:
-        The state before.
+        The state before the upgrade.
 
     Raises:
         SchemaMismatchError: the database is newer than this moetune.
@@ -157,7 +157,7 @@ def upgrade_to_head(address: Address, *, only_new: bool) -> SchemaState:
 
 
 def upgrade_private(database: Database) -> None:
-    """Upgrade a file of an older schema, unless others may write it; or SchemaMismatchError."""
+    """Upgrade a file of an older schema unless others may write it; or SchemaMismatchError."""
     path = database.address.path
     if path is None or database.read(read_state).revision not in known_revisions()[:-1]:
         return
@@ -178,7 +178,7 @@ def _free_name(path: Path, end: str) -> Path:
 
 
 def _copy(path: Path, copy: Path) -> None:
-    """Copy a file by a second connection: that of the writer would wait for itself for ever."""
+    """Copy a file by a second connection: the writer's would wait for itself for ever."""
     try:
         with (
             closing(connect_sqlite(path, Opening(read_only=True))) as source,
@@ -193,7 +193,7 @@ def _copy(path: Path, copy: Path) -> None:
 
 
 def differences(connection: Connection) -> tuple[str, ...]:
-    """Return how the database's tables differ from the ones in `schema`."""
+    """Return how the database's tables differ from those in `schema`."""
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 

@@ -32,7 +32,7 @@ class ObservedRunStore(Database):
         after: int = 0,
         limit: int | None = None,
     ) -> tuple[Stored[ObservedRun], ...]:
-        """Return runs, newest first, of those before the number `after`; None stands for any."""
+        """Return runs before the id `after` (0: all), newest first; None in a filter allows any."""
         wanted = {
             "profile": profile, "profile_fingerprint": profile_fingerprint, "target": target,
             "plan_id": plan_id,

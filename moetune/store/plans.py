@@ -49,7 +49,7 @@ class PlanStore(Database):
 
     @writes
     def save_plan(self, connection: Connection, plan: AnyPlan) -> None:
-        """Append the plan; one of the same inputs by an older moetune gives way to it.
+        """Append the plan; it replaces an older moetune's plan for the same inputs.
 
         Raises:
             InputError: it predicts a time that no step takes (`moetune.store.storable`).
@@ -66,7 +66,7 @@ class PlanStore(Database):
 
     @reads
     def plan(self, connection: Connection, plan_id: str) -> AnyPlan | None:
-        """Return the plan whose id starts so; raise InputError where several do."""
+        """Return the plan whose id begins with `plan_id`; raise InputError if several do."""
         row = _beginning_with(connection, plan_id, *plans.c)
         if row is None:
             return None
@@ -75,10 +75,10 @@ class PlanStore(Database):
 
     @reads
     def plan_id(self, connection: Connection, plan_id: str) -> str:
-        """Return the whole id of the plan whose id starts so, unread; errors as of `plan`.
+        """Return the whole id of the plan whose id begins with `plan_id`; do not read the plan.
 
         Raises:
-            NotFoundError: no plan's does.
+            NotFoundError, InputError: no plan's id begins with it, or several do.
         """
         row = _beginning_with(connection, plan_id, plans.c.id)
         if row is None:
@@ -89,7 +89,7 @@ class PlanStore(Database):
 
     @reads
     def plan_documents(self, connection: Connection, plan_ids: Sequence[str]) -> dict[str, str]:
-        """Return the canonical JSON of the stored plans among those with exactly these ids."""
+        """Return plans' canonical JSON by id; ids must be whole, and unknown ids are left out."""
         rows = connection.execute(_DOCUMENTS, {"plan_ids": list(plan_ids)})
         return {row[0]: row[1] for row in rows}
 
@@ -110,7 +110,7 @@ class PlanStore(Database):
             model: name of their model; None for every model and layer.
             profile: name of their profile; None for all.
             since: earliest time, UTC, ISO 8601; "" for any.
-            after: id of the plan that they follow; "" for the newest.
+            after: id of the plan before the first of these; "" to begin with the newest.
 
         Raises:
             NotFoundError: there is no plan `after`.
@@ -159,10 +159,10 @@ class PlanStore(Database):
         return _remove(connection, settled_sizes.c.plan_id.in_(plan_ids), plans.c.id.in_(plan_ids))
 
     def prune(self, before: str, *, dry_run: bool = False) -> Removed:
-        """Delete what is older, and plans that nothing newer was settled under.
+        """Delete older rows, except plans under which a size was settled later.
 
         Args:
-            before: UTC, ISO 8601, as of `Stored`.
+            before: rows before this time are older; UTC, ISO 8601, as in `Stored`.
             dry_run: count only.
         """
         settled = settled_sizes.c
@@ -175,7 +175,7 @@ class PlanStore(Database):
 def _beginning_with(
     connection: Connection, plan_id: str, *columns: Column[Any]
 ) -> RowMapping | None:
-    """Return columns of the plan whose id starts so; raise InputError where several do."""
+    """Return columns of the plan whose id begins with `plan_id`; InputError if several do."""
     if not _PREFIX.fullmatch(plan_id):
         return None
     # Not LIKE, which no index answers; "g" follows the last digit.
@@ -194,7 +194,7 @@ def _remove(
     *,
     dry_run: bool = False,
 ) -> Removed:
-    """Delete rows, or count them; the plans last, which settled sizes refer to."""
+    """Delete rows, or count them; plans come last, since settled sizes refer to them."""
 
     def remove_rows(table: Table, condition: ColumnElement[bool]) -> int:
         if dry_run:

@@ -22,12 +22,12 @@ def utc_now() -> str:
 
 
 def columns(value: object, **more: object) -> Values:
-    """Return the columns of a value: its keys, what a row has besides, and the time."""
+    """Return a row's columns: the keys of a value, `more` columns, and the time."""
     return {**encode(value), **more, "created_at": utc_now()}
 
 
 def read_row(read: Callable[[], T], where: str) -> T:
-    """Return what a row holds; raise BadStoreError where another moetune or program wrote it."""
+    """Return what `read` returns; raise BadStoreError for a row that this moetune cannot read."""
     try:
         return read()
     except InputError as error:
@@ -35,18 +35,18 @@ def read_row(read: Callable[[], T], where: str) -> T:
 
 
 def infos(kind: type[T], result: CursorResult[Any]) -> tuple[T, ...]:
-    """Return the list entries in rows, whose columns are the fields of their kind."""
+    """Return rows as values of a kind, whose fields are the rows' columns."""
     return tuple(decode(kind, dict(row), kind.__name__) for row in result.mappings())
 
 
 def sample_from_row(row: RowMapping, where: str) -> Sample:
-    """Return the sample in a row; raise InputError where another program changed it."""
+    """Return the sample in a row; raise InputError if another program changed it."""
     values = {name: row[name] for name in Sample.__dataclass_fields__}
     return decode(Sample, values, f"{where}: sample {row['id']}")
 
 
 def stored(kind: type[T], row: RowMapping, where: str) -> Stored[T]:
-    """Return the value of a row with number and time; raise InputError for a changed row."""
+    """Return a row's value with its id and time; raise InputError for a changed row."""
     values = dict(row)
     number, created_at = values.pop("id"), values.pop("created_at")
     value = decode(kind, values, f"{where} {number}")
@@ -62,7 +62,7 @@ def settled_values(settled: Settled) -> Values:
 
 
 def settled_from_row(row: RowMapping, where: str) -> Settled:
-    """Return the search's decision in a row; errors as of `stored`."""
+    """Return the search's decision in a row; raise as `stored` does."""
     values = dict(row)
     number = values.pop("id")
     for derived in ("median_seconds", "created_at"):

@@ -36,7 +36,7 @@ metadata = MetaData(
 
 
 def _columns(kind: Any, *names: str) -> Iterator[Column[Any]]:  # noqa: ANN401 - a type of SQLAlchemy
-    """Yield columns of one type, in which every row has a value."""
+    """Return columns of a type that are never null."""
     return (Column(name, kind, nullable=False) for name in names)
 
 
@@ -54,8 +54,8 @@ machines = Table(
     sqlite_autoincrement=True,
 )
 
-# Without autoincrement SQLite gives a removed run's id to the next one, and a process that
-# still writes to the removed run would write to the new one.
+# Without autoincrement SQLite gives a removed run's id to the next run, and a process that
+# still writes to the removed run would write to the new run.
 runs = Table(
     "runs",
     metadata,
@@ -104,7 +104,7 @@ plans = Table(
     Index(None, "created_at", "id"),
 )
 
-# Without a reference to `plans`: a run stays when its plan goes, and a launch file has none.
+# Without a reference to `plans`: a run outlives its plan, and a launch file's run has no plan.
 observed_runs = Table(
     "observed_runs",
     metadata,

@@ -14,7 +14,7 @@ from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, Settled
 from moetune.domain.samples import Sample
 
 _SHORTEST = {"step": SHORTEST_SECONDS, "operation": 1e-12}
-"""A small table's entry at the highest rate of a data sheet is above that of an operation."""
+"""Least seconds. A small table's entry takes longer even at the highest rate of a data sheet."""
 FASTEST_SECONDS = 1e-15
 """Least time of a million bytes, elements or multiply-accumulates: a rate of 1e21 a second."""
 LARGEST_SIZE = 1e21
@@ -23,9 +23,9 @@ _Times = Iterator[tuple[str, str, Iterable[float]]]
 
 
 def check(value: AnyPlan | Profile | Sample | Settled) -> None:
-    """Raise InputError for a time that no step or operation takes, or a rate that none has.
+    """Raise InputError for a time that no step or operation takes, or an impossible rate.
 
-    Lines are looked at where a million bytes or multiply-accumulates are; tables row by row.
+    Lines are checked at a million bytes or multiply-accumulates; tables are checked row by row.
     """
     for what, name, times in _times(value):
         for seconds in times:
@@ -39,7 +39,7 @@ def check(value: AnyPlan | Profile | Sample | Settled) -> None:
 
 
 def _times(value: AnyPlan | Profile | Sample | Settled) -> _Times:
-    """Yield whether times are of steps or operations, their name, and the times."""
+    """Yield "step" or "operation", the times' name, and the times."""
     match value:
         case Settled():
             yield "step", "planned_seconds", (value.planned_seconds,)

@@ -1,6 +1,6 @@
-"""The subject of a question: a plan of either kind that is priced again with its profile.
+"""Subjects of questions: plans of either kind, priced again with their profile.
 
-Both kinds have the same methods, and each question is written once over them.
+Both kinds have the same methods, so that each question needs code only once.
 """
 
 from typing import TypeAlias
@@ -20,7 +20,7 @@ Subject: TypeAlias = LayerSubject | ModelSubject
 def subject_of(
     plan: AnyPlan, *, profile: Profile | None = None, missing: str = "", model: str | None = None
 ) -> Subject:
-    """Return the subject that a plan is; `model` is the `config.json` of a model without a name.
+    """Return a plan as a subject; `model` is the `config.json` of a model without a name.
 
     Raises:
         InputError: a model is named for the plan of a layer.
@@ -32,7 +32,7 @@ def subject_of(
 
 
 def refuse_model(model: str | None) -> None:
-    """Raise InputError where a model was named for a plan that has its own."""
+    """Raise InputError if a model is named for a layer's plan, which needs no model."""
     if model is not None:
         raise InputError(
             "--model is for the plans of Hugging Face models, and this plan says its own",

@@ -53,19 +53,19 @@ class LayerSubject(PricedPlan):
 
     @property
     def strategies(self) -> tuple[StrategyTerms, ...]:
-        """Every memory strategy with its best degree; empty where the layout leaves no choice."""
+        """Every memory strategy with its best degree; empty if the layout leaves no choice."""
         return self.plan.terms.strategies if self.plan.terms else ()
 
     @property
     def note(self) -> str:
-        """What cannot be shown, and why; empty where everything can."""
+        """What cannot be shown, and why; empty if everything can be shown."""
         if self.plan.terms is None:
             return "plans of schema 1 have no terms behind their times: make the plan again"
         return "" if self.profile else f"{self.missing}: the timeline cannot be drawn"
 
     @property
     def memory_limit_bytes(self) -> int | None:
-        """Limit of plan or profile for a device, less the rest of the model; None if not known."""
+        """A device's limit, by plan or profile, minus the rest of the model; None if unknown."""
         inputs = self.plan.inputs
         machine_bytes = self.profile.machine.plannable_bytes if self.profile else None
         limit = inputs.memory_limit_bytes or machine_bytes
@@ -85,7 +85,7 @@ class LayerSubject(PricedPlan):
 
     @property
     def alternatives(self) -> tuple[LostChoice, ...]:
-        """The candidates that the plan keeps, then the best of the other memory strategies."""
+        """The candidates in the plan, then the best choice of each other memory strategy."""
         lost = {degree_name(row): _lost(row) for row in self.plan.alternatives}
         for row in self.strategies:
             if not row.is_chosen:
@@ -100,11 +100,11 @@ class LayerSubject(PricedPlan):
 
     @property
     def rule(self) -> str:
-        """By which a plan may leave a faster choice."""
+        """The rule by which a plan may prefer a slower choice."""
         return _RULE.format(self.plan.decision.why)
 
     def asked(self, question: WhyNot) -> Asked:
-        """Return the degree and the strategy that are asked for; raise InputError for others."""
+        """Return the question's degree and strategy; raise InputError if they are wrong."""
         if question.layout is not None:
             raise InputError(
                 f"--layout is for whole models, and plan {self.plan.id[:6]} is of one layer",
@@ -120,7 +120,7 @@ class LayerSubject(PricedPlan):
         return Asked(texts=texts, pins=answers)
 
     def instead(self, asked: Asked) -> Instead:
-        """Return these pins' plan, or what it would be if memory had no limit."""
+        """Return the plan with these pins, or the plan without a memory limit if none fits."""
         try:
             plan = self._changed(asked.pins)
         except (InputError, InfeasiblePlanError) as error:
@@ -136,15 +136,15 @@ class LayerSubject(PricedPlan):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Every part."""
+        """The machine's parts that can change a layer's step."""
         return PARTS
 
     def seconds(self, slowdown: Slowdown | None = None) -> float:
-        """Return the step of the plan's own choice, of the machine or of a slower one."""
+        """Return the seconds of the plan's choice on its machine or on a slower machine."""
         return plan_step(plan=self.plan, costs=slowed(self.costs, slowdown)).seconds
 
     def neighbours(self) -> Iterator[Neighbour]:
-        """Yield one chunk more and less, other strategies, and more memory."""
+        """Yield a chunk more and less, other strategies, and 1 GiB more memory."""
         yield from self._degrees()
         for row in self.strategies:
             if row.strategy != self.plan.memory.strategy:
@@ -155,7 +155,7 @@ class LayerSubject(PricedPlan):
         yield Neighbour("memory-limit", f"1 GiB more memory: {roomy.name}", roomy.step_seconds)
 
     def timelines(self) -> Timelines:
-        """Return the streams of both phases."""
+        """Return the timelines of both phases' streams."""
         forward, backward = plan_timelines(plan=self.plan, costs=self.costs)
         spans = layer_spans(plan=self.plan, costs=self.costs, forward=forward, backward=backward)
         return Timelines(
@@ -165,7 +165,7 @@ class LayerSubject(PricedPlan):
 
     @cached_property
     def costs(self) -> Costs:
-        """The costs that the plan was solved with."""
+        """The operation costs that the plan was solved with."""
         return costs_of(self.machine, allow_modelled=self.plan.inputs.pinned.allow_modelled)
 
     def _degrees(self) -> Iterator[Neighbour]:
@@ -182,7 +182,7 @@ class LayerSubject(PricedPlan):
         return plan_again(changed_question(self.plan.inputs, answers), self.machine)
 
     def _chance(self, plan: Plan) -> float:
-        """Return the share of refits under which another plan's step is the shorter one."""
+        """Return the share of refits under which another plan's step is shorter."""
         allowed = plan.inputs.pinned.allow_modelled
         return chance_of_faster(
             self._priced(self.plan), self._priced(plan),
@@ -256,13 +256,13 @@ def _copies(plan: Plan) -> bool:
 
 
 def _copy_seconds(phase: PhaseTerms) -> float:
-    """Return a phase's copies: what its work has beside transfers and experts."""
+    """Return the seconds of a phase's copies: its work without transfers and experts."""
     work = phase.seconds + phase.hidden_seconds
     return max(0.0, work - phase.total_transfer_seconds - phase.total_compute_seconds)
 
 
 def placed_otherwise(plan: Plan, changed: Plan) -> Iterator[str]:
-    """Yield where another choice's plan has its experts, if not where the plan has them."""
+    """Yield a note if another choice's plan places its experts differently."""
     if changed.experts != plan.experts and changed.placement is not None:
         how = "are placed by their loads" if changed.experts else "keep their order"
         why = changed.placement.why

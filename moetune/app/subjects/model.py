@@ -62,7 +62,7 @@ class ModelSubject(PricedPlan):
     """A training plan that is priced again.
 
     Args:
-        model: the configuration that the plan was made for; None for the model of its name.
+        model: the `config.json` that the plan was made for; None to look the model up by name.
     """
 
     plan: TrainingDocument
@@ -71,12 +71,12 @@ class ModelSubject(PricedPlan):
 
     @property
     def memory_limit_bytes(self) -> int:
-        """Memory of one device that the layout may take."""
+        """Memory of a device that the layout may take."""
         return self.plan.inputs.memory_limit_bytes
 
     @property
     def kinds(self) -> dict[str, float]:
-        """Seconds of computation, exposed communication and waiting; they add up to the step."""
+        """Seconds of computation, exposed communication and waiting, which add up to the step."""
         return kinds_of(self.plan.predicted.parts)
 
     @property
@@ -105,25 +105,25 @@ class ModelSubject(PricedPlan):
 
     @property
     def choice(self) -> ComparedChoice:
-        """The plan's own layout, with the range of its step."""
+        """The plan's layout, with the range of its step."""
         return _choice_of(self.plan)
 
     @property
     def alternatives(self) -> Sequence[LostChoice]:
-        """The layouts that it was compared with."""
+        """The layouts that the plan was compared with."""
         return [LostChoice(_choice(row)) for row in self.plan.alternatives]
 
     @property
     def rule(self) -> str:
-        """By which a plan may leave a faster layout."""
+        """The rule by which a plan may prefer a slower layout."""
         return _RULE
 
     def asked(self, question: WhyNot) -> Asked:
-        """Return the layout or the chunks that are asked for; raise InputError for wrong values."""
+        """Return the layout or the chunks of the question; raise InputError for wrong values."""
         return asked_of_training(question, self.plan)
 
     def instead(self, asked: Asked) -> Instead:
-        """Return these pins' plan, which may not fit; raise InputError where chunks cannot be."""
+        """Return the best plan with these pins, or the smallest with a refusal if none fits."""
         if "degree" in asked.pins:
             return self._in_chunks(asked)
         try:
@@ -144,15 +144,15 @@ class ModelSubject(PricedPlan):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Every part, and the host's."""
+        """The machine's parts, and the host's, that can change a training step."""
         return (*PARTS, LAUNCHES, POSTED)
 
     def seconds(self, slowdown: Slowdown | None = None) -> float:
-        """Return the step of the plan's own layout, of the machine or of a slower one."""
+        """Return the seconds of the plan's layout on its machine or on a slower machine."""
         return self.plan.factor * self._slow_prices(slowdown).step(self.plan.layout).seconds
 
     def neighbours(self) -> Iterator[Neighbour]:
-        """Yield half and twice each size of the layout, and more memory."""
+        """Yield the best layouts with half and twice each size, and with 1 GiB more memory."""
         for name in _MOVED:
             size = getattr(self.plan.layout, name)
             moved = [2 * size] if size % 2 else [size // 2, 2 * size]
@@ -163,7 +163,7 @@ class ModelSubject(PricedPlan):
         yield Neighbour("memory-limit", words, self.plan.factor * roomy.step.seconds)
 
     def timelines(self) -> Timelines:
-        """Return the passes of every pipeline rank, in the order of its schedule."""
+        """Return every pipeline rank's passes in the order of its schedule."""
         layout, pipeline = self.plan.layout, self._prices.pipeline(self.plan.layout)
         num, ranks = pipeline.num_micro_batches, range(layout.pp)
         shown = num_drawn(pipeline)
@@ -187,7 +187,7 @@ class ModelSubject(PricedPlan):
 
     @cached_property
     def _priced(self) -> TrainingRequest:
-        """The request as the layouts are priced: with the plan's graphs and placed experts."""
+        """The request to price layouts with: with the plan's CUDA graphs and placed experts."""
         request = self._request
         request = replace(request, pins=as_graphed(request.pins, self.plan.layout))
         if not self.plan.is_placed:
@@ -203,12 +203,12 @@ class ModelSubject(PricedPlan):
         return step_prices(self._priced.job, self._priced.target, self.machine, self._costs)
 
     def _planned(self, asked: Asked, *, drop: Sequence[str] = ()) -> TrainingDocument:
-        """Return the plan with what is asked pinned, and without some of its own pins."""
+        """Return the plan with the asked pins, and without those of its pins that `drop` names."""
         pins = replace(self._request.pins.without(drop), **asked.pins)
         return plan_training(replace(self._request, pins=pins), self.machine)
 
     def _blocking(self, asked: Asked) -> Refusal | None:
-        """Return which of the plan's own pins leave no room for what is asked; None for none."""
+        """Return which of the plan's pins leaves no room for the asked layout, else None."""
         pins = self._request.pins
         names = [name for name in pins.pinned if name not in asked.pins]
         for some in (*([name] for name in names), names):
@@ -224,6 +224,7 @@ class ModelSubject(PricedPlan):
         return None
 
     def _in_chunks(self, asked: Asked) -> Instead:
+        """Return the plan's layout with other chunks; raise InputError if it has no chunks."""
         if self.plan.layout.overlap != "chunks":
             target = "" if self.plan.target == "moetune" else " and --target moetune"
             raise InputError(
@@ -243,11 +244,12 @@ class ModelSubject(PricedPlan):
         return Instead(choice=choice, probability_faster=self._chance(choice))
 
     def _chance(self, choice: ComparedChoice) -> float:
-        """Return the chance that another layout is faster, by the record of public runs."""
+        """Return the probability that another layout is faster, by the record of public runs."""
         steps = [self.choice.step_seconds, choice.step_seconds]
         return 1.0 - confidence_of(steps).probability_best
 
     def _neighbour(self, name: str, size: int) -> Neighbour:
+        """Return the best layout with a size moved and the plan's other sizes kept."""
         knob = name.replace("_", "-")
         sizes = {moved: getattr(self.plan.layout, moved) for moved in (*_MOVED, "etp")}
         sizes[name] = size
@@ -268,6 +270,7 @@ class ModelSubject(PricedPlan):
         return search_of(self._prices, self.machine, limit_bytes=limit, error_share=share)
 
     def _slow_prices(self, slowdown: Slowdown | None) -> StepPrices:
+        """Return the prices of steps on a machine with a slower or faster part."""
         if slowdown is None:
             return self._prices
         job, target = self._priced.job, self._priced.target
@@ -276,7 +279,7 @@ class ModelSubject(PricedPlan):
             return step_prices(job, slow, self.machine, self._costs)
         prices = step_prices(job, target, self.machine, slowed(self._costs, slowdown))
         device, factor = prices.device, slowdown.factor
-        # Attention does not follow the GEMMs: it is a part of its own.
+        # Attention is a separate part and does not follow the GEMMs.
         slow_factors: dict[str, dict[str, Any]] = {
             POSTED: {"posted_chunk_seconds": factor * device.posted_chunk_seconds},
             ATTENTION: {"attention_factor": factor}, GEMM_RATE: {"gemm_factor": factor},
@@ -286,7 +289,7 @@ class ModelSubject(PricedPlan):
 
 
 def _planned_request(plan: TrainingDocument, model: str | None) -> TrainingRequest:
-    """Return what a plan was made for; InputError where its model or routing is another one."""
+    """Return the request of a plan; raise InputError if its model or routing has changed."""
     inputs, name = plan.inputs, f"plan {plan.id[:6]}"
     _, job = planned_job(plan, given=model)
     decoder, routing = read_routing(inputs.routing, job.decoder)
@@ -304,10 +307,10 @@ def _planned_request(plan: TrainingDocument, model: str | None) -> TrainingReque
 
 
 def kinds_of(parts: Mapping[str, float]) -> dict[str, float]:
-    """Return seconds of computation, exposed communication and waiting, of all parts."""
+    """Return the sums of all parts' seconds of computation, exposed communication and waiting."""
     named = {"communication": _COMMUNICATION, "waiting": _WAITING}
     named = {"computation": frozenset(parts) - _COMMUNICATION - _WAITING, **named}
-    return {  # the same in whatever order parts are
+    return {  # fsum does not depend on the order of the parts
         kind: fsum(seconds for name, seconds in parts.items() if name in names)
         for kind, names in named.items()
     }

@@ -1,6 +1,6 @@
-"""Another choice that is asked of a training plan: sizes of a layout, or chunks of exchanges.
+"""Pins of a question on another choice of a training plan: layout sizes or exchange chunks.
 
-A layout is written "tp=2,pp=4", or as plans print it: "dp 8 · tp 2 · micro-batch 1".
+A layout's text is "tp=2,pp=4", or as plans print it: "dp 8 · tp 2 · micro-batch 1".
 """
 
 import math
@@ -24,7 +24,7 @@ _EXAMPLE = "write sizes as tp=2,pp=4"
 
 
 def asked_of_training(question: WhyNot, plan: TrainingDocument) -> Asked:
-    """Return pins by names of `LayoutRequest`, or chunks as `degree`; or raise InputError."""
+    """Return pins by field of `LayoutRequest`, or chunks as `degree`; or raise InputError."""
     if question.strategy is not None:
         raise InputError(
             "--strategy is for layers, and this is the plan of a training",
@@ -51,12 +51,12 @@ def asked_of_training(question: WhyNot, plan: TrainingDocument) -> Asked:
 
 
 def layout_texts(values: Mapping[str, object]) -> dict[str, str]:
-    """Return a layout's sizes and words by the names of the flags."""
+    """Return a layout's values as texts, by the names of their flags."""
     return {name.replace("_", "-"): _text(encode(value)) for name, value in values.items()}
 
 
 def degree_texts(degrees: Degrees) -> dict[str, str]:
-    """Return the chunks of both phases by the names of the flags."""
+    """Return the number of chunks of both phases as texts, by the names of their flags."""
     return {"forward-degree": str(degrees.forward), "backward-degree": str(degrees.backward)}
 
 
@@ -76,7 +76,7 @@ def _degrees(degree: int) -> Degrees:
 
 
 def _texts(text: str) -> dict[str, str]:
-    """Return the values' texts by name; a part without a name goes on with the list before it."""
+    """Return the values' texts by name; a part without a name continues the recompute list."""
     if not text.strip() or len(text) > _MOST_LETTERS:
         raise InputError("--layout is empty or too long", _EXAMPLE)
     texts: dict[str, str] = {}
@@ -91,12 +91,12 @@ def _texts(text: str) -> dict[str, str]:
             what = f"names {key} twice" if name in texts else f"has {shown(part)}, not NAME=VALUE"
             raise InputError(f"--layout {what}", _EXAMPLE)
         texts[name] = value.strip()
-    # What a printed layout omits is 1.
+    # Sizes that a printed layout omits are 1.
     return dict.fromkeys(("dp", *_SIZES), "1") | texts if _PRINTED in text else texts
 
 
 def _dp(text: str, pins: LayoutRequest, ranks: int) -> int:
-    """Return the replicas that are asked for; InputError unless they follow from other sizes."""
+    """Return the asked dp; raise InputError unless it follows from the other sizes."""
     if not text.isdecimal() or None in (pins.cp, pins.tp, pins.pp):
         raise InputError(
             "--layout: dp follows from cp, tp and pp", "name those instead, or all of them"

@@ -1,4 +1,4 @@
-"""What is asked of subjects, and what they answer: choices, and their differences."""
+"""Questions to subjects and their answers: choices and differences between choices."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from moetune.solve.trace import TraceSpan
 
 GIB = 2**30
 _SAME = 1e-9
-"""Relative difference of a step that two versions of moetune may have."""
+"""Largest relative difference of equal steps in two versions of moetune."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +20,8 @@ class PricedPlan:
     """A plan that is priced again.
 
     Args:
-        profile: the one that the plan was made with; None where it was not found.
-        missing: why it was not found.
+        profile: the profile that the plan was made with; None if it is missing or has changed.
+        missing: why there is no profile.
     """
 
     plan: AnyPlan
@@ -30,7 +30,7 @@ class PricedPlan:
 
     @property
     def machine(self) -> Profile:
-        """The profile that prices need; ProfileError where it is missing or has changed."""
+        """The profile to price with; raises ProfileError if it is missing or has changed."""
         if self.profile is None:
             raise ProfileError(
                 f"{self.missing}: plan {self.plan.id[:6]}",
@@ -40,17 +40,17 @@ class PricedPlan:
 
 
 def is_same_step(now: float, recorded: float) -> bool:
-    """Return whether this version of moetune predicts the seconds that a plan has."""
+    """Return whether this version of moetune predicts the seconds that a plan recorded."""
     return math.isclose(now, recorded, rel_tol=_SAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhyNot:
-    """Another choice of a plan that is asked for; None for what is left to the solver.
+    """A question on another choice of a plan; None for values that the solver decides.
 
     Args:
-        degree: chunks, of both phases.
-        layout: of a model's training: "tp=2,pp=4", or as plans print it.
+        degree: number of chunks in both phases.
+        layout: a training layout: "tp=2,pp=4", or as plans print it.
     """
 
     degree: int | None = None
@@ -64,14 +64,14 @@ class WhyNot:
 
     @property
     def degree_texts(self) -> dict[str, str]:
-        """The degree by the names of both phases' flags; empty where none is asked for."""
+        """The degree by the names of both phases' flags; empty without a degree."""
         phases = ("forward-degree", "backward-degree")
         return {} if self.degree is None else dict.fromkeys(phases, str(self.degree))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is asked of one plan: by flag in texts, and as its planner takes it."""
+    """A question's values: as texts by flag, and as pins for the planner."""
 
     texts: Mapping[str, str]
     pins: Mapping[str, Any]
@@ -84,10 +84,10 @@ class ComparedChoice:
     Args:
         name: degree, strategy or layout, in words.
         decision: the same for programs, by the names of the flags.
-        p05_step_seconds, p95_step_seconds: None where the plan has no range for it.
-        parts: seconds that add up to the step, by name; empty where only the step was kept.
-        work: seconds of each resource undisturbed, hidden or not; empty of whole models.
-        needed_bytes: of one device; None where only the step was kept.
+        p05_step_seconds, p95_step_seconds: None if the plan has no range for the choice.
+        parts: seconds that add up to the step, by name; empty if only the step was kept.
+        work: seconds of each resource undisturbed, hidden or not; empty for whole models.
+        needed_bytes: memory of a device; None if only the step was kept.
     """
 
     name: str
@@ -102,11 +102,11 @@ class ComparedChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDifference:
-    """By how much the other choice takes longer; negative where it is shorter.
+    """Seconds that the other choice takes longer; negative if it is shorter.
 
     Args:
-        share: of the plan's step.
-        parts: of each part, the largest first.
+        share: the difference as a share of the plan's step.
+        parts: difference of each part, the largest first.
     """
 
     seconds: float
@@ -115,7 +115,7 @@ class StepDifference:
 
 
 def difference_of(chosen: ComparedChoice, rival: ComparedChoice) -> StepDifference:
-    """Return another step less the chosen one; parts where both choices have them."""
+    """Return the rival's step minus the chosen step, with parts if both choices have them."""
     left, right = chosen.parts, rival.parts
     names = dict.fromkeys((*left, *right)) if left and right else {}
     more = {name: right.get(name, 0.0) - left.get(name, 0.0) for name in names}
@@ -129,26 +129,26 @@ def difference_of(chosen: ComparedChoice, rival: ComparedChoice) -> StepDifferen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The rule that refuses a choice, and the nearest that is allowed."""
+    """The rule that refuses a choice, and a hint at the nearest allowed choice."""
 
     what: str
     hint: str
 
     @classmethod
     def of(cls, error: MoetuneError) -> "Refusal":
-        """Return what an error says."""
+        """Return an error's text as a refusal."""
         return cls(what=error.what, hint=error.hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instead:
-    """The best with what is asked of a plan.
+    """The best plan with the asked pins.
 
     Args:
-        choice: None where a rule refuses it.
-        refused: by which rule, or why it does not fit; None where it does.
-        probability_faster: that it is faster than the plan's own; None where it is not known.
-        notes: what has to be known about these numbers.
+        choice: the plan's choice; None if a rule refuses it.
+        refused: the rule that refuses it, or why it does not fit; None if it fits.
+        probability_faster: probability that it is faster than the first plan; None if unknown.
+        notes: remarks that a reader of these numbers has to know.
     """
 
     choice: ComparedChoice | None = None
@@ -158,14 +158,14 @@ class Instead:
 
 
 class LostChoice(NamedTuple):
-    """A candidate as far as a plan keeps it, and why it lost; "" where its parts say it."""
+    """A candidate with the values that a plan keeps, and why it lost; "" if its parts say it."""
 
     choice: ComparedChoice
     lost_because: str = ""
 
 
 class Neighbour(NamedTuple):
-    """A decision of the plan moved, by its flag; without seconds where it cannot be had."""
+    """A decision of the plan moved to a neighbour; without seconds if it is not possible."""
 
     knob: str
     choice: str
@@ -174,7 +174,7 @@ class Neighbour(NamedTuple):
 
 
 class Timelines(NamedTuple):
-    """Bars of each process of a step, and shares of its communication behind computation."""
+    """Spans of each process of a step, and the hidden shares of its communication."""
 
     processes: Sequence[tuple[str, Sequence[TraceSpan]]]
     overlap: tuple[float, float] | None = None

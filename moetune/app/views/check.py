@@ -22,7 +22,7 @@ _NAMES = {
 
 
 def check_document(checked: Checked) -> dict[str, Any]:
-    """Return what `moetune check --json` prints beside its sections."""
+    """Return the values that `moetune check --json` prints."""
     reading, answer = checked.reading, checked.answer
     return {
         "schema": CHECK_SCHEMA,
@@ -59,7 +59,7 @@ def _better_document(better: Better) -> dict[str, Any]:
 
 
 def check_sections(checked: Checked) -> Iterator[Section]:
-    """Yield the sections, the answer first."""
+    """Yield the sections of a checked launch, the answer first."""
     yield _answer(checked)
     if checked.problems:
         yield Section(name="problems", title="What stops it, costs time or surprises",
@@ -154,7 +154,7 @@ def _better(checked: Checked) -> Table:
 
 
 def _place_cell(row: Row) -> Cell:
-    """Return the line that says a value, the file that the launch names for it, or "default"."""
+    """Return the line that sets a value, the file that the launch names for it, or "default"."""
     if row.line:
         return Cell.count(row.line)
     return Cell.words("default" if row.line is None else row.file or "behind --")

@@ -1,4 +1,4 @@
-"""Two plans, or two choices, side by side: in words, by decisions and by parts of a step."""
+"""Sections that compare two plans or choices: in words, by decisions and by parts of a step."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ from moetune.report.section import Cell, Section, Table, sentence
 def comparison_sections(
     first: AnyPlan, second: AnyPlan, *, names: tuple[str, str]
 ) -> tuple[Section, ...]:
-    """Return how the second plan differs from the first: in words, and in tables if it does."""
+    """Return how the second plan differs: in words, and in tables if both are of a kind."""
     doubts = (words for plan in (first, second) for words in suspect_words(plan))
     words = Section(
         name="answer",
@@ -31,7 +31,7 @@ def comparison_sections(
 
 
 def _words(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Iterator[str]:
-    """Yield the answer: both steps, then the inputs, then what the second plan decides."""
+    """Yield the answer: both steps, then the changed inputs, then the changed decisions."""
     if first.id == second.id:
         yield f"{names[0]} and {names[1]} are the same plan."
         return
@@ -47,7 +47,7 @@ def _words(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Iterator[
 
 
 def whatif_sections(answer: WhatIfAnswer) -> tuple[Section, ...]:
-    """Return the changes, their effects on the plan, and the reason."""
+    """Return the changes, their effects on the plan, and the reason for the new plan."""
     changes, *effects = answer.words
     after = answer.after
     reason = binding_words(after.best) if after.kind == "training" else after.decision.why
@@ -63,7 +63,7 @@ def whatif_sections(answer: WhatIfAnswer) -> tuple[Section, ...]:
 def parts_compared(
     chosen: ComparedChoice, rival: ComparedChoice, names: tuple[str, str]
 ) -> tuple[Table, ...]:
-    """Return what two steps consist of; nothing where a choice has no parts."""
+    """Return a table of the parts of two steps; empty if a choice has no parts."""
     difference, before, after = difference_of(chosen, rival), chosen.parts, rival.parts
     rows = [
         (name, before.get(name, 0.0), after.get(name, 0.0), more)

@@ -36,7 +36,7 @@ _ORDERS = {"dispatch_first": "all dispatches first", "interleaved": "interleaved
 
 
 def answer_section(subject: LayerSubject, *, has_reasons: bool) -> Section:
-    """Return a plan's workload, decision, times and bytes; its reason unless that follows."""
+    """Return a plan's workload, decision, times and bytes; omit the reason if `has_reasons`."""
     plan = subject.plan
     is_odd = is_one_chunk(plan) or plan.memory.strategy != "none"
     why = (plan.decision.why,) if is_odd and not has_reasons else ()
@@ -60,7 +60,7 @@ def answer_section(subject: LayerSubject, *, has_reasons: bool) -> Section:
 
 
 def _too_fast(plan: Plan) -> Iterator[str]:
-    """Yield that the profile's products are faster than the device can be."""
+    """Yield a warning if the profile's GEMMs exceed the device's peak."""
     speed = plan.throughput
     if speed is not None and speed.mfu is not None and speed.mfu > 1:
         yield (
@@ -138,7 +138,7 @@ def _phases(subject: LayerSubject) -> Table:
 
 
 def memory_words(subject: LayerSubject) -> str:
-    """Return the memory of one device, its limit, its parts, and what the limit leaves free."""
+    """Return the memory of a device, its limit, its parts, and what the limit leaves free."""
     plan, profile, limit = subject.plan, subject.profile, subject.memory_limit_bytes
     memory = plan.memory
     parts = (
@@ -179,7 +179,7 @@ def plan_decision(plan: Plan) -> str:
 
 
 def how_sure(plan: Plan) -> str:
-    """Return the probability and the regret of the layer's choice, and the next best one."""
+    """Return the probability and the regret of the layer's choice, and the next best choice."""
     verdict, next_best = plan.decision, plan.decision.runner_up
     text = sure_words("choice", verdict.probability_best, verdict.expected_regret)
     if next_best is None:
@@ -197,7 +197,7 @@ def _chunks(plan: Plan) -> str:
 
 
 def is_one_chunk(plan: Plan) -> bool:
-    """Return whether both phases run one chunk, and so hide no communication."""
+    """Return whether both phases run in one chunk, and so hide no communication."""
     return plan.pipeline.forward_degree == plan.pipeline.backward_degree == 1
 
 

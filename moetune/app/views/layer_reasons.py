@@ -32,7 +32,7 @@ _PAPER = (
 
 
 def layer_reasons(subject: LayerSubject, *, is_drawn: bool = False) -> Reasons:
-    """Return what an explanation shows of a layer's plan, with its timeline where it is drawn."""
+    """Return what an explanation shows of a layer's plan, with its timeline if `is_drawn`."""
     plan = subject.plan
     pins = sorted(plan.inputs.constraints.items())
     return Reasons(
@@ -92,7 +92,7 @@ def _transfer(plan: Plan) -> str:
 def _measured_steps(
     subject: LayerSubject, forward: PhaseTerms, backward: PhaseTerms
 ) -> Iterator[str]:
-    """Yield by how much the profile's own steps differ from the sums of their operations."""
+    """Yield the ratio of the profile's measured steps to the sums of their operations."""
     if subject.profile is None or not subject.profile.steps:
         return
     load = subject.plan.workload
@@ -161,7 +161,7 @@ def _ranges(plan: Plan) -> Section:
 
 
 def _degree_cell(forward: int, backward: int) -> Cell:
-    """Return a number of chunks; of plans of before, whose phases may differ, both."""
+    """Return the number of chunks, or both numbers of an older plan whose phases differ."""
     if forward == backward:
         return Cell.count(forward)
     return Cell.words(format_degree(forward, backward))

@@ -1,4 +1,4 @@
-"""Machines side by side in a table and a figure of time against cost, and as values."""
+"""A comparison of machines as a table, a figure of time against cost, and JSON values."""
 
 from collections.abc import Callable, Iterator, Sequence
 from math import isinf
@@ -24,7 +24,7 @@ COMPARE_SCHEMA = "moetune.compare/1"
 
 
 def choice_document(compared: Comparison) -> dict[str, Any]:
-    """Return what `moetune compare --json` prints beside its sections."""
+    """Return the values that `moetune compare --json` prints."""
     question = compared.question
     return {
         "schema": COMPARE_SCHEMA,
@@ -92,7 +92,7 @@ def _answer(compared: Comparison) -> Iterator[str]:
 
 def _words(choice: Choice) -> str:
     plan = choice.plan
-    assert plan is not None  # noqa: S101 - those that are solved have a plan
+    assert plan is not None  # noqa: S101 - solved choices have a plan
     run = plan.run
     assert run is not None  # noqa: S101
     said = f"{spread_words(run.gpu_hours)} GPU-hours"
@@ -171,7 +171,7 @@ def _verdict(choice: Choice, compared: Comparison) -> Cell:
 
 
 def choice_figure(compared: Comparison) -> Figure:
-    """Return time against cost of all choices that have a plan."""
+    """Return the figure of time against cost of all choices that have a plan."""
     front = [choice for choice in compared.solved if not compared.better_than(choice)]
     dominated = [choice for choice in compared.solved if choice not in front]
     line = _points(sorted(front, key=lambda choice: choice.money))
@@ -215,7 +215,7 @@ def write_choices(output: Path, compared: Comparison) -> None:
 
 
 def check_page(output: Path) -> None:
-    """Raise InputError for a file that is called no page, MoetuneError without Jinja2."""
+    """Raise InputError for a file whose name does not end in .html, MoetuneError without Jinja2."""
     if output.suffix != ".html":
         raise InputError(f"--output {output} does not end in .html", "name a page: machines.html")
     environment()

@@ -1,4 +1,4 @@
-"""Layouts that fit into memory, as sections: all of them, and the plainest one part by part."""
+"""Layouts that fit into memory, as sections: a table of all, and the parts of the plainest."""
 
 from moetune.app.views.model_words import host_words, tuning_words
 from moetune.app.views.words import parts_table
@@ -16,7 +16,7 @@ SCHEMA = "moetune.memory/1"
 
 
 def memory_document(answer: MemoryAnswer) -> dict[str, object]:
-    """Return what `moetune memory --json` prints."""
+    """Return the values that `moetune memory --json` prints."""
     question, job = answer.question, answer.job
     trained = trained_of(job, question.target)
     return {
@@ -36,7 +36,7 @@ def memory_document(answer: MemoryAnswer) -> dict[str, object]:
 
 
 def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
-    """Return the answer in words, the layouts, and the parts of the first one under its limit."""
+    """Return the answer in words, the table of layouts, and the parts of the first layout."""
     question, job, first = answer.question, answer.job, answer.layouts[0]
     gpus = plural(job.world_size, "GPU")
     peak, limit = format_bytes(first.memory.peak_bytes), format_bytes(question.limit_bytes)
@@ -74,7 +74,7 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
 
 
 def memory_section(memory: RankMemory | TrainingMemory, *, title: str) -> Section:
-    """Return the parts of a device's memory, and what its activations are of."""
+    """Return the parts of a device's memory and of its activations."""
     return Section(
         name="memory",
         title=title,
@@ -86,7 +86,7 @@ def memory_section(memory: RankMemory | TrainingMemory, *, title: str) -> Sectio
 
 
 def _host(layout: FoldedLayout) -> str:
-    """Return what of a layout is in host memory, behind a comma; "" for nothing."""
+    """Return what a layout keeps in host memory, after a comma; "" for nothing."""
     words = host_words(layout)
     return f", on the host {words}" if words else ""
 

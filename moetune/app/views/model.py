@@ -1,4 +1,4 @@
-"""A training plan as sections: the layout, its time and memory, the next ones, and why."""
+"""A training plan as sections: the layout, its time and memory, the next layouts, and why."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -167,7 +167,7 @@ def _memory(plan: TrainingDocument) -> Section:
 
 
 def _front(plan: TrainingDocument) -> Table:
-    """Return the front with what each layout costs and saves as against the one before."""
+    """Return the front, with the memory that each layout adds and the time that it saves."""
     limit, rows = plan.inputs.memory_limit_bytes, []
     for before, answer in zip((None, *plan.front), plan.front, strict=False):
         peak, step = answer.memory.peak_bytes, answer.predicted.step_seconds

@@ -1,4 +1,4 @@
-"""Words on a training plan: where its numbers come from, what binds, and what pins cost."""
+"""Sentences on a training plan: where its numbers come from, what binds, and what pins cost."""
 
 from collections.abc import Iterator, Mapping
 from math import fsum
@@ -30,24 +30,24 @@ _BINDING: Mapping[str, str] = MappingProxyType({
     "bubble and sends": "waits in the pipeline",
     "offload": "copies to the host", "optimizer": "the optimizer",
 })  # fmt: skip
-"""What a part of a step is bound by; other parts are computation."""
+"""What bounds a part of a step; other parts are computation."""
 _SINGULAR = frozenset({_COMPUTATION, "the optimizer"})
 _REDUCED_EACH = 2
-"""ZeRO stage from which on gradients are reduced after each micro-batch, and not once a step."""
+"""From this ZeRO stage on, gradients are reduced after each micro-batch, not once a step."""
 _NAMED_SHARE = 0.1
-"""What binds second is named from this share of a step on."""
+"""Smallest share of a step from which the second bound is named."""
 _MOST = 0.5
-"""Launches bind from this share of a step on, though devices wait for a part of them alone."""
+"""Launches bind from this share of a step on, though devices wait only for a part of them."""
 _NAMED_SAVINGS = 3
 _ADAPTED_RUNS = (
     "Five tuned public runs of adapters on a dense model took 0.8 to 1.1 times such a prediction, "
     "three untuned ones of MoE models 1.3 to 2.2 times."
 )
-"""docs/fine-tuning.md, How far it was off."""
+"""Source: docs/fine-tuning.md, How far it was off."""
 _FEW = 0.1
-"""Smaller shares of parameters have two digits behind the point."""
+"""Smaller shares of parameters are printed with two decimals."""
 _TIMES = 2.0
-"""Ratios of steps are printed as percentages below this one."""
+"""Ratios of steps below this are printed as percentages."""
 _SOURCES: Mapping[Provenance, str] = MappingProxyType({
     "published": "published tables of {device}, no measurement of yours",
     "modelled": "a description of {device}, scaled from published tables; no measurement of yours",
@@ -56,7 +56,7 @@ _SOURCES: Mapping[Provenance, str] = MappingProxyType({
 
 
 def origin_words(plan: TrainingDocument) -> Iterator[str]:
-    """Yield where a plan's numbers come from, and what such predictions were off by."""
+    """Yield where a plan's numbers come from, and the error of such predictions so far."""
     profile, origin = plan.inputs.profile, plan.origin
     if origin is None:
         yield f"Numbers: profile {profile}, {plan.trust}."
@@ -71,7 +71,7 @@ def origin_words(plan: TrainingDocument) -> Iterator[str]:
 
 
 def calibration_words(calibration: Calibration, *, flag: str = "--uncalibrated") -> str:
-    """Return what a calibration is from and does, and the flag, if any, that leaves it out."""
+    """Return a calibration's runs and its effect, and the flag, if any, that leaves it out."""
     count, of_model = calibration.num_runs, calibration.num_of_model
     mine = "" if of_model == count else f" ({of_model or 'none'} of this model)"
     left_out = calibration.num_left_out
@@ -98,10 +98,10 @@ def _error_words(origin: PlanOrigin, target: TargetName) -> str:
 
 
 def binding_words(best: TrainingAnswer) -> str:
-    """Return what takes most of the step, and second most where that is much.
+    """Return what takes most of the step, and what takes second most if that is much.
 
-    Passes that collectives of gradients and parameters outlast count as these: faster
-    computation would not shorten them, as `sensitivity` says, too.
+    Time of passes that collectives of gradients and parameters outlast counts as collectives:
+    faster computation would not shorten it, as `sensitivity` also says.
     """
     host = best.predicted.bound_by_host_seconds / best.predicted.step_seconds
     if host >= _MOST:
@@ -126,7 +126,7 @@ def binding_words(best: TrainingAnswer) -> str:
 
 
 def _shares(step: TrainingStep) -> dict[str, float]:
-    """Return the shares of a step that follow each of `_BINDING`, and computation."""
+    """Return the shares of a step by what bounds them: `_BINDING`, or computation."""
     groups: dict[str, list[float]] = {}
     for name, seconds in step.parts.items():
         groups.setdefault(_BINDING.get(name, _COMPUTATION), []).append(seconds)
@@ -168,7 +168,7 @@ def _saved(saving: Saving, step: float) -> str:
 
 
 def how_sure(plan: TrainingDocument) -> str:
-    """Return the probability and the regret of a layout among those that its pins leave."""
+    """Return the probability and the regret of a layout among those that its pins allow."""
     is_pinned = plan.inputs.pins != LayoutRequest()
     if is_pinned and not plan.alternatives:
         return "The pins leave no other sizes to choose among."
@@ -177,7 +177,7 @@ def how_sure(plan: TrainingDocument) -> str:
 
 
 def placement_words(plan: TrainingDocument) -> Iterator[str]:
-    """Yield where the experts of a model's layers are, and why."""
+    """Yield whether the experts of a model's layers are placed by their loads, and why."""
     if plan.placement is not None:
         how = "are placed by their loads" if plan.is_placed else "keep their order"
         yield sentence(f"Experts {how}: {plan.placement.why}")
@@ -189,7 +189,7 @@ _TARGETS: Mapping[AdaptedParts, str] = MappingProxyType({
 
 
 def tuning_words(tuning: Tuning, trained: Trained | None) -> Iterator[str]:
-    """Yield what of a model trains; nothing where all of it does."""
+    """Yield which parameters of a model train; nothing if all of them do."""
     if trained is None:
         return
     share = percent(trained.share, digits=2 if trained.share < _FEW else 1)
@@ -209,7 +209,7 @@ def tuning_words(tuning: Tuning, trained: Trained | None) -> Iterator[str]:
 
 
 def packing_words(packing: Packing | None, length: int) -> Iterator[str]:
-    """Yield what packed documents change, and what is assumed of them."""
+    """Yield the effect of packed documents on attention, and the assumption on their lengths."""
     if packing is None:
         return
     words = (
@@ -233,7 +233,7 @@ def host_words(layout: FoldedLayout) -> str:
 
 
 def decision_words(words: str, layout: FoldedLayout) -> str:
-    """Return what a layout, whose sizes are `words`, does, in a sentence or two."""
+    """Return a layout's decisions in a sentence or two; `words` are its sizes."""
     again = ", ".join(layout.recompute) or "nothing"
     overlap = "no overlap" if layout.overlap == "none" else f"overlap by {layout.overlap}"
     offloaded = host_words(layout)

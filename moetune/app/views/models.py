@@ -1,6 +1,6 @@
-"""Named models as sections: the list, and one with its sizes.
+"""Named models as sections: the list, and a model with its sizes.
 
-Nothing here loads a solver: `moetune models` answers at once.
+Nothing here loads a solver, so that `moetune models` answers at once.
 """
 
 from dataclasses import fields
@@ -16,9 +16,9 @@ from moetune.report.section import EMPTY, Cell, Section, Table, facts, plural
 
 _BILLION = 10**9
 _MOST_COLUMNS = 6
-"""A terminal shows so many columns of amounts."""
+"""Most columns of amounts that a terminal shows."""
 _SHOWN = 4
-"""So many places of a kind of block are named."""
+"""Most places of a kind of block that are named."""
 _NOTE = (
     "Columns of kinds: parameters of one block. FLOPs: of a token, forward and backward, as "
     "Megatron-LM counts them for its TFLOP/s."
@@ -44,7 +44,7 @@ def models_section() -> Section:
 
 
 def registry_section(models: tuple[RegisteredModel, ...]) -> Section:
-    """Return the named whole models, those of Hugging Face with the sizes that are published."""
+    """Return the named whole models; those of Hugging Face have their published sizes."""
     published = [(model.name, f"{model.title} ({model.source})") for model in WHOLE_MODELS.values()]
     published += [(model.name, model.published) for model in models]
     table = Table.of(
@@ -54,7 +54,7 @@ def registry_section(models: tuple[RegisteredModel, ...]) -> Section:
 
 
 def model_section(model: Model, *, world_size: int) -> Section:
-    """Return a layer on `world_size` ranks."""
+    """Return a named layer's sizes on `world_size` ranks."""
     sizes = [(key, str(value)) for key, value in encode(model.layer(world_size)).items()]
     layer = facts(
         "layer",
@@ -160,7 +160,7 @@ def _part_words(part: Part) -> str:
 
 
 def _billions(count: float) -> str:
-    """Return "6.8 B"; small models in millions."""
+    """Return a count such as "6.8 B", or in millions for small models."""
     return f"{count / _BILLION:,.1f} B" if count >= _BILLION else f"{count / 1e6:,.1f} M"
 
 
@@ -171,7 +171,7 @@ def _experts(model: Model) -> Cell:
 
 
 def decoder_document(decoder: Decoder | None, length: int) -> dict[str, object]:
-    """Return what `models show --json` says of a decoder; of None, every key with null."""
+    """Return a decoder's values for `models show --json`; for None, null for every key."""
     keys = ("num_layers", "num_moe_layers", "parameters", "active_parameters",
             "flops_per_token", "parts", "kinds", "runs", "layers", "mtp")  # fmt: skip
     if decoder is None:

@@ -28,11 +28,11 @@ _TIMERS: Mapping[str, str] = MappingProxyType({
     "megatron": "Megatron's --timing-log-level 2", "deepspeed": "wall_clock_breakdown",
     "bridge": "logger.timing_log_level = 2",
 })  # fmt: skip
-"""What has a runtime print its timers."""
+"""The setting that makes a runtime print its timers."""
 _NEAR = 0.05
-"""Shares of a step by which parts may differ without a word on it."""
+"""Parts that differ by a smaller share of the step get no sentence."""
 _OTHER_FLOPS = 0.1
-"""Relative difference of two counts of FLOPs from which on it is said."""
+"""Largest relative difference of two FLOP counts without a sentence on it."""
 _SCOPES = {
     "device": "all of the device", "reserved": "what the allocator reserved",
     "allocated": "tensors alone",
@@ -55,7 +55,7 @@ _TRY: Mapping[str, str] = MappingProxyType({
 
 
 def observe_document(observed: Observed) -> dict[str, Any]:
-    """Return what `moetune observe --json` prints next to its sections."""
+    """Return the values that `moetune observe --json` prints."""
     expected, steps, log = observed.prediction.run, observed.steps, observed.log
     return {
         "schema": OBSERVE_SCHEMA,
@@ -83,7 +83,7 @@ def observe_document(observed: Observed) -> dict[str, Any]:
 
 
 def observe_sections(observed: Observed) -> Iterator[Section]:
-    """Yield the sections, the answer first."""
+    """Yield the sections of an observed run, the answer first."""
     yield _answer(observed)
     if observed.parts:
         yield Section(

@@ -1,4 +1,4 @@
-"""Measured steps as sections: a verification of a plan, and the runs that are stored."""
+"""Measured steps as sections: the verification of a plan, and the stored runs."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from moetune.store import SqlStore
 
 MOST_SHOWN = 50
-"""Newest runs on a page."""
+"""Most runs on a page; the newest are shown."""
 
 
 def verification_sections(plan: Plan, verification: Verification) -> tuple[Section, ...]:
@@ -48,7 +48,7 @@ def verification_sections(plan: Plan, verification: Verification) -> tuple[Secti
             "error": lambda step: Cell.share(step.error, sign=True),
             "FLOP/s": lambda step: speed_cell(_speed(plan, step.step_seconds)),
         },
-        wide=("FLOP/s",),  # of the plan, they stand in the sentence above
+        wide=("FLOP/s",),  # the sentence above has the plan's
         notes=(equal,),
     )
     speed = _speed(plan, planned.step_seconds)
@@ -62,11 +62,11 @@ def verification_sections(plan: Plan, verification: Verification) -> tuple[Secti
 
 
 WIDE = 2.0
-"""A range's end over its beginning, from which on nearly every step would be inside."""
+"""A range whose end is this many times its beginning would contain nearly every step."""
 
 
 def verdict(plan: Plan, verification: Verification) -> str:
-    """Return a sentence on whether the plan holds here, the gravest fault first."""
+    """Return a sentence that says whether the plan holds here, or its gravest fault."""
     name, took = f"plan {plan.id[:6]}", format_seconds(verification.planned.step_seconds)
     if not verification.is_equal:
         return f"chunks changed the numbers of {name} by more than {verification.tolerance:g}"
@@ -90,7 +90,7 @@ def verdict(plan: Plan, verification: Verification) -> str:
 
 
 def observed_sections(store: "SqlStore", plan: AnyPlan) -> tuple[Section, ...]:
-    """Return the runs of a whole model's machine and runtime; nothing of a layer."""
+    """Return the runs of a training plan's machine and runtime; empty for a layer's plan."""
     if plan.kind != "training":
         return ()
     return observed_runs(store, plan.inputs.profile_fingerprint, target=plan.inputs.target)
@@ -99,7 +99,7 @@ def observed_sections(store: "SqlStore", plan: AnyPlan) -> tuple[Section, ...]:
 def observed_runs(
     store: "SqlStore", fingerprint: str, *, target: TargetName | None = None
 ) -> tuple[Section, ...]:
-    """Return the newest runs that were predicted with a profile; nothing without any."""
+    """Return the newest runs that were predicted with a profile; empty without runs."""
     runs = store.observed_runs(profile_fingerprint=fingerprint, target=target, limit=MOST_SHOWN)
     words = "Plans that are made now for the same machine, runtime and version follow these runs."
     section = replace(runs_section(runs), title="Observed runs", paragraphs=(words,))
@@ -130,7 +130,7 @@ def runs_section(runs: Sequence[Stored[ObservedRun]]) -> Section:
 
 
 def stored_documents(rows: Iterable[Stored[ObservedRun]]) -> list[dict[str, Any]]:
-    """Return runs of a store as JSON has them."""
+    """Return stored runs as JSON values."""
     return [{"id": row.id, "created_at": row.created_at, **encode(row.value)} for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""A plan of either kind as sections: what it is, why, what lost, and what its step follows."""
+"""A plan of either kind as sections: its decision, reasons, alternatives and sensitivity."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,11 +16,11 @@ from moetune.report.section import Cell, Section, Table, facts, percent, seconds
 
 _RANGE = "the range that nine of ten such steps should lie in"
 _NAMED = 3
-"""So many parts of a difference are named."""
+"""Most parts of a difference that are named."""
 
 
 def plan_sections(subject: Subject, *, is_page: bool = False) -> tuple[Section, ...]:
-    """Return a plan's sections, the answer first; a page has a layer's reasons, too.
+    """Return a plan's sections, the answer first; a page also has a layer's reasons.
 
     Raises:
         ProfileError: the profile lacks an operation.
@@ -82,7 +82,7 @@ def _alternatives(subject: Subject) -> Table:
 
 
 def _parts(choice: ComparedChoice, lost: ComparedChoice) -> str:
-    """Return the parts that differ most, such as "exchange +3.2 %, experts −1.1 %" of the step."""
+    """Return the parts that differ most, in shares of the step: "exchange +3.2 %, experts −1 %"."""
     more = [*difference_of(choice, lost).parts.items()][:_NAMED]
     return ", ".join(
         f"{name} {percent(seconds / choice.step_seconds, sign=True)}"
@@ -109,7 +109,7 @@ def _trust(subject: Subject, sure: str) -> Section:
 
 
 def why_not_sections(answer: WhyNotAnswer) -> tuple[Section, ...]:
-    """Return the answer in words, and what both steps consist of."""
+    """Return the answer in words, and a table of both steps' parts."""
     title, *rest = answer.words
     tables: tuple[Table, ...] = ()
     if answer.other is not None and answer.verdict != "chosen":
@@ -126,7 +126,7 @@ def why_not_sections(answer: WhyNotAnswer) -> tuple[Section, ...]:
 
 
 def sensitivity_sections(effects: Sensitivity) -> tuple[Section, ...]:
-    """Return the answer in words, then the parts by their effect, then the decisions."""
+    """Return the answer in words, the machine's parts by their effect, and the decisions."""
     title, *rest = effects.words
     without = ", ".join(_shortest(effects.without_effect))
     return (
@@ -151,7 +151,7 @@ def sensitivity_sections(effects: Sensitivity) -> tuple[Section, ...]:
 
 
 def _shortest(parts: Sequence[str]) -> Iterator[str]:
-    """Yield the parts in words; a collective of which neither part counts by its name alone."""
+    """Yield parts in words; a collective with both parts in the list has its name only once."""
     for part in parts:
         op, _, which = part.rpartition(" ")
         counterpart = f"{op} {BANDWIDTH if which == START else START}"

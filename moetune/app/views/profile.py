@@ -1,4 +1,4 @@
-"""A profile as sections: its machine, how good it is, its operations, sources and interference."""
+"""A profile as sections: its machine, quality, operations, sources and interference."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -48,15 +48,15 @@ _PLACES = {"file": "is a file", "store": "is in the store", "bundled": "comes wi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationFit:
-    """One operation over its size.
+    """The measured points and the fitted line of an operation.
 
     Args:
         name: unique in the profile, such as "all_to_all of 8 ranks, 4 in flight".
-        unit: of the size: "bytes", "rows", "elements", "chunks", "sequences" or "MACs".
-        num_points: measured sizes.
+        unit: unit of the size: "bytes", "rows", "elements", "chunks", "sequences" or "MACs".
+        num_points: number of measured sizes.
         line: the α–β line over the same size, in seconds.
-        error: of the line's fit; of a GEMM's shape, that of its dtype's line.
-        is_shape: whether this is one of the many shapes of a GEMM or of attention.
+        error: error of the line's fit; for a GEMM's shape, of its dtype's line.
+        is_shape: whether it is a shape of a GEMM or of attention, of which there are many.
     """
 
     name: str
@@ -81,7 +81,7 @@ def operations_of(profile: Profile) -> tuple[OperationFit, ...]:
 
 
 def _fit(index: ProfileIndex, key: CostKey) -> OperationFit:
-    """Return an operation; the line of a GEMM's shape is its dtype's, over rows."""
+    """Return an operation's fit; a GEMM shape has its dtype's line, scaled to rows."""
     series, line = index.pool.series.get(key), index.lines.get(key)
     cost = line.cost if line else None
     if isinstance(key, GemmKey):
@@ -97,7 +97,7 @@ def _fit(index: ProfileIndex, key: CostKey) -> OperationFit:
 
 
 def gemm_line(line: GemmLine) -> OperationFit:
-    """Return a dtype's line over all its GEMMs, over multiply-accumulates."""
+    """Return a dtype's line for all its GEMMs over multiply-accumulates."""
     return OperationFit(name=_of_dtype(line), unit="MACs", line=line.cost, error=line.error)
 
 
@@ -106,7 +106,7 @@ def _of_dtype(line: GemmLine) -> str:
 
 
 def profile_sections(machine: FoundProfile) -> tuple[Section, ...]:
-    """Return the profile: what it is, its operations, their interference, sources and machine."""
+    """Return the profile's head, operations, interference, sources, steps and fingerprint."""
     profile = machine.profile
     return (
         _head(machine), operations_section(profile), _interference(profile), *_tables(profile),
@@ -115,7 +115,7 @@ def profile_sections(machine: FoundProfile) -> tuple[Section, ...]:
 
 
 def profiles_section(infos: Sequence[ProfileInfo]) -> Section:
-    """Return the profiles of the store and the reference machines."""
+    """Return the table of the store's profiles and the reference machines."""
     table = Table.of(
         "profiles",
         infos,
@@ -166,7 +166,7 @@ def quality_words(profile: Profile) -> Iterator[str]:
 
 
 def host_words(profile: Profile) -> str:
-    """Return what a host of the machine has: devices, memory, network cards, and of a device."""
+    """Return a host's devices, memory and network cards, and the reported memory of a device."""
     site = site_of(profile)
     memory = "memory that is not known"
     if site.host_memory_bytes is not None:
@@ -281,7 +281,7 @@ def _fingerprint(profile: Profile) -> Iterator[Section]:
 
 
 def operations_section(profile: Profile) -> Section:
-    """Return every operation with its line and its error, the many shapes last."""
+    """Return every operation with its line and its error, shapes last."""
     operations = operations_of(profile)
     names = {operation.name for operation in operations}
     by_shape = [gemm_line(line) for line in profile.gemm if _of_dtype(line) not in names]
@@ -327,7 +327,7 @@ def _errors(error: FitError | None) -> tuple[Cell, Cell, Cell]:
 
 
 def measured_steps(profile: Profile) -> Iterator[Section]:
-    """Yield whole steps beside the sums of their operations, by which predictions are corrected."""
+    """Yield whole steps measured and as sums of operations; their ratios correct predictions."""
     if not profile.steps:
         return
     table = Table.of(

@@ -22,12 +22,12 @@ def stored_plans_table(
     plans: Sequence[StoredPlan], *, empty: str, num_more: int = 0,
     address: Callable[[str, str], str] | None = None,
 ) -> Table:  # fmt: skip
-    """Return the table of plans.
+    """Return the table of stored plans.
 
     Args:
-        empty: text without plans.
-        num_more: plans that are not in `found`.
-        address: of a page, by "plans" or "profiles" and an id or a name; None without pages.
+        empty: text if there are no plans.
+        num_more: number of further plans that are not in `plans`.
+        address: returns a page's address from its kind and an id or a name; None without pages.
     """
     return Table(
         name="plans",

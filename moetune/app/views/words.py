@@ -1,4 +1,4 @@
-"""Words on a plan of either kind: its workload, speed, memory, and how sure it is."""
+"""Sentences on a plan of either kind: its workload, speed, memory, and how sure it is."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ LEAST_REGRET = 5e-4
 
 
 def plan_scope(plan: AnyPlan, *, profile: Profile | None = None) -> str:
-    """Return what a plan is of: "64 experts over 64 GPUs · 8,192 tokens per GPU · bfloat16".
+    """Return a plan's workload: "64 experts over 64 GPUs · 8,192 tokens per GPU · bfloat16".
 
     Args:
         profile: tells whether a rank is a GPU.
@@ -63,22 +63,22 @@ def speed_words(speed: Throughput, device: str = "device") -> str:
 
 
 def mfu_words(speed: Throughput) -> str:
-    """Return "MFU 42.8 %", or that the device's peak is not known."""
+    """Return "MFU 42.8 %", or "no peak known"."""
     return "no peak known" if speed.mfu is None else f"MFU {percent(speed.mfu)}"
 
 
 def speed_cell(speed: Throughput | None) -> Cell:
-    """Return the cell of model FLOPs a second of one device; an empty one for None."""
+    """Return the cell of model FLOPs a second on a device; an empty cell for None."""
     if speed is None:
         return EMPTY
     return Cell(text=format_flops(speed.flops_per_second), value=speed.flops_per_second)
 
 
 def suspect_words(plan: AnyPlan, profile: str | None = None) -> tuple[str, ...]:
-    """Return what is suspect of a plan's profile, and what to do; nothing of a better one.
+    """Return what is suspect in a plan's profile, and what to do; empty if nothing is suspect.
 
     Args:
-        profile: its name, where the plan has that of a changed one.
+        profile: the profile's name, if the plan has the name of a changed profile.
     """
     quality, name = plan.profile_quality, profile or plan.inputs.profile
     if quality is None or quality.label != "suspect":
@@ -95,11 +95,11 @@ def parts_table(
     name: str, header: tuple[str, str], parts: Mapping[str, float],
     cell: Callable[[float], Cell] = lambda size: Cell.size(round(size)),
 ) -> Table:  # fmt: skip
-    """Return the parts that are there with their shares of all, the largest first.
+    """Return the parts above zero with their shares of the sum, the largest first.
 
     Args:
-        header: of the parts and of their sizes.
-        cell: returns that of a size; of bytes where it is omitted.
+        header: headings of the parts and of their sizes.
+        cell: returns the cell of a size; default, of bytes.
     """
     rows, whole = sorted(parts.items(), key=lambda part: -part[1]), sum(parts.values())
     return Table(
@@ -112,7 +112,7 @@ def parts_table(
 
 
 def trust_words(plan: AnyPlan) -> str:
-    """Return "measured", or "measured, suspect" where the profile is."""
+    """Return "measured", or "measured, suspect" if the profile is suspect."""
     return f"{plan.trust}, suspect" if plan.is_suspect else plan.trust
 
 
@@ -126,12 +126,12 @@ def _suspect_group(suspect: SuspectGroup) -> str:
 
 
 def device_word(profile: Profile | None) -> str:
-    """Return the word for a rank: "GPU" where the profile's machine has them."""
+    """Return the word for a rank: "GPU" if the profile's machine has GPUs."""
     return "GPU" if profile is not None and profile.machine.kind == "cuda" else "rank"
 
 
 def routing_words(plan: Plan) -> Iterator[str]:
-    """Yield how uneven a layer's routing is, and where its experts are."""
+    """Yield how uneven a layer's routing is, and whether its experts are placed by loads."""
     if plan.experts and plan.placement is not None:
         yield sentence(f"Experts are placed by their loads: {plan.placement.why}")
         return
@@ -144,21 +144,21 @@ def routing_words(plan: Plan) -> Iterator[str]:
 
 
 def kernel_words(plan: Plan) -> Iterator[str]:
-    """Yield which kernel the experts run by, where there was a choice."""
+    """Yield which kernel runs the experts, if there was a choice."""
     if plan.kernel is not None:
         yield plan.kernel.why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reasons:
-    """Sentences and sections of a plan; what a kind does not have is omitted.
+    """Sentences and sections on a plan's reasons; a kind of plan may leave some empty.
 
     Args:
-        placement: how uneven the routing is, and where experts are.
-        why: it is this choice.
-        sure: how sure that is.
-        pins: by their flags.
-        terms: what time and memory consist of.
+        placement: how uneven the routing is, and how experts are placed.
+        why: reasons for the choice.
+        sure: how sure the choice is.
+        pins: flags of the pins and their values.
+        terms: parts of time and memory.
         notes: remarks on the alternatives.
         ranges: the choice for other sizes.
     """
@@ -174,7 +174,7 @@ class Reasons:
 
 
 def sure_words(what: str, probability: float, regret: float) -> str:
-    """Return how probable it is that a choice is the best, and what is lost if not."""
+    """Return the probability that a choice is the best, and the expected loss if it is not."""
     text = f"How sure: {chance(probability)} that no other {what} is better"
     if regret >= LEAST_REGRET:
         text += f"; on average {percent(regret)} slower than the best"
@@ -182,7 +182,7 @@ def sure_words(what: str, probability: float, regret: float) -> str:
 
 
 def run_words(budget: Budget | None, run: TrainingRun | None) -> Iterator[str]:
-    """Yield what a whole training takes; nothing where nobody asked."""
+    """Yield time, GPU-hours and cost of a whole training; nothing without a budget."""
     if budget is None or run is None:
         return
     hours = spread_words(run.gpu_hours)
@@ -197,7 +197,7 @@ def run_words(budget: Budget | None, run: TrainingRun | None) -> Iterator[str]:
 
 
 def run_highlights(run: TrainingRun | None) -> Iterator[Highlight]:
-    """Yield the days of a whole training, with its cost or its GPU-hours."""
+    """Yield the days of a whole training with its cost or its GPU-hours."""
     if run is None:
         return
     days, money = run.days, run.cost or run.gpu_hours
