@@ -182,7 +182,7 @@ def _search(request: TrainingRequest, profile: Profile, *, asks_runtime: bool = 
         prices = step_prices(request.job, request.target, profile, costs)
         search = search_of(prices, profile, limit_bytes=limit, asks_runtime=asks_runtime)
         pins, placement = _of_layouts(request.pins), None
-        if request.memory_limit_bytes is None and profile.machine.kind == "cuda":
+        if limit == usable_bytes(profile.machine) and profile.machine.kind == "cuda":
             search = with_room(search, pins)
         if isinstance(request.job.routing, RecordedLayers):
             placed = solve_placed(search, request.pins)

@@ -2,14 +2,17 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.costs import Doubt
 from moetune.domain.request import PlanInputs
 from moetune.domain.units import format_bytes, format_share
-from moetune.solve.layer.choose import Ranking
-from moetune.solve.layer.plan import SolvedLayer
+
+if TYPE_CHECKING:  # models are listed without numpy
+    from moetune.solve.layer.choose import Ranking
+    from moetune.solve.layer.plan import SolvedLayer
 
 PROFILE = "moetune profile"
 WORTH_A_WARNING = 1e-3
@@ -29,7 +32,7 @@ def uncounted_words(decoder: Decoder) -> tuple[str, ...]:
     return (words,) if decoder.uncounted else ()
 
 
-def plan_warnings(solved: SolvedLayer) -> Iterator[str]:
+def plan_warnings(solved: "SolvedLayer") -> Iterator[str]:
     """Yield a plan's warnings, with the commands that measure what is doubtful."""
     problem, ranked, ranking = solved.problem, solved.ranked, solved.ranked.best
     inputs, provenance, profile = problem.inputs, problem.provenance, problem.inputs.profile
@@ -61,7 +64,7 @@ def plan_warnings(solved: SolvedLayer) -> Iterator[str]:
     yield from _pin_warnings(ranking)
 
 
-def _pin_warnings(ranking: Ranking) -> Iterator[str]:
+def _pin_warnings(ranking: "Ranking") -> Iterator[str]:
     """Yield a warning where a pinned degree makes the step slower by more than 0.1 %."""
     chooser, tokens = ranking.chooser, ranking.table.tokens
     if chooser.bounds.degree is None:

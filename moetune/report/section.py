@@ -112,7 +112,7 @@ class Table:
         columns: Mapping[str, Callable[[Item], Cell | str]],
         **fields: Any,  # noqa: ANN401 - other fields of a table
     ) -> "Table":
-        """Return a table with a row for each item; `columns` are headings and functions of an item."""
+        """Return a table with a row for each item; `columns` are functions by heading."""
         cells = [[column(item) for column in columns.values()] for item in items]
         rows = tuple(
             tuple(Cell.words(cell) if isinstance(cell, str) else cell for cell in row)

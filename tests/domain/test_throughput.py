@@ -58,7 +58,7 @@ def test_a_layers_plan_has_its_rate_and_its_share_of_the_peak() -> None:
     (
         "v100-x256",
         {"model": "gpt-xl", "world_size": 8, "dtype": "float16",
-         "constraints": {"expert-parallel": "tensor", "allow-modelled": "true"}},
+         "expert_parallel": "tensor", "allow_modelled": True},
     ),
 ])  # fmt: skip
 def test_older_plans_are_counted_again_without_a_peak(profile: str, asked: dict[str, Any]) -> None:

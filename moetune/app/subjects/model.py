@@ -181,9 +181,7 @@ class ModelSubject(PricedPlan):
 
     @cached_property
     def _request(self) -> TrainingRequest:
-        request, limit = _planned_request(self.plan, self.model), self.memory_limit_bytes
-        is_default = limit == usable_bytes(self.machine.machine)
-        return replace(request, memory_limit_bytes=None) if is_default else request
+        return _planned_request(self.plan, self.model)
 
     @cached_property
     def _priced(self) -> TrainingRequest:
@@ -265,7 +263,8 @@ class ModelSubject(PricedPlan):
 
     def _search(self, limit_bytes: int) -> FoldedSearch:
         is_tight = any(tight_words(self.plan.memory, self.memory_limit_bytes))
-        share = 0.0 if is_tight or self._request.memory_limit_bytes is not None else ERROR_SHARE
+        is_default = self.memory_limit_bytes == usable_bytes(self.machine.machine)
+        share = ERROR_SHARE if is_default and not is_tight else 0.0
         limit = limit_bytes or inf
         return search_of(self._prices, self.machine, limit_bytes=limit, error_share=share)
 
