@@ -104,6 +104,13 @@ def _is_uneven(context: Context) -> bool:
     return bool((context.reading.decoder.num_layers + more) % layout.pp)
 
 
+def _has_piped_stages(context: Context) -> bool:
+    """Return whether a hybrid's pattern cuts stages that are uneven, or several for each rank."""
+    pattern = str(context.values.get("hybrid_layer_pattern") or "").partition("/")[0]
+    sizes = [len(stage) for stage in pattern.split("|")]
+    return len(sizes) > 1 and (len(sizes) != context.reading.layout.pp or len({*sizes}) > 1)
+
+
 def _splits_unevenly(context: Context) -> bool:
     per_stage = context.values.get("num_layers_per_virtual_pipeline_stage")
     layout, decoder = context.reading.layout, context.reading.decoder
@@ -156,6 +163,10 @@ _CHECKS = (
     Check("stops", "pipeline_model_parallel_size num_layers",
           UNEVEN, _ARGUMENTS,
           "--pipeline-model-parallel-layout, or a size that divides them", _is_uneven),
+    Check("note", "hybrid_layer_pattern",
+          "the pattern's pipes cut the pipeline's stages, which are priced as one equal stage for "
+          "each rank: time and memory of the fullest rank are higher",
+          "core/models/hybrid/hybrid_layer_allocation.py", "", _has_piped_stages),
     Check("stops", "num_layers_per_virtual_pipeline_stage",
           "layers of a pipeline rank that --num-layers-per-virtual-pipeline-stage does not divide",
           _ARGUMENTS, "--num-virtual-stages-per-pipeline-rank, or a divisor", _splits_unevenly),
