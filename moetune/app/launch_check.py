@@ -137,7 +137,7 @@ class LaunchCheck:
 
     @property
     def reading(self) -> Reading:
-        """What the file says."""
+        """The launch as read from the file."""
         return self.launch.reading
 
     @property

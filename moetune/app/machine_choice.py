@@ -65,7 +65,7 @@ class Choice:
 
     @property
     def word(self) -> str:
-        """Why there is no plan, in a word or two; "" with a plan."""
+        """The reason for no plan, in a word or two; "" with a plan."""
         words = (word for kind, word in _WORDS if isinstance(self.refusal, kind))
         return next(words, "")
 

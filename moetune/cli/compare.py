@@ -49,7 +49,7 @@ def compare(
         choice_sections,
         write_choices,
     )
-    from moetune.domain.prices import read_prices
+    from moetune.domain.budget import read_prices
     from moetune.domain.question import read_texts
 
     names, screen = words_in(profiles), session.screen

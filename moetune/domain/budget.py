@@ -1,6 +1,7 @@
-"""Days, GPU-hours and cost of a whole training, from the step of its plan."""
+"""Days, GPU-hours and cost of a whole training, from its plan's step and prices of GPU-hours."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from moetune.domain.document import UNLESS_DEFAULT
@@ -93,3 +94,42 @@ class Budget:
             steps=steps, days=wall.times(1 / _DAY_SECONDS), gpu_hours=hours,
             cost=None if price is None else hours.times(price),
         )  # fmt: skip
+
+
+def read_prices(text: str | None, profiles: Sequence[str]) -> dict[str, float]:
+    """Return the price of a GPU-hour by profile.
+
+    Args:
+        text: "2.5" for all, or "h100-x8=2.5,b200-x8=3.2"; None for no price.
+
+    Raises:
+        InputError: the text has no price, or prices of only some profiles.
+    """
+    if text is None:
+        return {}
+    if "=" not in text:
+        return dict.fromkeys(profiles, _price(text))
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    prices = {name.strip(): _price(price) for name, _, price in pairs}
+    for name in profiles:
+        if name not in prices:
+            raise _wrong_prices(f"has none for {name}")
+    for name in prices:
+        if name not in profiles:
+            raise _wrong_prices(f"names {name!r}, which is not asked")
+    return prices
+
+
+def _wrong_prices(what: str) -> InputError:
+    return InputError(f"--price {what}", "give a single price, or NAME=PRICE for each profile")
+
+
+def _price(text: str) -> float:
+    try:
+        price = float(text)
+    except ValueError:
+        raise _wrong_prices(f"has {text!r}, which is no number") from None
+    if not 0 <= price <= LARGEST_PRICE:
+        what = f"--price must be from 0 to {LARGEST_PRICE}, got {text}"
+        raise InputError(what, "give the price of a GPU-hour", field="price")
+    return price

@@ -207,7 +207,7 @@ FIRST_CORE: MegatronCore = (0, 16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a rule is checked against.
+    """The values that a rule is checked against.
 
     Args:
         job: None for rules that do not depend on the model and the batch.

@@ -146,7 +146,7 @@ class TrainingAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOrigin:
-    """Where a plan's numbers come from.
+    """The origin of a plan's numbers.
 
     Args:
         public_ratios: measured over predicted seconds of public runs; nine of ten runs are between

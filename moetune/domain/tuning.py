@@ -1,4 +1,4 @@
-"""What trains of a model: all parameters, all except frozen parts, or only low-rank adapters.
+"""Parameters that train: all, all except frozen parts, or only low-rank adapters.
 
 LoRA (Hu et al., 2021) adds B·A to a frozen matrix: A (rank, inputs) and B (outputs, rank) train. In
 QLoRA (Dettmers et al., 2023) the frozen matrices are NF4 in blocks of 64. Their scales are in 8
@@ -56,7 +56,7 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """What trains of a model, by default all parameters; raises InputError on a contradiction.
+    """The parameters that train, by default all; raises InputError on a contradiction.
 
     Args:
         adapters: the adapters, which then are all that trains; None without adapters.
@@ -114,7 +114,7 @@ class Tuning:
 
     @property
     def words(self) -> str:
-        """What trains, with adapters as in `--train`: "lora:rank=16,targets=attention"."""
+        """The parameters that train, with adapters as in `--train`: "lora:rank=16,targets=attention"."""
         if self.adapters is None:
             return f"all but {', '.join(self.frozen)}" if self.frozen else "all"
         kind = "lora" if self.base == "bfloat16" else "qlora"

@@ -116,7 +116,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a user asks in addition to the file.
+    """Options that a user gives in addition to the file.
 
     Args:
         model: a name or a path; None for the model of the file.

@@ -51,7 +51,7 @@ _NETWORK_FILE_SYSTEMS = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """How a database is opened.
+    """Options for opening a database.
 
     Args:
         create: create a SQLite file where there is none.

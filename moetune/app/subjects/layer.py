@@ -58,7 +58,7 @@ class LayerSubject(PricedPlan):
 
     @property
     def note(self) -> str:
-        """What cannot be shown, and why; empty if everything can be shown."""
+        """Parts that cannot be shown, with reasons; empty if everything can be shown."""
         if self.plan.terms is None:
             return "plans of schema 1 have no terms behind their times: make the plan again"
         return "" if self.profile else f"{self.missing}: the timeline cannot be drawn"

@@ -73,7 +73,7 @@ def local_schedule(degree: int) -> Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineContext:
-    """What both phases of a step share, except the memory policy.
+    """The parts that both phases of a step share, without the memory policy.
 
     Args:
         form: form of fused experts, used instead of the activation.

@@ -128,7 +128,7 @@ class RowPart:
 
     @cached_property
     def prepared(self) -> dict[str, Any]:
-        """What kernels have prepared from the offsets, by kernel name."""
+        """Data that kernels have prepared from the offsets, by kernel name."""
         return {}
 
     @cached_property
