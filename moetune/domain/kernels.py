@@ -72,7 +72,7 @@ FUSED = RuntimeKernels()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptByExperts:
-    """Tensors that routed experts keep for their backward pass, without their rows and up-projections.
+    """Tensors that routed experts keep for backward, without their rows and up-projections.
 
     Args:
         activations: whether activation results are kept, unless "moe_act" recomputes; else never.

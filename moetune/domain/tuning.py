@@ -114,7 +114,7 @@ class Tuning:
 
     @property
     def words(self) -> str:
-        """The parameters that train, with adapters as in `--train`: "lora:rank=16,targets=attention"."""
+        """Parameters that train, as in `--train`: "lora:rank=16,targets=attention"."""
         if self.adapters is None:
             return f"all but {', '.join(self.frozen)}" if self.frozen else "all"
         kind = "lora" if self.base == "bfloat16" else "qlora"
