@@ -20,10 +20,10 @@ def nearest(directory: Path) -> tuple[str, dict[str, object]] | None:
         InputError: the file cannot be read.
     """
     for folder in (directory, *directory.parents):
-        if _is_own(folder / FILE_NAME):
+        if _is_private(folder / FILE_NAME):
             return str(folder / FILE_NAME), read(folder / FILE_NAME)
         project = folder / "pyproject.toml"
-        if _is_own(project) and (settings := _read_project(project)) is not None:
+        if _is_private(project) and (settings := _read_project(project)) is not None:
             return f"{project} [tool.moetune]", settings
     return None
 
@@ -33,7 +33,7 @@ def is_there(file: Path) -> bool:
     return os.access(file, os.F_OK) and file.is_file()
 
 
-def _is_own(file: Path) -> bool:
+def _is_private(file: Path) -> bool:
     """Return whether it is a file that no other user owns or may write; others are ignored."""
     if not is_there(file):
         return False

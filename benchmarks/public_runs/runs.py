@@ -129,13 +129,13 @@ def _facts(row: _Row, system: System, job: TrainingJob) -> Mapping[str, Any]:
     """Return what of the target's facts the run has otherwise."""
     found = dict(system.facts)
     if _hides_tensor_comm(row, system, job):
-        found |= {"scatters_beside_weights": True, "multiplies_in_pieces": True}
+        found |= {"overlaps_input_scatter": True, "multiplies_in_pieces": True}
     if system.target == "torchtitan":
         found |= _of_torchtitan(row, job)
     if row.get("fuses_activations") == "no":
         found["kernels"] = _UNFUSED
     if row.get("in_pieces") == "yes":
-        found |= {"scatters_beside_weights": False, "multiplies_in_pieces": True}
+        found |= {"overlaps_input_scatter": False, "multiplies_in_pieces": True}
     if row.get("logit_bytes"):
         found["logit_bytes"] = int(row["logit_bytes"])
     for name in _YES_OR_NO:

@@ -246,8 +246,8 @@ class LaunchCheck:
     def _source(self, rule: BrokenRule) -> str:
         """Return the source of a rule whose text names no file."""
         target = self.reading.target
-        is_own = rule.what.startswith(target.label)
-        return f"{target.label}: {target.source}" if is_own else "a rule of every runtime"
+        is_of_target = rule.what.startswith(target.label)
+        return f"{target.label}: {target.source}" if is_of_target else "a rule of every runtime"
 
     def _in_keys(self, hint: str) -> str:
         """Return a hint with flags of `moetune plan` replaced by the runtime's keys."""

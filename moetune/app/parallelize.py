@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from moetune.runtime.parallel.stages import LossOf
 
 _LOGGER = logging.getLogger("moetune")
-_MAKE_ONE = (
+_HOW_TO_MAKE = (
     "make a plan:  moetune plan --model config.json --target moetune --global-batch 256 --seq 4096 "
     "--output plan.json"
 )
@@ -128,7 +128,7 @@ def _find(plan: _Source, db: str | None) -> TrainingDocument:
         settings = wiring.configure(db=db).settings
         named = find_plan(named, stores=partial(wiring.find_store, settings))
     if not hasattr(named, "as_model"):
-        raise InputError(f"{named!r} is no training plan of a whole model", _MAKE_ONE)
+        raise InputError(f"{named!r} is no training plan of a whole model", _HOW_TO_MAKE)
     model: TrainingDocument = named.as_model()
     return model
 

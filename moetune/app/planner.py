@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Concatenate, NamedTuple, ParamSpec, 
 
 from moetune.app import wiring
 from moetune.app.plan import inputs_sent, layer_inputs, plan_for, read_inputs, sound_numbers
-from moetune.app.profiles import FoundProfile, is_path
+from moetune.app.profiles import ResolvedProfile, is_path
 from moetune.app.requests import is_of_model, layer_question, training_request
 from moetune.app.sensitivity import Sensitivity, sensitivity_of
 from moetune.app.solvers import SolverPool, Turns
@@ -45,7 +45,7 @@ class NewPlan(NamedTuple):
     """A new plan and the profile that it was made with."""
 
     plan: AnyPlan
-    machine: FoundProfile
+    machine: ResolvedProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -118,7 +118,7 @@ def _table_in_si(table: Mapping[str, object], section: str, where: str) -> dict[
             is_short = key == "dtype" and isinstance(value, str)
             made[key] = full_dtype(str(value)) if is_short else value
             continue
-        _check_one_form(table, key, unit.si, where)
+        _check_single_form(table, key, unit.si, where)
         made[unit.si] = _read(value, unit.read, unit.example, f"{where}.{key}")
     return made
 
@@ -142,7 +142,7 @@ def _network_in_si(network: dict[str, object], devices_per_node: object) -> dict
         return network
     where, si = "profile.network", "nic_bytes_per_second"
     for key, partner in (_CARDS, _CARDS[::-1]):
-        _check_one_form(network, key, si, where)
+        _check_single_form(network, key, si, where)
         if partner not in network:
             raise InputError(
                 f"{where} lacks the key {partner!r}",
@@ -169,7 +169,7 @@ def _read(value: object, read: Callable[[str], float], example: str, where: str)
         raise InputError(f"{where}: {error.what}", error.hint) from None
 
 
-def _check_one_form(table: Mapping[str, object], key: str, si: str, where: str) -> None:
+def _check_single_form(table: Mapping[str, object], key: str, si: str, where: str) -> None:
     if si in table:
         raise InputError(f"{where} has both {key!r} and {si!r}", "keep one of them")
 

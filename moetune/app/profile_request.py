@@ -13,7 +13,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.samples import Sample
 from moetune.domain.units import dtype_bytes
 from moetune.fit.quality import quality_of
-from moetune.huggingface.registry import FoundModel
+from moetune.huggingface.registry import ResolvedModel
 from moetune.measure.grid import Preset
 from moetune.measure.layer_points import MeasuredModel
 
@@ -122,7 +122,7 @@ def profile_name(request: ProfileRequest, cluster: Cluster) -> str:
     return f"{slug}-x{cluster.machine.num_devices}"
 
 
-def measured_models(model: FoundModel, length: int | None) -> tuple[MeasuredModel, ...]:
+def measured_models(model: ResolvedModel, length: int | None) -> tuple[MeasuredModel, ...]:
     """Return the whole model whose shapes are measured; empty for a layer.
 
     Args:

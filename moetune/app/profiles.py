@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Source = Literal["file", "store", "bundled", "program"]
 
 
-class FoundProfile(NamedTuple):
+class ResolvedProfile(NamedTuple):
     """A profile and where it comes from."""
 
     profile: Profile
@@ -48,7 +48,7 @@ class ProfileInfo:
 
 def find_profile(
     wanted: str | Profile | None, *, stores: StoreFinder, for_models: bool = False
-) -> FoundProfile:
+) -> ResolvedProfile:
     """Return the profile in a file, else of that name in the store, else in the package.
 
     Args:
@@ -62,19 +62,19 @@ def find_profile(
         ProfileError: no profile has this name, or none was measured yet.
     """
     if isinstance(wanted, Profile):
-        return FoundProfile(profile=wanted, source="program")
+        return ResolvedProfile(profile=wanted, source="program")
     if wanted is None:
         with stores() as store:
             return named_profile(newest_measured(store, for_models=for_models), store=store)
     if is_path(wanted):
-        return FoundProfile(profile=load_profile_file(Path(wanted)), source="file")
+        return ResolvedProfile(profile=load_profile_file(Path(wanted)), source="file")
     with stores() as store:
         try:
             return named_profile(wanted, store=store)
         except ProfileError:
             if not Path(wanted).is_file():
                 raise
-    return FoundProfile(profile=load_profile_file(Path(wanted)), source="file")
+    return ResolvedProfile(profile=load_profile_file(Path(wanted)), source="file")
 
 
 def is_path(wanted: str) -> bool:
@@ -82,14 +82,14 @@ def is_path(wanted: str) -> bool:
     return wanted.endswith(".toml") or "/" in wanted
 
 
-def named_profile(name: str, *, store: "SqlStore | None") -> FoundProfile:
+def named_profile(name: str, *, store: "SqlStore | None") -> ResolvedProfile:
     """Return the stored, else the bundled profile of a name; raise ProfileError for no profile."""
     stored = store.profile(name) if store else None
     if stored is not None:
-        return FoundProfile(profile=stored, source="store")
+        return ResolvedProfile(profile=stored, source="store")
     bundled = bundled_profiles()
     if name in bundled:
-        return FoundProfile(profile=reference_profile(name), source="bundled")
+        return ResolvedProfile(profile=reference_profile(name), source="bundled")
     raise _unknown(name, {run.name for run in store.runs()} if store else set(), bundled)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from moetune.app.files import find_plan, write_text
 from moetune.app.planner import Planner
-from moetune.app.profiles import FoundProfile, find_profile
+from moetune.app.profiles import ResolvedProfile, find_profile
 from moetune.app.sources import Sources
 from moetune.app.views.observed import observed_sections
 from moetune.app.views.plan import plan_sections
@@ -79,7 +79,7 @@ def _newest_plans(stores: StoreFinder) -> list[AnyPlan]:
 
 def _profile(
     wanted: str | None, default: str | None, plans: Sequence[AnyPlan], stores: StoreFinder
-) -> FoundProfile | None:
+) -> ResolvedProfile | None:
     if wanted is not None:
         return find_profile(wanted, stores=stores)
     try:
@@ -102,7 +102,7 @@ def _plan_chapter(plan: AnyPlan, stores: StoreFinder) -> Chapter:
     )
 
 
-def _profile_chapter(machine: FoundProfile) -> Chapter:
+def _profile_chapter(machine: ResolvedProfile) -> Chapter:
     name = machine.profile.name
     return Chapter(
         name="profile",

@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from moetune.app.files import find_plan
-from moetune.app.profiles import FoundProfile, find_profile, named_profile, newest_measured
+from moetune.app.profiles import ResolvedProfile, find_profile, named_profile, newest_measured
 from moetune.app.wiring import StoreFinder
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import NotFoundError
@@ -50,7 +50,7 @@ class Sources:
         """Return the plan of a file, or of an id in the store."""
         return find_plan(wanted, stores=self.stores)
 
-    def profile(self, name: str | None, *, for_models: bool = False) -> FoundProfile:
+    def profile(self, name: str | None, *, for_models: bool = False) -> ResolvedProfile:
         """Return the profile that `name` gives, else `named`, the setting, the newest measured.
 
         With `for_models` the newest measured profile is of GPUs. Errors: see `find_profile`.
@@ -60,7 +60,7 @@ class Sources:
         with about("profile"):
             return find_profile(first, stores=self.stores, for_models=for_models)
 
-    def profile_of(self, plan: AnyPlan) -> FoundProfile:
+    def profile_of(self, plan: AnyPlan) -> ResolvedProfile:
         """Return the profile that the command line names, else the profile of the plan's name."""
         if self.named is not None:
             with about("profile"):
@@ -104,7 +104,7 @@ class StoredSources(Sources):
     reading: "SqlStore"
     stores: StoreFinder = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _cached: Callable[[str, int | None], FoundProfile] = field(init=False)
+    _cached: Callable[[str, int | None], ResolvedProfile] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stores", partial(nullcontext, self.reading))
@@ -124,18 +124,18 @@ class StoredSources(Sources):
             )
         return plan
 
-    def profile(self, name: str | None, *, for_models: bool = False) -> FoundProfile:
+    def profile(self, name: str | None, *, for_models: bool = False) -> ResolvedProfile:
         """Return the profile of this name; None for the default profile."""
         if name is None:
             name = self.default_profile or newest_measured(self.reading, for_models=for_models)
         with self._lock:
             return self._cached(name, self.reading.current_fit(name))
 
-    def profile_of(self, plan: AnyPlan) -> FoundProfile:
+    def profile_of(self, plan: AnyPlan) -> ResolvedProfile:
         """Return the profile of the plan's name; it may have changed since."""
         return self.profile(plan.inputs.profile)
 
-    def _read(self, name: str, _fit: int | None) -> FoundProfile:
+    def _read(self, name: str, _fit: int | None) -> ResolvedProfile:
         machine = named_profile(name, store=self.reading)
         _ = machine.profile.digest  # computed here, so that no second thread computes it
         return machine

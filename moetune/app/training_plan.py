@@ -25,7 +25,7 @@ from moetune.domain.training_document import (
     TrainingMemory,
     TrainingStep,
 )
-from moetune.huggingface.registry import FoundModel, find_decoder_model, is_decoder_name
+from moetune.huggingface.registry import ResolvedModel, find_decoder_model, is_decoder_name
 from moetune.solve.model.alternatives import FasterLayout
 from moetune.solve.model.calibration import Decided, calibration_of
 from moetune.solve.model.search import PricedLayout
@@ -86,7 +86,7 @@ def calibration_for(
     return calibration_of(runs, of=Decided(job.decoder.name, words), target=target)
 
 
-def find_planned_model(inputs: TrainingInputs, *, given: str | None) -> FoundModel:
+def find_planned_model(inputs: TrainingInputs, *, given: str | None) -> ResolvedModel:
     """Return the given model, else the model of the plan's configuration or name.
 
     Raises:
@@ -102,7 +102,7 @@ def find_planned_model(inputs: TrainingInputs, *, given: str | None) -> FoundMod
     return find_decoder_model(given or path or name, world_size=inputs.world_size)
 
 
-def planned_job(plan: TrainingDocument, *, given: str | None) -> tuple[FoundModel, TrainingJob]:
+def planned_job(plan: TrainingDocument, *, given: str | None) -> tuple[ResolvedModel, TrainingJob]:
     """Return the model of a training plan and its job, with balanced routing.
 
     Raises:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from moetune.app.planner import Planner
-    from moetune.app.profiles import FoundProfile
+    from moetune.app.profiles import ResolvedProfile
     from moetune.cli.render import Screen
     from moetune.config import Configuration, Settings
     from moetune.domain.any_plan import AnyPlan
@@ -104,7 +104,7 @@ class Session:
 
         return find_plan(wanted, stores=self.find_store)
 
-    def profile(self, wanted: str) -> "FoundProfile":
+    def profile(self, wanted: str) -> "ResolvedProfile":
         """Return the profile of a file, or of a name in the store or of a reference machine."""
         from moetune.app.profiles import find_profile
 

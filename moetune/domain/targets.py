@@ -105,7 +105,7 @@ class Target:
             and in 8 bits. In bfloat16 they are two layers of three GEMMs. In 8 bits each GEMM also
             rounds inputs and gradients and reorders scales. 0 where grouped kernels run all experts
             at once.
-        scatters_beside_weights: whether weight-gradient GEMMs hide the scatter of input gradients.
+        overlaps_input_scatter: whether weight-gradient GEMMs hide the scatter of input gradients.
         multiplies_in_pieces: whether GEMMs in pieces, a piece for each tensor rank, hide all of
             their exchanges except a single piece's (`tp_comm_overlap`, which exports leave off).
         places_experts: whether each layer's experts may be out of their natural order.
@@ -160,7 +160,7 @@ class Target:
     kept_by_experts: KeptByExperts = AS_MEGATRON
     cuda_graphs: tuple[CudaGraphs, ...] = ("none",)
     graphs_in_recipes: tuple[GraphsInRecipes, ...] = ()
-    scatters_beside_weights: bool = False
+    overlaps_input_scatter: bool = False
     multiplies_in_pieces: bool = False
     places_experts: bool = False
     runs_layer: bool = False
@@ -226,7 +226,7 @@ _MEGATRON = Target(
     recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
     dtypes=("bfloat16", "fp8", "mxfp8", "nvfp4", "float16"), zero_with_pp=1,
     overlap_hidden=0.6,
-    scatters_beside_weights=True,  # LinearWithGradAccumulationAndAsyncCommunication
+    overlaps_input_scatter=True,  # LinearWithGradAccumulationAndAsyncCommunication
     optimizers=("adam", "adam-bf16-grads", "adam-remainders", "adam-bf16", "muon"),
     kernels_per_expert=(6, 24), cuda_graphs=("none", "partial", "full"), core=(0, 16),
     schedules=("1f1b", "interleaved"),  # core/pipeline_parallel/schedules.py has no other

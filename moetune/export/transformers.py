@@ -18,7 +18,7 @@ from moetune.export.planned import Export, Planned, remarks
 
 _IN_FOUR_BITS = frozenset({"gpt_oss"})
 """Families whose published weights are MXFP4; only a dequantized copy of them can be trained."""
-OWN_EXPERTS = frozenset({"dbrx", "llama4_text", "longcat_flash"})
+FIXED_EXPERT_KERNELS = frozenset({"dbrx", "llama4_text", "longcat_flash"})
 """Families whose expert modules lack `use_experts_implementation`
 (`transformers/integrations/moe.py`): naming a kernel for them is an error, and they call none."""
 _DIVIDES_BY_GROUPS = frozenset({"beam", "deepseek_v3", "dots1"})
@@ -38,7 +38,7 @@ def load_arguments(planned: Planned) -> str:
 
 def _arguments(planned: Planned) -> Iterator[str]:
     family, config = planned.decoder.family, planned.config
-    if planned.decoder.num_moe_layers and family not in OWN_EXPERTS:
+    if planned.decoder.num_moe_layers and family not in FIXED_EXPERT_KERNELS:
         yield 'experts_implementation="grouped_mm",'
     if planned.job.packing is not None:  # its kernels stop at the ends of documents
         yield 'attn_implementation="flash_attention_2",'
@@ -139,7 +139,7 @@ def _fsdp_plan_argument(planned: Planned) -> str:
 def _not_expressed(planned: Planned) -> Iterator[str]:
     if planned.layout.tp > 1:
         yield "sequence parallelism beside tp, which transformers reserves and does not run yet"
-    if planned.decoder.num_moe_layers and planned.decoder.family in OWN_EXPERTS:
+    if planned.decoder.num_moe_layers and planned.decoder.family in FIXED_EXPERT_KERNELS:
         yield f"the kernel grouped_mm, which the experts of {planned.decoder.family} do not call"
     if planned.decoder.predictions:
         yield "multi-token prediction, which transformers does not train"

@@ -52,7 +52,7 @@ class Family:
             a bias only with sigmoid scores.
         router_parameters: further parameters of a router for each expert, without its matrix.
         has_router_scale: whether the router scales its input elementwise.
-        has_dense_beside: whether blocks with experts also have a dense FFN.
+        has_parallel_dense: whether blocks with experts also have a dense FFN.
         latent_width: spellings of the width of dispatched tokens.
         has_latent_norms: whether tokens of that width are normed on both sides of the experts.
         norms_of_experts: vectors of `d_model` in norms that only blocks with experts have.
@@ -103,7 +103,7 @@ class Family:
     has_balance_bias: bool | None = None
     router_parameters: int = 0
     has_router_scale: bool = False
-    has_dense_beside: bool = False
+    has_parallel_dense: bool = False
     latent_width: tuple[str, ...] = ("moe_latent_size",)
     has_latent_norms: bool = False
     norms_of_experts: int = 0

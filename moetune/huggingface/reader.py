@@ -250,7 +250,7 @@ def _blocks(fields: Fields, family: Family, *, streams: int) -> tuple[Block, ...
         ffn = ffns[width]
         extra = d_model * family.norms_of_experts if has_experts else 0
         parts: tuple[Part, ...] = (mixer, ffn)
-        if family.has_dense_beside and has_experts:
+        if family.has_parallel_dense and has_experts:
             parts = (mixer, dense_ffn(block, family), ffn)
         if family.has_shortcut:  # experts run while the second attention does
             dense = dense_ffn(fields, family)
@@ -288,7 +288,7 @@ def _skip_unused(
     fields: Fields, family: Family, *, kinds: tuple[MixerKind, ...], sparse: tuple[bool, ...]
 ) -> None:
     """Mark fields as read that belong to kinds of blocks which this model does not have."""
-    if all(sparse) and not family.has_dense_beside:
+    if all(sparse) and not family.has_parallel_dense:
         fields.skip(*(set(family.dense_width) - set(family.expert_width)))
     if set(kinds) <= {"linear", "conv"}:
         fields.skip(*HEADS, *KEY_HEADS, *HEAD_WIDTH, "attention_bias")

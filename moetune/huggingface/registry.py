@@ -33,7 +33,7 @@ _DIFFUSION = ("_diffusers_version", "sample_size", "cross_attention_dim")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundModel:
+class ResolvedModel:
     """The model of a name or a path.
 
     Args:
@@ -55,7 +55,7 @@ class FoundModel:
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
-def find_decoder_model(name: str, *, world_size: int, reads_files: bool = True) -> FoundModel:
+def find_decoder_model(name: str, *, world_size: int, reads_files: bool = True) -> ResolvedModel:
     """Return a model by a paper's name, sizes, a `config.json` or its folder, or a registry's name.
 
     Args:
@@ -69,7 +69,7 @@ def find_decoder_model(name: str, *, world_size: int, reads_files: bool = True) 
         return _paper(MODELS[name], world_size)
     if (whole := _whole(name)) is not None:
         decoder = paper_decoder(name, whole.shape)
-        return FoundModel(
+        return ResolvedModel(
             title=whole.title, source=whole.source, layer=decoder.layer, decoder=decoder,
             whole=whole,
         )  # fmt: skip
@@ -79,7 +79,7 @@ def find_decoder_model(name: str, *, world_size: int, reads_files: bool = True) 
         model = named_model(name)
     else:
         raise _unknown_model(name)
-    return FoundModel(
+    return ResolvedModel(
         title=model.title,
         source=model.source,
         layer=model.decoder.layer,
@@ -127,8 +127,8 @@ def _unknown_model(name: str) -> InputError:
     )
 
 
-def _paper(model: Model, world_size: int) -> FoundModel:
-    return FoundModel(
+def _paper(model: Model, world_size: int) -> ResolvedModel:
+    return ResolvedModel(
         title=model.title, source=model.source, layer=model.layer(world_size), decoder=None,
         paper=model,
     )  # fmt: skip

@@ -23,7 +23,7 @@ _ARGUMENTS = "megatron/training/arguments.py"
 _CONFIG = "megatron/core/transformer/transformer_config.py"
 _LAYER = "megatron/core/transformer/moe/moe_layer.py"
 _EXPERTS = "megatron/core/transformer/moe/experts.py"
-_OWN_PROGRAMS = frozenset({"pretrain_gpt.py", "pretrain_mamba.py", "pretrain_hybrid.py"})
+_MEGATRON_PROGRAMS = frozenset({"pretrain_gpt.py", "pretrain_mamba.py", "pretrain_hybrid.py"})
 """Megatron-LM's programs, whose parser refuses unknown arguments."""
 _NEAR = 0.85
 _KINDS = ("rlhf_type", "task_type")
@@ -320,7 +320,7 @@ def _unknown_arguments(launch: Launch, reading: Reading) -> Iterator[Problem]:
     if launch.program == SWIFT:
         return
     core = reading.target.core or (0, 16)
-    names, is_own = known_names(core), launch.program in _OWN_PROGRAMS
+    names, is_megatron = known_names(core), launch.program in _MEGATRON_PROGRAMS
     unknown = [argument for argument in launch.arguments
                if argument.name not in names and f"{argument.name}=" not in names]  # fmt: skip
     if launch.is_mindspeed and unknown:
@@ -331,11 +331,11 @@ def _unknown_arguments(launch: Launch, reading: Reading) -> Iterator[Problem]:
     for argument in unknown:
         near = difflib.get_close_matches(argument.name.replace("_", "-"), names, n=1, cutoff=_NEAR)
         field = near[0].replace("-", "_") if near else ""
-        if not is_own and field not in KEYS:
+        if not is_megatron and field not in KEYS:
             continue
         where = f" {argument.where}" if argument.file else ""
         yield Problem(
-            severity="stops" if is_own else "note", line=argument.shown,
+            severity="stops" if is_megatron else "note", line=argument.shown,
             what=f"--{argument.name}{where} is unknown",
             why=f"{reading.target.label}: {_ARGUMENTS}",
             fix=f"--{near[0]}" if near else "leave it out",

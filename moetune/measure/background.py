@@ -19,8 +19,8 @@ from moetune.measure.ranks import MeasuringRanks
 MIN_OVERLAP = 0.95
 _START_TURNS = 2
 _TURN_SECONDS = 2e-3
-# A `one_by_one` load leaves the engine between turns; a run as long as a copy is a whole turn.
-_ONE_BY_ONE_TURN_SECONDS = 1e-3
+# A `is_serial` load leaves the engine between turns; a run as long as a copy is a whole turn.
+_SERIAL_TURN_SECONDS = 1e-3
 _PATIENCE_SECONDS = 30.0
 _LONGEST_BLOCK_SECONDS = 10.0
 
@@ -92,7 +92,7 @@ class BackgroundLoad(threading.Thread):
         while not stopped:
             outcome = self._vote(self._stopping.is_set() or time.perf_counter() > self._deadline)
             issued.append((time.perf_counter(), self._issue(runs)))
-            if len(issued) > 1 or self._operation.one_by_one:
+            if len(issued) > 1 or self._operation.is_serial:
                 start, done = issued.pop(0)
                 end = done()
                 with self._changed:
@@ -109,7 +109,7 @@ class BackgroundLoad(threading.Thread):
         start = time.perf_counter()
         self._operation.run()
         seconds = self._device.mark()() - start
-        wanted = _ONE_BY_ONE_TURN_SECONDS if self._operation.one_by_one else _TURN_SECONDS
+        wanted = _SERIAL_TURN_SECONDS if self._operation.is_serial else _TURN_SECONDS
         return max(math.ceil(wanted / max(seconds, 1e-9)), 1)
 
     def _issue(self, runs: int) -> Callable[[], float]:

@@ -44,14 +44,14 @@ class TimedOperation:
             caller) after its end.
         at_once: number of the point's operations that a run issues together.
         ranks_meet: the operation is a collective, which all ranks must run equally often.
-        one_by_one: a run is issued only when the previous run has ended. Its engine would otherwise
+        is_serial: a run is issued only when the previous run has ended. Its engine would otherwise
             serve only this stream while the stream has work.
     """
 
     issue: Callable[[], Callable[[], None]]
     at_once: int = 1
     ranks_meet: bool = False
-    one_by_one: bool = False
+    is_serial: bool = False
 
     def run(self) -> None:
         """Run once, and order the current stream after the run."""
@@ -152,8 +152,8 @@ def _sharing(point: Point, bench: Bench) -> TimedOperation:
     seconds.
     """
     is_loopback = isinstance(point, CollectivePoint) and point.group_size == 1
-    one_by_one = is_loopback or isinstance(point, CopyPoint)
-    return replace(_operation(point, bench), one_by_one=one_by_one)
+    is_serial = is_loopback or isinstance(point, CopyPoint)
+    return replace(_operation(point, bench), is_serial=is_serial)
 
 
 def _operation(point: Point, bench: Bench) -> TimedOperation:

@@ -217,7 +217,7 @@ class Stopwatch:
         began = time.perf_counter()
         for _ in range(iterations):
             self._experiment.victim.run()
-            if self._experiment.victim.one_by_one:
+            if self._experiment.victim.is_serial:
                 self._device.synchronize()
         mean_seconds = (time.perf_counter() - began) / iterations
         self._issue_seconds = min(self._issue_seconds, mean_seconds)

@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelF
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from moetune.domain.targets import find_target
-from moetune.export.transformers import OWN_EXPERTS, SHARDED
+from moetune.export.transformers import FIXED_EXPERT_KERNELS, SHARDED
 from moetune.runtime.moe.layer import MoELayer
 from tests.export.plans import (
     DEEPSEEK,
@@ -136,7 +136,7 @@ def test_transformers_knows_the_fields(tmp_path: Path, name: str) -> None:
 
 def test_families_of_transformers_refuse_the_kernel_that_exports_do_not_name() -> None:
     experts = {"mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "olmoe", "granitemoe", "jamba"}
-    for family in experts | OWN_EXPERTS:
+    for family in experts | FIXED_EXPERT_KERNELS:
         kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(CONFIG_MAPPING[family]())]
         assert kind._can_set_experts_implementation() == (family in experts)
     assert "grouped_mm" in ALL_EXPERTS_FUNCTIONS

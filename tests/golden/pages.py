@@ -17,7 +17,7 @@ import moetune
 from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.app.library import StoredPlan
 from moetune.app.plan import make_plan
-from moetune.app.profiles import FoundProfile
+from moetune.app.profiles import ResolvedProfile
 from moetune.app.subjects import LayerSubject, Subject, subject_of
 from moetune.app.verify import Verification, VerifiedStep
 from moetune.app.views.comparison import comparison_sections, whatif_sections
@@ -158,14 +158,14 @@ def whole(**pins: Any) -> Iterable[Section]:
     return drawn(subject_of(made.plan, profile=made.profile))
 
 
-def stored_machine() -> FoundProfile:
-    return FoundProfile(profile=lab_profile(), source="store")
+def stored_machine() -> ResolvedProfile:
+    return ResolvedProfile(profile=lab_profile(), source="store")
 
 
-def lines_alone() -> FoundProfile:
+def lines_alone() -> ResolvedProfile:
     """Return a profile without samples: one line of products, and those of links and copies."""
     profile = lab_profile()
-    return FoundProfile(
+    return ResolvedProfile(
         profile=replace(profile, samples=(), gemm=profile.gemm[:1], rows=()), source="bundled"
     )
 

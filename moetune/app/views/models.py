@@ -10,7 +10,7 @@ from moetune.domain.architecture import Block, Decoder, Part
 from moetune.domain.document import encode
 from moetune.domain.experts import Amounts, DenseFfn, RoutedExperts
 from moetune.domain.model import MODELS, WHOLE_MODELS, Model
-from moetune.huggingface.registry import FoundModel, RegisteredModel
+from moetune.huggingface.registry import RegisteredModel, ResolvedModel
 from moetune.report.doubts import uncounted_words
 from moetune.report.section import EMPTY, Cell, Section, Table, facts, plural
 
@@ -65,7 +65,7 @@ def model_section(model: Model, *, world_size: int) -> Section:
     return Section(name="model", title=title, tables=(layer,))
 
 
-def decoder_sections(model: FoundModel, *, length: int) -> tuple[Section, ...]:
+def decoder_sections(model: ResolvedModel, *, length: int) -> tuple[Section, ...]:
     """Return a decoder's sizes, blocks and parts; FLOPs are of sequences of `length` tokens."""
     decoder = model.decoder
     if decoder is None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from moetune.app.profiles import FoundProfile, ProfileInfo
+from moetune.app.profiles import ProfileInfo, ResolvedProfile
 from moetune.app.views.words import layer_words
 from moetune.domain.cluster import DEVICE_MEMORY
 from moetune.domain.cost_keys import (
@@ -105,7 +105,7 @@ def _of_dtype(line: GemmLine) -> str:
     return f"GEMM in {line.dtype}"
 
 
-def profile_sections(machine: FoundProfile) -> tuple[Section, ...]:
+def profile_sections(machine: ResolvedProfile) -> tuple[Section, ...]:
     """Return the profile's head, operations, interference, sources, steps and fingerprint."""
     profile = machine.profile
     return (
@@ -181,7 +181,7 @@ def host_words(profile: Profile) -> str:
     return f"{words}."
 
 
-def _head(machine: FoundProfile) -> Section:
+def _head(machine: ResolvedProfile) -> Section:
     profile = machine.profile
     source = f" ({profile.citation})" if profile.citation else ""
     origin = f"{profile.provenance.capitalize()}{source}; it {_PLACES[machine.source]}."

@@ -198,7 +198,7 @@ def multiply(
         adds: add the result to the values in `out`; only without a bias.
     """
     if part.ends_E is None or not len(x):
-        return _one_by_one(x, w, part.blocks, out, bias, weights_R1, adds=adds)
+        return _in_loop(x, w, part.blocks, out, bias, weights_R1, adds=adds)
     result = part.kernel.product(x, w, part)
     if bias is not None and part.experts_RE is not None:
         result.addmm_(part.weighted_experts(weights_R1), bias)
@@ -207,7 +207,7 @@ def multiply(
     return out.add_(result) if adds else out.copy_(result)
 
 
-def _one_by_one(
+def _in_loop(
     x: torch.Tensor,
     w: torch.Tensor,
     blocks: Blocks,

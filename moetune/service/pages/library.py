@@ -4,7 +4,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from moetune.app.planner import ServicePlanner
-from moetune.app.profiles import FoundProfile, list_profiles
+from moetune.app.profiles import ResolvedProfile, list_profiles
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import NotFoundError, ProfileError
 from moetune.domain.model import MODELS
@@ -24,7 +24,7 @@ class Summary(NamedTuple):
     quality: str
 
 
-def stored_profile(planner: ServicePlanner, name: str) -> FoundProfile:
+def stored_profile(planner: ServicePlanner, name: str) -> ResolvedProfile:
     """Return the stored or reference profile of a name; raise NotFoundError, also for a path."""
     try:
         return planner.sources.profile(name)

@@ -66,7 +66,7 @@ class BlockPrices:
         return self.layout.micro_batch * self.job.length / self.layout.cp
 
     @property
-    def own_tokens(self) -> float:
+    def local_tokens(self) -> float:
         """Tokens of a micro-batch on one rank."""
         return self.tokens / self.layout.tp
 
@@ -81,7 +81,7 @@ class BlockPrices:
     def layer(self, part: RoutedExperts) -> tuple[LayerCosts, float]:
         """Return the costs and tokens of moetune's layer; tensor parallelism has all tokens."""
         costs = layer_in_step(part, device=self.device, layout=self.layout, job=self.job)
-        return costs, self.own_tokens * (costs.world_size if costs.is_tensor else 1)
+        return costs, self.local_tokens * (costs.world_size if costs.is_tensor else 1)
 
     def local_times(self, block: Block) -> BlockTimes:
         """Return the times that do not depend on the experts' ranks: norms and all other parts."""
@@ -128,7 +128,7 @@ class BlockPrices:
                 pieces = self._pieces(is_last=number == len(matrices))
                 passes = self._gemm(self.tokens, d_in, max(1, d_out // tp), pieces=pieces)
             else:
-                passes = self._gemm(self.own_tokens, d_in, d_out)
+                passes = self._gemm(self.local_tokens, d_in, d_out)
             yield module, self._trained("attention", passes)
 
     @property
@@ -212,7 +212,7 @@ class BlockPrices:
         With several residual streams (hyper-connections) all streams are read for the mixing
         weights, for the part's input and for the sums, and written again.
         """
-        tokens = self.own_tokens if self.target.splits_sequence else self.tokens
+        tokens = self.local_tokens if self.target.splits_sequence else self.tokens
         elements = tokens * self.job.decoder.d_model
         tensors = 4 if streams == 1 else 4 * streams + 4
         more, more_back = self.target.kernels.norm
@@ -238,7 +238,7 @@ class BlockPrices:
         scatter = self.device.collective("reduce_scatter", span, ELEMENT * elements)
         forward, grad_input, grad_weight = map(math.fsum, zip(*matrices, strict=True))
         behind = scatter
-        if self.target.scatters_beside_weights:
+        if self.target.overlaps_input_scatter:
             behind = max(0.0, scatter - grad_weight)
         hidden = self.target.multiplies_in_pieces * (1 - 1 / tp)
         there, back = gather + scatter, gather + behind
@@ -305,11 +305,11 @@ class BlockPrices:
             yield "moe_act", self._biases(part, rows, part.d_hidden)
         if part.latent is not None:  # whole on each rank, as in Megatron-Core's moe_layer.py
             for d_in, d_out in permutations((part.d_model, part.latent)):
-                projected = self._gemm(self.own_tokens, d_in, d_out)
+                projected = self._gemm(self.local_tokens, d_in, d_out)
                 yield "experts", self._trained("experts", projected)
         if self._models("gate"):
             width, count = part.d_model, part.num_experts
-            scores = self._gemm(self.own_tokens, width, count, dtype=self.job.element)
+            scores = self._gemm(self.local_tokens, width, count, dtype=self.job.element)
             yield "router", self._trained("router", scores)
         if part.shared is not None:
             passes = self._ffn(part.shared, "shared_experts")
@@ -327,7 +327,7 @@ class BlockPrices:
 
     def _rows(self, part: RoutedExperts) -> float:
         """Return the rows of the fullest rank, for which the other ranks wait."""
-        return self.own_tokens * (
+        return self.local_tokens * (
             part.mean_top_k * self.job.skew(part, self.layout.ep).mean * self.layout.etp
         )
 
@@ -386,7 +386,7 @@ class BlockPrices:
         dispatch, combine = (
             skew
             * exchange_seconds(
-                self.device, layout=self.layout, part=part, tokens=self.own_tokens, phase=phase
+                self.device, layout=self.layout, part=part, tokens=self.local_tokens, phase=phase
             )
             for phase in ("dispatch", "combine")
         )

@@ -316,10 +316,10 @@ class MemoryModel(Tables):
         return tuple(self._bytes_of_rank(layout, rank, live) for rank in self.stages.ranks(layout))
 
     def _bytes_of_rank(
-        self, layout: FoldedLayout, rank: RankBlocks, every_live: Sequence[float]
+        self, layout: FoldedLayout, rank: RankBlocks, live_by_rank: Sequence[float]
     ) -> _RankBytes:
-        fullest = max(rank.ranks, key=every_live.__getitem__)
-        live = every_live[fullest]
+        fullest = max(rank.ranks, key=live_by_rank.__getitem__)
+        live = live_by_rank[fullest]
         activations, workspace = self.activations(layout, rank, live)
         uneven = 0.0
         if self.job.leaves_room:

@@ -278,7 +278,7 @@ def test_scatters_of_tensor_ranks_run_beside_gradients_of_weights_in_megatron() 
     shown, hidden, pieces = (
         BlockPrices(job=job_of("mixtral-8x22b"), layout=layout, device=device(), target=target)
         for target in (
-            replace(megatron, scatters_beside_weights=False),
+            replace(megatron, overlaps_input_scatter=False),
             megatron,
             replace(megatron, multiplies_in_pieces=True),
         )
@@ -294,7 +294,7 @@ def test_scatters_of_tensor_ranks_run_beside_gradients_of_weights_in_megatron() 
     assert sent[1] == pytest.approx((gather + scatter, gather, 0.0))
     assert sent[2].grad_input == pytest.approx(gather / 4)
     assert sent[2].forward == pytest.approx((gather + scatter) / 4, rel=0.3)
-    beside = [name for name in TARGETS if find_target(name).scatters_beside_weights]
+    beside = [name for name in TARGETS if find_target(name).overlaps_input_scatter]
     assert beside == ["megatron", "bridge"]
 
 
