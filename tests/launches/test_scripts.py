@@ -1,6 +1,7 @@
 """Shell scripts as people write them: what runs is read right, and nothing of them is run."""
 
 import subprocess
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -222,10 +223,11 @@ SCRIPTS = (
 
 def words_of_bash(script: str, *extra: str, **environment: str) -> list[str]:
     """Return the words of the first command that would start ranks, as bash itself has them."""
-    done = subprocess.run(
-        ("bash", "-c", f"{LAUNCHER}{script}", "run.sh", *extra), text=True, check=False,
-        capture_output=True, env={"PATH": "/usr/bin:/bin", **environment},
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:  # for what a script writes
+        done = subprocess.run(
+            ("bash", "-c", f"{LAUNCHER}{script}", "run.sh", *extra), text=True, check=False,
+            capture_output=True, env={"PATH": "/usr/bin:/bin", **environment}, cwd=folder,
+        )  # fmt: skip
     return done.stdout.split("\0")[:-1]
 
 
