@@ -25,7 +25,7 @@ def verification(*steps: VerifiedStep) -> Verification:
 @pytest.mark.parametrize(("changes", "alone", "holds", "says"), [
     ({}, 2.5, True, "holds here: its step of 1.25 s is inside its range of 1.00 s to 2.00 s"),
     ({"range_seconds": None}, 2.5, True, "takes 1.25 s, and it promised no range"),
-    ({"range_seconds": (2.0, 3.0)}, 2.5, False, "missed its own range of 2.00 s to 3.00 s"),
+    ({"range_seconds": (2.0, 3.0)}, 2.5, False, "missed its range of 2.00 s to 3.00 s"),
     ({}, 1.0, False, "lost to one chunk, which is 25.0 % faster than its 1.25 s"),
     ({}, 1.24, True, "holds here"),
     ({"tolerance": 1e-9}, 2.5, False, "changed the numbers"),

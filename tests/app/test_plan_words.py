@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from moetune.app.subjects import LayerSubject
-from moetune.app.subjects.layer import placed_otherwise
 from moetune.app.views.layer import memory_words
-from moetune.app.views.words import device_word, plan_scope
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.report.section import chance
+from moetune.report.why_not import placed_otherwise
+from moetune.report.words import device_word, plan_scope
 from tests.golden.pages import placed
 from tests.report.lab import MACHINE, lab_plan, lab_profile
 

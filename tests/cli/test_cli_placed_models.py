@@ -169,7 +169,7 @@ def test_records_of_other_models_and_rules_without_a_record_are_refused(
         (("--expert-placement", "planned", "--routing", "natural"), "planned needs loads"),
         (
             ("--expert-placement", "planned", "--routing", routing, "--target", "megatron"),
-            "planned: megatron keeps experts in their own order",
+            "planned: megatron keeps experts in the model's order",
         ),
     ):
         result = cli(*PLAN, *flags)
@@ -184,7 +184,7 @@ def test_people_read_where_experts_are_and_why(cli: Cli, routing: str) -> None:
     explained = cli("explain", "plan.json")
     words = " ".join(explained.out.split())
     assert "the mean of 16 layers, instead of" in words
-    assert "layer of experts own order placed at least" in words
+    assert "layer of experts model's order placed at least" in words
     document = cli("explain", "plan.json", "--json").document
     assert document["placement"] == planned(cli, routing)["placement"]
     even = cli(*PLAN, "--output", "even.json")

@@ -10,7 +10,7 @@ from moetune.domain.routing import ExpertLoads
 from moetune.domain.routing_record import RecordedLayer, RecordedLayers
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
-from moetune.report.reasons import placement_words
+from moetune.report.reasons import placement_reason
 from moetune.solve.model.alternatives import memory_front
 from moetune.solve.model.best import BestLayouts
 from moetune.solve.model.placement import PlacedLayers, placing, solve_placed
@@ -135,7 +135,7 @@ def test_layouts_that_place_have_no_shards_of_experts() -> None:
         assert placed.placement.placed_step_seconds is not None
     placed = solve_placed(search, LayoutRequest(tp=1, pp=1, zero=3))
     assert placed.untried == "zero"
-    assert "with ZeRO stage 3" in placement_words(placed, target="moetune", zero=3)
+    assert "with ZeRO stage 3" in placement_reason(placed, target="moetune", zero=3)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_placement_is_taken_where_the_step_gains_more_than_two_percent(
         search_of(job_of(loads), target="moetune"), replace(pins, expert_placement="natural")
     )
     assert not kept.placement.is_taken
-    words = placement_words(kept, target="moetune", zero=None)
+    words = placement_reason(kept, target="moetune", zero=None)
     assert words.startswith("as pinned; the fullest ranks have ")
 
 
@@ -175,6 +175,6 @@ def test_a_placement_is_taken_where_nothing_else_fits() -> None:
     assert peaks[1] < peaks[0]
     placed = solve_placed(search_of(job_of(loads), gib=sum(peaks) / 2**31, target="moetune"), pins)
     assert placed.placement.is_taken
-    assert "they do not fit" in placement_words(placed, target="moetune", zero=1)
+    assert "they do not fit" in placement_reason(placed, target="moetune", zero=1)
     layouts = placed.layouts
     assert layouts.search.fits(layouts.best().layout)
