@@ -18,7 +18,7 @@ HEAVY = {"torch", "numpy", "sqlalchemy", "alembic", "optuna", "click", "rich"}
 BANNED = re.compile(
     "_*(one|found|own|others?|every|known|each|at|many|told|kept|alike|apart|heed|beside)_*"
 )
-IN_DOCUMENTS = {("domain", "others"), ("app", "other")}  # keys of plans' and profiles' JSON
+IN_DOCUMENTS = {("domain", "others"), ("report", "other")}  # keys of plans' and profiles' JSON
 
 
 def test_names_of_the_front_door_are_sorted_and_no_name_is_twice() -> None:
