@@ -44,7 +44,7 @@ def test_memory_is_compared_with_the_plans_limit_else_the_devices() -> None:
 
 def test_a_rank_is_a_gpu_where_the_machine_has_them() -> None:
     cpu = replace(lab_profile(), machine=replace(MACHINE, kind="cpu"))
-    words = [device_word(one) for one in (None, cpu, lab_profile())]
+    words = [device_word(profile) for profile in (None, cpu, lab_profile())]
     assert words == ["rank", "rank", "GPU"]
     plan = lab_plan()
     assert "8 GPUs" in plan_scope(plan, profile=lab_profile())
