@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from moetune.domain.architecture import Decoder
 from moetune.domain.attention import GroupedQueryAttention, LatentAttention
 from moetune.domain.megatron_models import hybrid_symbols
-from moetune.domain.optimizers import optimizer_of
 from moetune.domain.recurrent import StateSpace
 from moetune.domain.rules import Asked, Rule, indivisible
 from moetune.domain.training import DEDUPLICATING, HALF_PRECISION, FoldedLayout
@@ -111,7 +110,7 @@ def _is_whole(asked: Asked) -> bool:
 
 
 def _is_precision_aware(asked: Asked) -> bool:
-    return asked.job is not None and optimizer_of(asked.job.optimizer).is_precision_aware
+    return asked.job is not None and asked.target.optimizer(asked.job).is_precision_aware
 
 
 def _is_muon(asked: Asked) -> bool:
@@ -245,11 +244,12 @@ MEGATRON = (
          lambda asked: _is_muon(asked) and asked.layout.offload_optimizer),
     Rule("the optimizer muon with adapters", "--optimizer adam", _ARGUMENTS,
          lambda asked: _is_muon(asked) and asked.job is not None and asked.job.tuning.adapters),
-    # With 8-bit GEMMs the precision-aware optimizer (`optimizer/optimizer_config.py`) keeps another
-    # master copy, whose bytes are not known here.
     Rule("the optimizer {job.optimizer} with ZeRO stage 0", "--zero 1 or --optimizer adam", "",
          lambda asked: asked.layout.zero == 0 and _is_precision_aware(asked)),
-    Rule("the optimizer {job.optimizer} with the dtype {job.dtype}", "--optimizer adam", "",
-         lambda asked: _is_precision_aware(asked) and asked.job is not None
+    Rule("the optimizer {job.optimizer} with the dtype float16", "--optimizer adam", "",
+         lambda asked: _is_half(asked) and asked.job is not None and asked.job.optimizer != "adam"
+         and _is_precision_aware(asked)),
+    Rule("the optimizer adam-bf16-moments with the dtype {job.dtype}", "--optimizer adam-bf16", "",
+         lambda asked: asked.job is not None and asked.job.optimizer == "adam-bf16-moments"
          and asked.job.dtype != "bfloat16"),
 )  # fmt: skip

@@ -31,7 +31,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.kernels import ExpertKernel
 from moetune.domain.layer import Activation, ExpertParallel, LayerShape
 from moetune.domain.model import WHOLE_MODELS, Transformer
-from moetune.domain.optimizers import OptimizerName
+from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
 from moetune.domain.pipeline import Schedule
 from moetune.domain.placement import PlacementRule
 from moetune.domain.spelling import about, flag_of, nearest_or
@@ -110,9 +110,8 @@ class Question:
     )  # fmt: skip
     global_batch: int | None = described(TRAINING, "Batch", "Sequences of a step.")
     optimizer: OptimizerName | None = described(
-        TRAINING, "Optimizer", "adam, adam-bf16-grads, adam-bf16-moments, adam-remainders, "
-        "adam-bf16 or muon.", form="NAME",
-    )  # fmt: skip
+        TRAINING, "Optimizer", f"{', '.join(OPTIMIZERS)}.", form="NAME"
+    )
     train: str | None = described(
         TRAINING, "What trains", "all, lora:rank=16 or qlora:rank=16. Default: all.", form="WHAT"
     )

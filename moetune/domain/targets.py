@@ -30,6 +30,7 @@ from moetune.domain.optimizers import (
     Optimizer,
     OptimizerName,
     optimizer_of,
+    with_whole_master,
 )
 from moetune.domain.pipeline import SCHEDULES, Schedule
 from moetune.domain.site import Site
@@ -40,6 +41,7 @@ from moetune.domain.training import (
     Recompute,
     TokenDispatcher,
     TrainingDtype,
+    TrainingJob,
     ZeroStage,
 )
 from moetune.domain.tuning import BaseFormat, ExpertAdapters, Tuning
@@ -81,7 +83,7 @@ class Target:
         hides_gradients: whether passes hide collectives of gradients and parameters.
         launches: factor on the host's time to launch a block's kernels in Megatron-Core.
         optimizers: optimizers of the runtime, that of its default recipe first.
-        adam: bytes that the optimizer "adam" keeps.
+        adam: bytes that the optimizer "adam" keeps, or the optimizer that a launch describes.
         logit_bytes: bytes of a logit at the loss. 6: a bfloat16 logit and a float32 copy, which the
             gradient overwrites. 2: a fused loss, which writes the gradient over the logit. 14:
             torch's loss, with float32 log-probabilities, their gradient and the gradient of the
@@ -95,6 +97,8 @@ class Target:
         splits_logits: whether tensor ranks share the logits at the loss.
         saves_exchanges: whether selective recomputation keeps the results of row exchanges.
         caches_narrow_weights: whether 8-bit copies of the weights are kept between micro-batches.
+        keeps_narrow_weights: whether blocks' weights exist in the GEMMs' dtype alone, for products
+            along rows and along columns (`--fp8-param-gather`, `--fp4-param-gather`).
         offloads_optimizer: whether the host takes a share of the optimizer, at ZeRO stage 1.
         offloads_states: whether the host takes all states, at ZeRO stage 3 with tp, cp and pp 1.
         cuda_graphs: "partial" graphs hold attention, the router and the order of rows.
@@ -152,6 +156,7 @@ class Target:
     copies_sequence: bool = False
     splits_logits: bool = True
     caches_narrow_weights: bool = False
+    keeps_narrow_weights: bool = False
     saves_exchanges: bool = True
     offloads_activations: bool = False
     offloads_optimizer: bool = False
@@ -194,9 +199,12 @@ class Target:
         """The value of `--target` and `--to` for this version: "megatron@0.16"."""
         return f"{self.name}@{self.release}" if self.release else self.name
 
-    def optimizer(self, name: OptimizerName) -> Optimizer:
-        """Return the runtime's variant of an optimizer."""
-        return self.adam if name == "adam" else optimizer_of(name)
+    def optimizer(self, job: TrainingJob) -> Optimizer:
+        """Return the runtime's variant of a job's optimizer."""
+        if job.optimizer == self.adam.name:
+            return self.adam
+        optimizer = optimizer_of(job.optimizer, self.adam)
+        return with_whole_master(optimizer) if job.dtype in ("fp8", "mxfp8") else optimizer
 
     def zeros(self, tuning: Tuning) -> tuple[ZeroStage, ...]:
         """Return the ZeRO stages that the tuning allows."""
@@ -227,7 +235,8 @@ _MEGATRON = Target(
     dtypes=("bfloat16", "fp8", "mxfp8", "nvfp4", "float16"), zero_with_pp=1,
     overlap_hidden=0.6,
     overlaps_input_scatter=True,  # LinearWithGradAccumulationAndAsyncCommunication
-    optimizers=("adam", "adam-bf16-grads", "adam-remainders", "adam-bf16", "muon"),
+    optimizers=("adam", "adam-bf16-grads", "adam-remainders", "adam-bf16", "adam-bf16-states",
+                "muon"),
     kernels_per_expert=(6, 24), cuda_graphs=("none", "partial", "full"), core=(0, 16),
     schedules=("1f1b", "interleaved"),  # core/pipeline_parallel/schedules.py has no other
     predicts_apart=True,
@@ -288,7 +297,8 @@ def _bridge(version: str, core: MegatronCore) -> Target:
 _BRIDGE = replace(
     _MEGATRON, name="bridge", version="megatron-bridge 0.3.1",
     source="megatron/bridge/training/comm_overlap.py, flex_dispatcher_backend.py",
-    logit_bytes=2, optimizers=OPTIMIZERS, dtypes=("bfloat16", "fp8", "mxfp8", "nvfp4"),
+    logit_bytes=2, dtypes=("bfloat16", "fp8", "mxfp8", "nvfp4"),
+    optimizers=tuple(name for name in OPTIMIZERS if name != "adam-8bit"),
     adapters=("shared",), adapter_zero=(0, 1), freezes=True,  # peft/lora.py; a pre-wrap hook
 )  # fmt: skip
 _AS_TORCH = KeptByExperts(results=True)
@@ -300,7 +310,8 @@ _TRANSFORMERS = Target(
     dispatchers=("all_to_all", "all_gather"), recompute=("full",), overlaps=("none",),
     zero=(3,), dtypes=("bfloat16",), tp_divides_ep=True, gathers_over_tp=True,
     kept_by_experts=_AS_TORCH, fuses_activations=False,
-    adam=FLOAT32_ADAM, logit_bytes=14,  # loss/loss_utils.py, ForCausalLMLoss
+    optimizers=("adam", "adam-8bit"), adam=FLOAT32_ADAM,
+    logit_bytes=14,  # loss/loss_utils.py, ForCausalLMLoss
     splits_sequence=False,  # enable_sequence_parallel of configuration_utils.py
     splits_logits=False,  # "lm_head": "colwise_gather_output" of each modeling_*.py
     largest=MappingProxyType({"pp": 1, "vpp": 1, "cp": 1, "etp": 1}), zero_with_pp=0,
@@ -332,7 +343,8 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
         dispatchers=("all_to_all", "deepep", "hybrid_ep"), recompute=("selective", "full"),
         overlaps=("none",), zero=(2, 3), dtypes=("bfloat16", "mxfp8"),
         largest=MappingProxyType({"etp": 1}), kept_by_experts=_AS_TORCH, fuses_activations=False,
-        adam=FLOAT32_ADAM, logit_bytes=14, loss_chunks=8,  # components/loss.py, ChunkedLossWrapper
+        optimizers=("adam", "adam-bf16-moments"), adam=FLOAT32_ADAM,
+        logit_bytes=14, loss_chunks=8,  # components/loss.py, ChunkedLossWrapper
         copies_sequence=True,  # Shard(1) in models/common/decoder_sharding.py
         gathers_context=True,  # flex_cp_allgather in distributed/context_parallel/api.py
         zero_with_pp=2, schedules=SCHEDULES,  # get_schedule_class of torch.distributed.pipelining
@@ -344,7 +356,8 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
         dispatchers=("all_to_all",), recompute=("full",), overlaps=("none",), zero=(0, 1, 2, 3),
         dtypes=("bfloat16",), largest=MappingProxyType({"pp": 1, "vpp": 1, "cp": 1, "etp": 1}),
         zero_with_pp=1, kept_by_experts=_AS_TORCH, fuses_activations=False,
-        adam=DEEPSPEED_ADAM, logit_bytes=14,  # the model's own loss, as transformers has it
+        optimizers=("adam", "adam-8bit"), adam=DEEPSPEED_ADAM,
+        logit_bytes=14,  # the model's own loss, as transformers has it
         splits_sequence=False, splits_logits=False,  # module_inject/auto_tp.py
     ),),
 })  # fmt: skip

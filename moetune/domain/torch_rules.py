@@ -112,6 +112,10 @@ DEEPSPEED = (
          "--ep above 1, or --tp 1", "module_inject/auto_ep_folding.py",
          lambda asked: _cuts_experts(asked, AUTOTP)),
     key_heads("runtime/engine.py"),
+    Rule("the optimizer adam-8bit with ep {layout.ep}, whose groups of parameters the engine makes "
+         "for its AdamW alone", "--ep 1, or --optimizer adam", "runtime/engine.py",
+         lambda asked: asked.layout.ep > 1 and asked.job is not None
+         and asked.job.optimizer == "adam-8bit"),
 )  # fmt: skip
 
 

@@ -289,7 +289,8 @@ def _optimizer(values: MegatronValues) -> Iterator[str]:
             yield f"cfg.optimizer.{name} = {given[name]}"
     for name in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
         yield f"cfg.optimizer.{name} = {_DTYPES[str(given.get(name, 'fp32'))]}"
-    if "main_grads_dtype" in given:  # without fp8 the recipe decides on the master copy only
+    is_aware = "main_grads_dtype" in given
+    if is_aware and "fp8" not in values.model:  # the recipe decides on the master copy only
         recipe = "delayed" if values.keeps_remainders else "tensorwise"
         yield f"cfg.mixed_precision.fp8_recipe = {recipe!r}"
     for part in ("ddp", "mixed_precision"):

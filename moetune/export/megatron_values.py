@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from moetune.domain.attention import GroupedQueryAttention, LatentAttention
 from moetune.domain.experts import DenseFfn
 from moetune.domain.megatron_rules import hybrid_stages
-from moetune.domain.optimizers import OptimizerName, optimizer_of
+from moetune.domain.optimizers import optimizer_of
 from moetune.domain.recurrent import StateSpace
 from moetune.domain.targets import MegatronCore
 from moetune.domain.training import (
@@ -26,6 +26,7 @@ from moetune.domain.training import (
     ZeroStage,
 )
 from moetune.export.keys import Setting, Value, size, switch, write_keys
+from moetune.export.megatron_optimizer import OPTIMIZER
 from moetune.export.planned import Planned
 
 Keys: TypeAlias = Mapping[str, str | Callable[[Any], Value]]
@@ -40,7 +41,6 @@ _NARROW: Mapping[TrainingDtype, tuple[Value, ...]] = MappingProxyType({
     "nvfp4": (None, None, "e2m1", "nvfp4"),
 })  # fmt: skip
 _SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")
-_MOMENTS = MappingProxyType({4: "bf16", 8: "fp32"})
 _FP32_BYTES = 4
 SHARED_CONNECTIONS = 32
 GRAPHS_BY_MODULE: MegatronCore = (0, 18)
@@ -115,46 +115,12 @@ def _read_graphs(
     return "full" if is_whole else "partial"
 
 
-def _write_optimizer(planned: Planned) -> tuple[Value, ...]:
-    optimizer = optimizer_of(planned.job.optimizer)
-    reduced = (
-        None if optimizer.gradient_bytes == _FP32_BYTES else True
-    )  # in two bytes, of float16 as well
-    if not optimizer.is_precision_aware:
-        is_aware = True if planned.layout.offload_optimizer else None
-        muon = ("muon", "blockwise") if optimizer.is_muon else (None, None)
-        return is_aware, None, None, None, None, reduced, *muon
-    moments = _MOMENTS[optimizer.moment_bytes]
-    return True, "bf16", "fp32", moments, moments, reduced, None, None
-
-
-def _read_optimizer(
-    is_aware: object, grads: str, _: object, average: str, square: str, reduces_narrow: object,
-    name: object, __: object,
-) -> OptimizerName:  # fmt: skip
-    """Return the optimizer with these dtypes; with float32 main gradients it is Adam."""
-    if "muon" in str(name):
-        return "muon"
-    if not is_aware or grads != "bf16":
-        return "adam-bf16-grads" if reduces_narrow else "adam"
-    return "adam-bf16" if (average, square) == ("bf16", "bf16") else "adam-remainders"
-
-
 def _write_half(planned: Planned) -> tuple[Value, ...]:
     """Return the dtype flags; Megatron accumulates bfloat16 gradients in float32 by default."""
     if planned.job.dtype != "float16":
         return True, None, None
     gradient_bytes = optimizer_of(planned.job.optimizer).gradient_bytes
     return None, True, True if gradient_bytes == _FP32_BYTES else None
-
-
-def _write_host(planned: Planned) -> tuple[Value, ...]:
-    share = planned.layout.offload_optimizer
-    return (True, share, True) if share else (None, None, None)
-
-
-def _read_host(is_on_host: object, share: float | str, _: object) -> float:
-    return float(share) if is_on_host else 0.0
 
 
 def _write_narrow(planned: Planned) -> tuple[Value, ...]:
@@ -247,20 +213,6 @@ DDP = (
            default=False),
 )  # fmt: skip
 """Settings of `DistributedDataParallelConfig`."""
-OPTIMIZER = (
-    Setting(
-        name="optimizer", write=_write_optimizer, read=_read_optimizer,
-        keys={"use_precision_aware_optimizer": False, "main_grads_dtype": "fp32",
-              "main_params_dtype": "fp32", "exp_avg_dtype": "fp32", "exp_avg_sq_dtype": "fp32",
-              "grad_reduce_in_bf16": False, "optimizer": "adam", "muon_tp_mode": "blockwise"},
-    ),
-    Setting(
-        name="offload_optimizer", write=_write_host, read=_read_host,
-        keys={"optimizer_cpu_offload": False, "optimizer_offload_fraction": 1.0,
-              "overlap_cpu_optimizer_d2h_h2d": False},
-    ),
-)  # fmt: skip
-"""Settings of `OptimizerConfig`; dtypes as "fp32" and "bf16"."""
 JOB = (
     size("micro_batch", "micro_batch_size", None),
     size("global_batch", "global_batch_size", None),

@@ -24,6 +24,7 @@ from moetune.launches.megatron import (
     resolve,
 )
 from moetune.launches.megatron_checks import UNEVEN, core_problems
+from moetune.launches.megatron_precision import recipe_values
 from moetune.launches.reading import Asked, Given, Problem, Reading
 from moetune.launches.tuning import bridge_adapters, bridge_frozen, names_adapters
 
@@ -148,7 +149,9 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
         else (Problem(severity="note", line=None, what=_FROM_RECIPE, why="the recipe is not run"),)
     )
     said: dict[str, Value] = {
-        key: value for key, value in {**_USUAL, **values}.items() if value is not None
+        key: value
+        for key, value in {**_USUAL, **recipe_values(entries), **values}.items()
+        if value is not None
     }
     frozen = bridge_frozen(entries)
     hooks = [entry.line for entry in entries if _leaf(entry) == _HOOK and not frozen]

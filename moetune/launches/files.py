@@ -11,7 +11,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.site import Site
 from moetune.domain.training import FoldedLayout
 from moetune.export.keys import Value, keys_of, names_of
-from moetune.export.megatron_values import DDP, EXPERTS, LAYOUT, NARROW, OPTIMIZER, SETTINGS
+from moetune.export.megatron_values import DDP, EXPERTS, LAYOUT, NARROW, SETTINGS
 from moetune.launches.accelerate import KIND, dialect_of
 from moetune.launches.arguments import PER_DEVICE, Launch, arguments_of, find_launch
 from moetune.launches.bridge import bridge_entries, read_bridge, titan_entries, yaml_launch
@@ -47,8 +47,8 @@ from moetune.launches.trainer import trainer_entries, with_named_files
 from moetune.launches.verl import is_verl, read_verl
 
 BRIDGE_GROUPS = {
-    "ddp": names_of(DDP), "optimizer": names_of(OPTIMIZER),
-    "train": ("micro_batch_size", "global_batch_size"),
+    "ddp": names_of(DDP), "train": ("micro_batch_size", "global_batch_size"),
+    "optimizer": (*keys_of(SETTINGS, "optimizer"), *keys_of(SETTINGS, "offload_optimizer")),
     "checkpoint": ("ckpt_format",), "model": names_of((*LAYOUT, *EXPERTS, *NARROW)),
 }  # fmt: skip
 """Megatron's fields by the part of Megatron-Bridge's configuration that has them."""

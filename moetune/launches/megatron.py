@@ -18,8 +18,15 @@ from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.tuning import ModelPart
 from moetune.export.keys import Value, read_settings
 from moetune.export.megatron import FLAGS, NEGATIVES
+from moetune.export.megatron_optimizer import given_optimizer
 from moetune.export.megatron_values import SETTINGS
 from moetune.launches.arguments import Argument, Launch, check_values
+from moetune.launches.megatron_precision import (
+    PRECISION,
+    WEIGHTS,
+    precision_facts,
+    precision_problems,
+)
 from moetune.launches.megatron_sizes import SIZES, TOKENIZER, recognise
 from moetune.launches.reading import Asked, Given, Problem, Reading, Row, lines_of, rows_of
 from moetune.launches.tuning import GivenAdapters, given_tuning, swift_adapters
@@ -33,7 +40,7 @@ STAGES = (
 _FEATURES = (
     "tp_comm_overlap", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl",
     "moe_enable_deepep", "moe_shared_expert_overlap", "moe_permute_fusion", "ckpt_format",
-    "use_torch_fsdp2", "fp8_param_gather", "recompute_activations", "use_custom_fsdp",
+    "use_torch_fsdp2", "recompute_activations", "use_custom_fsdp", *PRECISION,
 )  # fmt: skip
 KEYS = frozenset(
     {*(key for setting in SETTINGS for key in setting.keys), *STAGES, *_FEATURES, *SIZES}
@@ -61,17 +68,13 @@ _VALUED = KEYS - _SWITCHES - TOKENIZER
 """Keys that need a value."""
 _FIELDS = MappingProxyType({flag.removeprefix("--"): field for field, flag in FLAGS.items()})
 _FALSE = MappingProxyType({flag.removeprefix("--"): field for field, flag in NEGATIVES.items()})
-_HALF: Mapping[str, Any] = MappingProxyType({"dispatchers": ("all_to_all", "all_gather")})
-"""Dispatchers that Megatron runs in float16 (`domain/megatron_rules.py`), in any priced dtype."""
 _SHARDING_CORE: MegatronCore = (0, 18)
 """First core whose FSDP shards all states if no strategy is given."""
-_OLDER: Mapping[str, tuple[str, Value]] = MappingProxyType(
-    {
-        "recompute_activations": ("recompute_granularity", "selective"),
-        "moe_enable_deepep": ("moe_flex_dispatcher_backend", "deepep"),
-        "use_custom_fsdp": ("use_megatron_fsdp", True),
-    }
-)
+_OLDER: Mapping[str, tuple[str, Value]] = MappingProxyType({
+    "recompute_activations": ("recompute_granularity", "selective"),
+    "moe_enable_deepep": ("moe_flex_dispatcher_backend", "deepep"),
+    "use_custom_fsdp": ("use_megatron_fsdp", True), **WEIGHTS,
+})  # fmt: skip
 """Older arguments, with the field and the value that they mean."""
 _SWIFT_KEYS = MappingProxyType({"max_length": "seq_length"})
 _SWIFT_DEFAULTS: Mapping[str, Value] = MappingProxyType({
@@ -158,19 +161,20 @@ def reading_of(
             f"{name} is no dispatcher that is planned",
             "use allgather, alltoall, or flex with deepep or hybridep",
         )
-    layout = _layout(settings, values, ranks, decoder)
+    layout, optimizer = _layout(settings, values, ranks, decoder), given_optimizer(values)
     job = TrainingJob(
         decoder=decoder, world_size=ranks, length=settings["length"],
         global_batch=settings["global_batch"] or layout.micro_batch * layout.dp,
         dtype=settings["narrow"] or settings["half"] or "bfloat16",
-        optimizer=settings["optimizer"], leaves_room=decoder.num_moe_layers > 0,
+        optimizer=optimizer.name, leaves_room=decoder.num_moe_layers > 0,
         tuning=given_tuning(arguments.adapters, arguments.frozen, decoder),
     )  # fmt: skip
     return Reading(
         target=target, decoder=decoder, model_words=words, job=job, layout=layout,
         given=arguments.given, values=values, facts=_facts(settings, values, target),
         rows=tuple(_rows(arguments.given, layout, job)), lines=_lines(arguments.given),
-        problems=arguments.problems,
+        problems=(*arguments.problems,
+                  *precision_problems(values, arguments.given, optimizer)),
     )  # fmt: skip
 
 
@@ -363,17 +367,13 @@ def _facts(
     settings: Mapping[str, Any], values: Mapping[str, Any], target: Target
 ) -> dict[str, Any]:
     """Return the facts of the target that the arguments set."""
-    is_fused = values.get("cross_entropy_loss_fusion") and (
-        values.get("cross_entropy_fusion_impl") == "te"
-    )
+    fusion = values.get("cross_entropy_loss_fusion") and values.get("cross_entropy_fusion_impl")
     return {
         "hides_gradients": settings["hides_gradients"],
         "splits_sequence": settings["splits_sequence"] or settings["tp"] == 1,
         "multiplies_in_pieces": bool(values.get("tp_comm_overlap")),
-        "logit_bytes": 2 if is_fused else target.logit_bytes,
-        "caches_narrow_weights": target.caches_narrow_weights
-        and not values.get("fp8_param_gather"),
-        **(_HALF if settings["half"] else {}),
+        "logit_bytes": 2 if fusion == "te" else target.logit_bytes,
+        **precision_facts(settings, values, target, given_optimizer(values)),
     }
 
 

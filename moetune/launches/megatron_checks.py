@@ -243,9 +243,9 @@ _CHECKS = (
           "1", _ARGUMENTS, "",
           lambda context: "sequence_parallel" in context.reading.given
           and context.reading.layout.tp == 1),
-    Check("note", "optimizer", "another optimizer than adam or muon is priced as Adam",
+    Check("note", "optimizer", "another optimizer than adam, muon, lion or sgd is priced as Adam",
           "megatron/core/optimizer/__init__.py", "",
-          lambda context: not re.search("adam$|muon",
+          lambda context: not re.search("adam$|^muon$|^dist_muon$|^lion$|^sgd$",
                                         str(context.values.get("optimizer", "adam")))),
     Check("note", "", "float32, without --bf16 or --fp16, is priced as bfloat16", _ARGUMENTS,
           "--bf16", lambda context: not context.has("bf16") and not context.has("fp16")),

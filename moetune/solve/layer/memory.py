@@ -59,7 +59,7 @@ def layer_memory(*, workload: Workload, degree: int, strategy: Strategy = "none"
         if strategy != "none" and degree > 1:
             reused = 2 * layer.d_model * (degree - 2) + middle * (degree - 1)
             saved = workload.tokens_per_rank * element * (layer.top_k * reused // degree)
-    state_bytes = counts.parameters * layer_optimizer(workload.dtype).total_bytes
+    state_bytes = counts.parameters * round(layer_optimizer(workload.dtype).total_bytes)
     return Memory(
         strategy="none" if is_tensor else strategy,
         state_bytes=state_bytes,

@@ -78,7 +78,7 @@ def peak_bytes(
     counts = kind(workload, degree, strategy, bias=bias)
     states = optimizer or layer_optimizer(workload.dtype)
     return Peak(
-        state_bytes=counts.parameters * states.total_bytes,
+        state_bytes=counts.parameters * round(states.total_bytes),
         activation_bytes=counts.activation_bytes(),
         buffer_bytes=counts.buffer_bytes() + counts.gradient_sum_bytes(states),
         ring_bytes=counts.ring_bytes(),

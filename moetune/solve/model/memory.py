@@ -170,7 +170,7 @@ class MemoryModel(Tables):
 
     @property
     def _optimizer(self) -> Optimizer:
-        return self.target.optimizer(self.job.optimizer)
+        return self.target.optimizer(self.job)
 
     @property
     def _has_law(self) -> bool:
@@ -290,9 +290,15 @@ class MemoryModel(Tables):
             states = states[0] + frozen, *states[1:]
         if on_host and self.target.offloads_states:
             states = (1 - on_host) * states[0], (1 - on_host) * states[1], states[2]
-        if self.job.dtype not in HALF_PRECISION and self.target.caches_narrow_weights:
-            states = states[0] + 2 * GEMM_INPUT[self.job.dtype] * sum(held), *states[1:]
-        return states
+        if self.job.dtype in HALF_PRECISION:
+            return states
+        copies = 2 * GEMM_INPUT[self.job.dtype]
+        if self.target.keeps_narrow_weights:
+            amounts = self.job.decoder.parameters
+            whole = sum(self.stages.parameters(layout, self.stages.whole))
+            of_blocks = 1 - (amounts.embedding + amounts.head) / layout.tp / whole
+            return states[0] * (1 + of_blocks * (copies / ELEMENT - 1)), *states[1:]
+        return states[0] + self.target.caches_narrow_weights * copies * sum(held), *states[1:]
 
     def _gathered(self, layout: FoldedLayout, rank: _RankBytes) -> float:
         """Return the bytes gathered for a time: whole gradients, and under stage 3 parameters."""

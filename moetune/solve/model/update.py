@@ -6,7 +6,7 @@ from moetune.domain.once import Tables, once, once_for
 from moetune.domain.optimizers import Optimizer
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.solve.model.activations import ELEMENT, SHARDS_GRADIENTS, shard_of
+from moetune.solve.model.activations import ELEMENT, GEMM_INPUT, SHARDS_GRADIENTS, shard_of
 from moetune.solve.model.machine import DevicePrices
 from moetune.solve.model.muon import shared_seconds
 from moetune.solve.model.passes import NO_ROOM, WITHOUT_END, Room
@@ -31,7 +31,7 @@ class UpdatePrices(Tables):
 
     @property
     def _optimizer(self) -> Optimizer:
-        return self.target.optimizer(self.job.optimizer)
+        return self.target.optimizer(self.job)
 
     def exposed_seconds(self, layout: FoldedLayout, room: Room) -> float:
         """Return the exposed time of reducing gradients and gathering parameters.
@@ -88,11 +88,14 @@ class UpdatePrices(Tables):
         replicas = self.device.span(layout.edp, layout.ep * layout.etp)
         summed, reduced, gathered = self._optimizer.gradient_bytes, 0.0, 0.0
         changed = held if layout.zero > SHARDS_GRADIENTS else trained
+        # MXFP8 is gathered in bfloat16, through the buffer of gradients, and then rounded.
+        is_narrow = self.target.keeps_narrow_weights and self.job.dtype != "mxfp8"
+        sent = GEMM_INPUT[self.job.dtype] if is_narrow else ELEMENT
         for count, fetched, span in zip(trained, changed, (data, replicas), strict=True):
             reduced += self.device.collective("reduce_scatter", span, summed * count)
             if self._optimizer.is_muon:  # Muon all-reduces gradients
                 reduced += self.device.collective("all_gather", span, summed * count / span.size)
-            gathered += self.device.collective("all_gather", span, ELEMENT * fetched / span.size)
+            gathered += self.device.collective("all_gather", span, sent * fetched / span.size)
         return reduced, gathered
 
     def _over_host(
