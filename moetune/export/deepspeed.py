@@ -41,6 +41,11 @@ _HOSTS = (
     "Start it on one node, from which ssh reaches {nodes}; each line of HOSTFILE is the name "
     "of a node with its GPUs: node-1 slots={width}. Or start it by torchrun on every node."
 )
+_ADAMW: dict[str, object] = {"optimizer": {"type": "AdamW", "params": {"lr": _RATE}}}
+_UNTESTED: dict[str, object] = {"zero_allow_untested_optimizer": True}
+"""Key that lets ZeRO shard an optimizer of another package (`runtime/engine.py`)."""
+_OPTIMIZER = f"        optimizer=AdamW8bit(model.parameters(), lr={_RATE}),\n"
+_OPTIMIZER_IMPORT = "from bitsandbytes.optim import AdamW8bit\n"
 _TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
 _SHARD_IMPORT = "from transformers.integrations import HfDeepSpeedConfig\n"
 _SHARD = """\
@@ -83,6 +88,8 @@ def deepspeed_export(planned: Planned) -> Export:
         imports=load_imports(planned), arguments=load_arguments(planned),
         shard_import=_SHARD_IMPORT if shards else "", shard=_SHARD if shards else "",
         config=_literal(_config(planned)),
+        optimizer=_OPTIMIZER if _is_narrow(planned) else "",
+        optimizer_import=_OPTIMIZER_IMPORT if _is_narrow(planned) else "",
         recompute=(
             "    model.gradient_checkpointing_enable()\n"
             if "full" in planned.layout.recompute else ""
@@ -106,7 +113,7 @@ def _config(planned: Planned) -> dict[str, object]:
         **{key: keys[key] for key in batch},
         "dataloader_drop_last": True,
         "bf16": {"enabled": True},
-        "optimizer": {"type": "AdamW", "params": {"lr": _RATE}},
+        **(_UNTESTED if _is_narrow(planned) else _ADAMW),
         "zero_optimization": _under("zero_optimization", keys),
     }
     if layout.ep > 1:
@@ -124,6 +131,11 @@ def _config(planned: Planned) -> dict[str, object]:
                 **_under("tensor_parallel", keys), "partition_config": cuts,
             }  # fmt: skip
     return document
+
+
+def _is_narrow(planned: Planned) -> bool:
+    """Return whether the optimizer's moments are in 8 bits."""
+    return planned.job.optimizer == "adam-8bit"
 
 
 def _under(name: str, keys: Mapping[str, Value]) -> dict[str, Value]:

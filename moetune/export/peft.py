@@ -72,13 +72,24 @@ def peft_export(planned: Planned, arguments: str) -> Export:
         grads=_INPUTS if "full" in layout.recompute else "",
         layout=layout, num_micro_batches=planned.num_micro_batches,
         is_recomputed="full" in layout.recompute,
-        sharded=(
+        sharded=optimizer_line(planned) + (
             '        fsdp=True,\n        fsdp_config={"version": 2},\n' if layout.zero else
             "        ddp_find_unused_parameters=False,\n"
         ),
     )  # fmt: skip
     launch = trainer_launch(planned, _FILE)
     return Export(text=text, file_name=_FILE, launch=launch, not_expressed=missing)
+
+
+def optimizer_line(planned: Planned) -> str:
+    """Return the line of Trainer's optimizer; "" for its default.
+
+    8-bit AdamW is bitsandbytes' for replicas, and torchao's for shards, which are DTensors.
+    """
+    if planned.job.optimizer == "adam":
+        return ""
+    name = "adamw_torch_8bit" if planned.layout.zero else "adamw_bnb_8bit"
+    return f'        optim="{name}",\n'
 
 
 def model_words(planned: Planned) -> str:
@@ -131,7 +142,14 @@ def parameters_of(planned: Planned) -> Iterator[str]:
         yield "experts.down_proj"
 
 
+def optimizer_remarks(planned: Planned) -> Iterator[str]:
+    """Yield the package that the optimizer needs."""
+    if planned.job.optimizer != "adam":
+        yield f"Its optimizer needs {'torchao' if planned.layout.zero else 'bitsandbytes'}."
+
+
 def _loading_remarks(planned: Planned) -> Iterator[str]:
+    yield from optimizer_remarks(planned)
     if planned.job.tuning.base != "bfloat16" and planned.decoder.num_moe_layers:
         yield (
             "Experts are loaded in bfloat16 and then quantized (bitsandbytes 0.48 or newer): until "

@@ -164,6 +164,8 @@ def _statements(planned: Planned, recipe: Recipe) -> Iterator[str]:
     for key, value in write_keys(TRAINING, planned).items():
         yield f"config.training.{key} = {value}"
     yield "config.training.disable_cuda_graphs = True"
+    if planned.job.optimizer != "adam":
+        yield 'config.optimizer.implementation = "fused_opt_states_bf16"'
     yield from _parallelism(planned, recipe)
     policy = next((_POLICIES[module] for module in layout.recompute), None)
     yield f"config.activation_checkpoint = {f'{policy}.Config()' if policy else None}"

@@ -11,6 +11,8 @@ from moetune.export.peft import (
     FROZEN_NAMES,
     MAIN,
     model_words,
+    optimizer_line,
+    optimizer_remarks,
     peft_export,
     trainer_launch,
 )
@@ -97,7 +99,9 @@ def transformers_export(planned: Planned) -> Export:
         return peft_export(planned, load_arguments(planned))
     layout, missing = planned.layout, tuple(_not_expressed(planned))
     text = (_TEXT + MAIN).format(
-        remarks=remarks(planned, missing, planned.where_to_start, DATA),
+        remarks=remarks(
+            planned, missing, planned.where_to_start, DATA, *optimizer_remarks(planned)
+        ),
         imports=load_imports(planned),
         standard="import re\n" if planned.job.tuning.frozen else "",
         arguments=load_arguments(planned),
@@ -110,6 +114,7 @@ def transformers_export(planned: Planned) -> Export:
         num_micro_batches=planned.num_micro_batches,
         is_recomputed="full" in layout.recompute,
         is_cast=layout.dp == 1,  # with replicas FSDP casts
+        optimizer=optimizer_line(planned),
     )
     launch = trainer_launch(planned, _FILE)
     return Export(text=text, file_name=_FILE, launch=launch, not_expressed=missing)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moetune.domain.errors import InputError
+from moetune.domain.optimizers import optimizer_of
 from moetune.domain.pipeline import V_SCHEDULES, StageLetters, even_stages
 from moetune.domain.targets import find_target
 from moetune.domain.torch_rules import RECIPES
@@ -19,6 +20,7 @@ from moetune.export.torchtitan import BACKEND, PARALLELISM, TRAINING, stage_modu
 from moetune.export.transformers import DISTRIBUTED
 from moetune.huggingface.registry import find_decoder_model, model_names, named_model
 from moetune.launches.entries import Entry
+from moetune.launches.keyed_optimizer import KeyedOptimizer
 from moetune.launches.keyed_problems import (
     ALIASES,
     branches,
@@ -217,11 +219,18 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
         raise InputError(f"{named} is a single layer, not a model", "name a whole model")
     tuning, remarks = trainer_tuning(given, model.decoder)
     target = find_target(asked.target or _runtime(dialect, tuning, settings))
+    keyed = KeyedOptimizer(
+        given=given, target=target, decoder=model.decoder, tuning=tuning,
+        zero=settings.get("zero", 1), ranks=settings["dp"],
+    )  # fmt: skip
+    optimizer = keyed.optimizer
     facts = {"hides_gradients": settings.pop("hides_gradients", target.hides_gradients)}
+    if optimizer_of(optimizer.name, target.adam) != optimizer:
+        facts["adam"] = optimizer
     job = TrainingJob(
         decoder=model.decoder, world_size=ranks, global_batch=settings.pop("global_batch"),
         length=settings.pop("length"), dtype=settings.pop("dtype", "bfloat16"),
-        leaves_room=model.decoder.num_moe_layers > 0, optimizer=target.optimizers[0],
+        leaves_room=model.decoder.num_moe_layers > 0, optimizer=optimizer.name,
         tuning=tuning,
     )  # fmt: skip
     if settings.get("pp", 1) > 1:
@@ -231,12 +240,12 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
     return Reading(
         target=target, decoder=model.decoder, model_words=f"{model.title}, by its name", job=job,
         layout=layout, given=given, values=values, facts=facts,
-        rows=tuple(rows_of(dialect.settings, given, layout, job)),
+        rows=(*rows_of(dialect.settings, given, layout, job), *keyed.rows),
         lines=lines_of(dialect.settings, given),
         problems=(
             *misspellings(entries, [key for setting in dialect.settings for key in setting.keys],
                           dialect.unknown, f"{target.label}: {target.source}"),
-            *dialect.problems(given, ranks), *remarks, *branches(entries),
+            *dialect.problems(given, ranks), *keyed.problems, *remarks, *branches(entries),
         ),
     )  # fmt: skip
 
