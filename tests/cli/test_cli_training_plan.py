@@ -190,18 +190,6 @@ def test_launches_that_hold_the_devices_up_are_named_with_what_helps(cli: Cli) -
     assert replayed["predicted"]["step_seconds"] < plain["predicted"]["step_seconds"]
 
 
-def test_an_optimizer_changes_only_its_parts(cli: Cli) -> None:
-    plain, narrow = (
-        cli(*PINNED, "--optimizer", name, "--json").document for name in ("adam", "adam-bf16")
-    )
-    assert narrow["inputs"]["optimizer"] == "adam-bf16"
-    parts, fewer = plain["memory"]["parts"], narrow["memory"]["parts"]
-    assert fewer["gradients"] == parts["gradients"] // 2
-    assert fewer["optimizer"] == parts["optimizer"] // 2
-    changed = {name for name in parts if parts[name] != fewer[name]}
-    assert changed == {"gradients", "optimizer", "fragmentation"}
-
-
 def test_a_training_plan_is_stored_and_known_by_its_id(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     made = cli(*PINNED, "--json", "--output", str(file))

@@ -334,9 +334,11 @@ def test_experts_that_tensor_parallelism_divides() -> None:
     ("moetune", {"dp": 8}, "the dtype fp8 … the optimizer adam-bf16-moments"),
     ("megatron", {"dp": 8, "zero": 0},
      "adam-bf16-moments with ZeRO stage 0 … adam-bf16-moments with the dtype fp8"),
+    ("deepspeed", {"dp": 8, "ep": 8}, "adam-8bit with ep 8"), ("megatron", {"dp": 8}, "adam-8bit"),
 ])  # fmt: skip
 def test_dtypes_and_optimizers_are_refused(target: str, sizes: dict[str, Any], words: str) -> None:
-    text = refusals(target, "olmoe", sizes, dtype="fp8", optimizer="adam-bf16-moments")
+    name = "adam-8bit" if "8bit" in words else "adam-bf16-moments"
+    text = refusals(target, "olmoe", sizes, dtype="fp8", optimizer=name)
     assert all(part in text for part in words.split(" … "))
 
 

@@ -321,33 +321,6 @@ def test_a_plain_gpt_is_a_decoder_of_its_sizes(layers: int) -> None:
     assert reading.decoder.parameters.total == layers * each + ends
 
 
-HALF = (
-    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 2048 "
-    "--num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
-    "--micro-batch-size 1 --global-batch-size 64 "
-)
-
-
-@pytest.mark.parametrize(
-    ("words", "dtype", "gradient_bytes"),
-    [
-        ("--bf16", "bfloat16", 4), ("--bf16 --grad-reduce-in-bf16", "bfloat16", 2),
-        ("--fp16", "float16", 2),
-        ("--fp16 --accumulate-allreduce-grads-in-fp32", "float16", 4),
-    ],
-)  # fmt: skip
-def test_gradients_of_float16_have_the_type_of_their_parameters(
-    words: str, dtype: str, gradient_bytes: int
-) -> None:
-    given = read(HALF + words)
-    assert given.job.dtype == dtype
-    model = MemoryModel(job=given.job, stages=DecoderStages(given.decoder), target=given.target)
-    parts = model.peak(given.layout).parts
-    assert parts["gradients"] == gradient_bytes / 2 * parts["parameters"]
-    assert parts["optimizer"] == 6 * parts["parameters"]  # a copy and two moments in float32
-    assert bool(parts["optimizer step"]) is (gradient_bytes == 2)  # copied to float32
-
-
 @pytest.mark.parametrize(
     ("words", "what"),
     [

@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.public_runs.score import allocated_bytes
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.domain.optimizers import OptimizerName
+from moetune.domain.optimizers import FLOAT32_ADAM, OptimizerName, optimizer_of
 from moetune.domain.targets import find_target
-from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
+from moetune.domain.training import FoldedLayout, Recompute, TrainingDtype, TrainingJob
 from moetune.huggingface.registry import named_model
 from moetune.solve.model.memory import MemoryModel, RankMemory
 from moetune.solve.model.pipeline import DecoderStages
@@ -33,7 +33,7 @@ def memory_of(optimizer: OptimizerName, layout: FoldedLayout = LAYOUT) -> RankMe
 @pytest.mark.parametrize(
     ("optimizer", "gradient", "state"),
     [("adam", 4, 12), ("adam-bf16-grads", 2, 12), ("adam-bf16-moments", 2, 8),
-     ("adam-remainders", 2, 10), ("adam-bf16", 2, 6)],
+     ("adam-remainders", 2, 10), ("adam-bf16", 2, 6), ("adam-bf16-states", 4, 6)],
 )  # fmt: skip
 def test_each_parameter_takes_the_optimizers_bytes(
     optimizer: OptimizerName, gradient: int, state: int
@@ -41,6 +41,25 @@ def test_each_parameter_takes_the_optimizers_bytes(
     parts = memory_of(optimizer).parts
     assert parts["gradients"] == pytest.approx(gradient * (EXPERTS + REST), rel=0.01)
     assert parts["optimizer"] == pytest.approx(state * (EXPERTS + REST / 4), rel=0.01)
+
+
+@pytest.mark.parametrize(("dtype", "held"), [("mxfp8", 2 + 1 / 16), ("nvfp4", 1 + 1 / 8)])
+def test_weights_of_8_bits_and_fewer_are_kept_for_products_along_both_sides(
+    dtype: TrainingDtype, held: float
+) -> None:
+    """Each of two copies has a scale of one byte: 32 numbers in MXFP8 share it, 16 in NVFP4."""
+    target = replace(find_target("bridge"), keeps_narrow_weights=True)
+    job = replace(MOONLIGHT, dtype=dtype)
+    model = MemoryModel(job=job, stages=DecoderStages(job.decoder), target=target)
+    parameters = held * EXPERTS + held * REST + (2 - held) * 2 * 163840 * 2048 / 2
+    assert model.peak(LAYOUT).parts["parameters"] == pytest.approx(parameters, rel=0.05)
+
+
+def test_published_savings_of_8_bit_moments() -> None:
+    """pytorch/ao, torchao/optim/README.md: GB of ViT-H, and GiB of Llama2-7B with bfloat16."""
+    saved = FLOAT32_ADAM.state_bytes - optimizer_of("adam-8bit", FLOAT32_ADAM).state_bytes
+    assert saved * 632e6 / 1e9 == pytest.approx(12.23 - 8.33, rel=0.05)
+    assert (saved - 4) * 6.738e9 / 2**30 == pytest.approx(51.6 - 39.1, rel=0.02)
 
 
 PUBLISHED: dict[tuple[Recompute, ...], float] = {
