@@ -34,7 +34,7 @@ _MOMENTS: Mapping[float, str] = MappingProxyType({
 _BYTES = MappingProxyType(
     {name: size for size, names in _MOMENTS.items() for name in names.split()}
 )
-_KEYS = ("optimizer.type", "optim", "optimizer")
+_KEYS = ("optimizer.type", "optimizer.name", "optim", "optimizer")
 _BF16 = ("pure_bf16", "training.dtype")
 """Keys of LLaMA-Factory and torchtitan for weights, gradients and states in bfloat16."""
 _LOADED = ("dtype", "torch_dtype")
@@ -80,7 +80,8 @@ class KeyedOptimizer:
         if place is None or self._is_container:
             return
         line, words = place.shown, f"{place.written} {place.value}"
-        if name not in _BYTES and self.target.name != "torchtitan":
+        is_made = self.target.name == "torchtitan" and not place.written.endswith("name")
+        if name not in _BYTES and not is_made:
             what = f"{words}: its states are priced as those of AdamW in float32"
             yield Problem(severity="note", line=line, what=what)
         if name.startswith("paged"):
