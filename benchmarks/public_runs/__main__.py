@@ -21,9 +21,10 @@ from moetune.domain.profile import Profile
 from moetune.domain.routing import BALANCED
 from moetune.domain.targets import find_target
 from moetune.fit.costs import costs_of
-from moetune.solve.model.memory import LIBRARY_BYTES, MemoryModel
+from moetune.solve.model.memory import MemoryModel
 from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.profiled import device_prices
+from moetune.solve.model.rank_memory import LIBRARY_BYTES
 from moetune.solve.model.step import StepPrices
 
 _BALANCED = frozenset({"deepseek-v3", "kimi-k2"})

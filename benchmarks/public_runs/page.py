@@ -18,7 +18,7 @@ from benchmarks.public_runs.score import (
     share_inside,
 )
 from moetune.domain.records import prediction_error
-from moetune.solve.model.memory import ERROR_SHARE
+from moetune.solve.model.rank_memory import ERROR_SHARE
 
 _NEAR, _FAR = 0.10, 0.25
 """Relative errors: of memory that is right, and of steps that are far off."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from benchmarks.public_runs.rows import PublicRun
-from moetune.solve.model.memory import ERROR_SHARE, ROUTING, RankMemory
+from moetune.solve.model.rank_memory import ERROR_SHARE, ROUTING, RankMemory
 
 _TIE = 1e-9
 """Predicted steps that differ by less are equal: they count for no order."""

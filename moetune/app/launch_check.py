@@ -32,8 +32,8 @@ from moetune.launches.reading import SEVERITIES, Problem, Reading
 from moetune.report.model_warnings import tight_words
 from moetune.solve.model.alternatives import LEAST_SAVED
 from moetune.solve.model.best import BestLayouts, with_room
-from moetune.solve.model.memory import is_tight
 from moetune.solve.model.profiled import search_of, step_prices, usable_bytes
+from moetune.solve.model.rank_memory import is_tight
 from moetune.solve.model.search import FoldedSearch, PricedLayout
 from moetune.solve.model.uncertainty import confidence_of
 

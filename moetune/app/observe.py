@@ -15,7 +15,7 @@ from moetune.logs.formats import LABELS, LogFormat, MemoryScope
 from moetune.logs.kineto import COLLECTIVES, TracedStep, read_trace
 from moetune.logs.reading import LoggedRun, SteadySteps, check_sizes, read_log, steady_steps
 from moetune.solve.model.calibration import calibration_of, decided
-from moetune.solve.model.memory import ROUTING
+from moetune.solve.model.rank_memory import ROUTING
 
 if TYPE_CHECKING:
     from moetune.store import SqlStore

@@ -9,7 +9,7 @@ from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingMemory
 from moetune.domain.units import format_bytes, format_share
-from moetune.solve.model.memory import ERROR_SHARE, RankMemory, is_tight
+from moetune.solve.model.rank_memory import ERROR_SHARE, RankMemory, is_tight
 
 _SHARDS_ALL = 3
 _NUM_NAMED = 3

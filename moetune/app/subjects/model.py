@@ -31,9 +31,9 @@ from moetune.fit.speeds import ATTENTION, GEMM_RATE, PARTS, Slowdown, slowed
 from moetune.report.why_not import ComparedChoice, Refusal, difference_of
 from moetune.solve.model.alternatives import as_graphed
 from moetune.solve.model.best import BestLayouts
-from moetune.solve.model.memory import ERROR_SHARE, is_tight
 from moetune.solve.model.placement import placed_job, placing
 from moetune.solve.model.profiled import search_of, step_prices, usable_bytes
+from moetune.solve.model.rank_memory import ERROR_SHARE, is_tight
 from moetune.solve.model.search import NOISE, FoldedSearch
 from moetune.solve.model.step import StepPrices
 from moetune.solve.model.uncertainty import confidence_of

@@ -9,7 +9,7 @@ from moetune.report.model_words import host_words, tuning_words
 from moetune.report.section import Cell, Highlight, Section, Table, plural
 from moetune.report.words import parts_table
 from moetune.solve.model.fits import FittedLayout, MemoryAnswer
-from moetune.solve.model.memory import RankMemory
+from moetune.solve.model.rank_memory import RankMemory
 from moetune.solve.model.trained import trained_of
 
 SCHEMA = "moetune.memory/1"

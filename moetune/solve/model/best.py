@@ -9,8 +9,8 @@ from operator import attrgetter
 from moetune.domain.cluster import HEADROOM
 from moetune.domain.pipeline import SCHEDULES
 from moetune.domain.training import TOKEN_DISPATCHERS, FoldedLayout, LayoutRequest
-from moetune.solve.model.memory import ERROR_SHARE
 from moetune.solve.model.pipeline import least_seconds
+from moetune.solve.model.rank_memory import ERROR_SHARE
 from moetune.solve.model.search import (
     NOISE,
     FoldedSearch,

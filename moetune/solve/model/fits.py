@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
-from moetune.solve.model.memory import ERROR_SHARE, MemoryModel, RankMemory, fillable_bytes
+from moetune.solve.model.memory import MemoryModel
 from moetune.solve.model.pins import contradiction
 from moetune.solve.model.pipeline import DecoderStages
+from moetune.solve.model.rank_memory import ERROR_SHARE, RankMemory, fillable_bytes
 from moetune.solve.model.space import Fitting, LayoutSpace
 
 HOST_BYTES = 2 * 2**40 * 9 // 10 // 8

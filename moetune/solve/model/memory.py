@@ -21,7 +21,6 @@ from moetune.domain.optimizers import Optimizer
 from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads
 from moetune.domain.targets import Target
 from moetune.domain.training import HALF_PRECISION, FoldedLayout, Recompute, TrainingJob
-from moetune.domain.training_document import TrainingMemory
 from moetune.solve.model.activations import (
     ELEMENT,
     GEMM_INPUT,
@@ -35,6 +34,7 @@ from moetune.solve.model.activations import (
     workspace_bytes,
 )
 from moetune.solve.model.pipeline import DecoderStages, Parameters, RankBlocks, counted
+from moetune.solve.model.rank_memory import LIBRARY_BYTES, ROUTING, RankMemory, room_for_errors
 from moetune.solve.model.schedule import most_live
 from moetune.solve.model.trained import TrainedParameters
 
@@ -46,8 +46,6 @@ OPTIMIZER_SHARES = (0.25, 0.5, 0.75, 1.0)
 """Shares of the optimizer in host memory that a search tries."""
 BUFFERED_BLOCKS = 2
 """Offloaded blocks that are on the device at once: one is copied, the other computed."""
-LIBRARY_BYTES = 1.5 * 2**30
-"""CUDA context, cuBLAS and NCCL buffers outside the allocator; stated, not measured."""
 _FULL_GRAPH = 0.2
 """Share of the tensors that a graph of the whole step reserves in addition: experts' rows up to a
 bound, their stash, and a separate pool. The only published ablation has 225 against 187 GB for Hy3
@@ -56,8 +54,6 @@ FRAGMENTATION = 0.03
 """Share of the tensors that the allocator reserves in addition at the peak: the median of seven
 runs, 2.4 to 10.9 % (Megatron-Bridge@067f987, examples/model_verification_cards: gemma-4-26b-a4b-it,
 nemotron-3.5-lightning)."""
-ROUTING = "uneven routing"
-"""The part with room for the rows of natural routing, if a job leaves such room."""
 _PARTS = (
     "parameters", "gradients", "optimizer", "gathered", "activations", "workspace", "logits",
     "optimizer step", ROUTING, "fragmentation", "libraries",
@@ -68,47 +64,6 @@ _OF_RANKS = (
     "overlap",
 )  # fmt: skip
 """Fields of a layout that its activations and parameters depend on."""
-
-
-ERROR_SHARE = 0.09
-"""Share by which predicted bytes may be too low: in nine of ten public runs the tensors took at
-most 1.09 times the prediction for balanced routing (docs/results/public-runs.md)."""
-
-
-def room_for_errors(peak_bytes: float, routing_bytes: float, error_share: float) -> float:
-    """Return the bytes to leave free beyond the room for uneven routing, which serves both."""
-    return max(0.0, error_share * (peak_bytes - routing_bytes) - routing_bytes)
-
-
-def fillable_bytes(memory_bytes: int) -> int:
-    """Return the bytes that a layout may take of a GPU, with a process's libraries added."""
-    return memory_bytes + round(LIBRARY_BYTES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankMemory:
-    """Bytes of one pipeline rank's device, by part; they add up to `peak_bytes`.
-
-    Args:
-        activations: the part of that name by module, for all micro-batches in work.
-        host_bytes: bytes in host memory, for one device.
-    """
-
-    rank: int
-    parts: Mapping[str, float]
-    activations: Mapping[str, float]
-    host_bytes: float
-
-    @property
-    def peak_bytes(self) -> float:
-        """The sum of all parts."""
-        return sum(self.parts.values())
-
-
-def is_tight(memory: RankMemory | TrainingMemory, limit_bytes: int) -> bool:
-    """Return whether a rank's bytes fit, but not with room for errors of their number."""
-    room = room_for_errors(memory.peak_bytes, memory.parts[ROUTING], ERROR_SHARE)
-    return 0 <= limit_bytes - memory.peak_bytes < room
 
 
 class BlockBytes(NamedTuple):

@@ -10,8 +10,8 @@ from moetune.domain.step_errors import GAP_SECONDS, SUSTAINED
 from moetune.domain.targets import Target
 from moetune.domain.training import TrainingDtype, TrainingJob
 from moetune.solve.model.machine import DevicePrices
-from moetune.solve.model.memory import fillable_bytes
 from moetune.solve.model.pipeline import DecoderStages
+from moetune.solve.model.rank_memory import fillable_bytes
 from moetune.solve.model.search import FoldedSearch
 from moetune.solve.model.step import StepPrices
 

@@ -24,9 +24,10 @@ from moetune.domain.routing_record import RecordedLayers
 from moetune.domain.site import Site
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TokenDispatcher, TrainingJob
-from moetune.solve.model.memory import OPTIMIZER_SHARES, MemoryModel, RankMemory
+from moetune.solve.model.memory import OPTIMIZER_SHARES, MemoryModel
 from moetune.solve.model.pins import contradiction
 from moetune.solve.model.pipeline import DecoderStages
+from moetune.solve.model.rank_memory import RankMemory
 from moetune.solve.model.space import Fitting, LayoutSpace
 from moetune.solve.model.step import StepPrices, StepSeconds
 

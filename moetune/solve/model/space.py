@@ -41,7 +41,8 @@ from moetune.domain.training import (
     TrainingJob,
     ZeroStage,
 )
-from moetune.solve.model.memory import FRAGMENTATION, LIBRARY_BYTES, OPTIMIZER_SHARES, MemoryModel
+from moetune.solve.model.memory import FRAGMENTATION, OPTIMIZER_SHARES, MemoryModel
+from moetune.solve.model.rank_memory import LIBRARY_BYTES
 
 _MICRO_BATCHES = (1, 2, 4, 8)
 _LARGEST_TP = 8

@@ -10,8 +10,9 @@ from moetune.domain.optimizers import FLOAT32_ADAM, OptimizerName, optimizer_of
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, Recompute, TrainingDtype, TrainingJob
 from moetune.huggingface.registry import named_model
-from moetune.solve.model.memory import MemoryModel, RankMemory
+from moetune.solve.model.memory import MemoryModel
 from moetune.solve.model.pipeline import DecoderStages
+from moetune.solve.model.rank_memory import RankMemory
 
 MOONLIGHT = TrainingJob(
     decoder=named_model("moonlight").decoder, world_size=8, global_batch=4, length=4096

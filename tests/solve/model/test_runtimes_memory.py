@@ -16,8 +16,9 @@ from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, TrainingDtype, TrainingJob
 from moetune.huggingface.registry import named_model
 from moetune.solve.model.activations import block_modules, exchange_bytes
-from moetune.solve.model.memory import ROUTING, MemoryModel, RankMemory
+from moetune.solve.model.memory import MemoryModel
 from moetune.solve.model.pipeline import DecoderStages
+from moetune.solve.model.rank_memory import ROUTING, RankMemory
 
 QWEN = named_model("qwen3-30b-a3b").decoder
 JOB = TrainingJob(decoder=QWEN, world_size=8, global_batch=64, length=4096)
