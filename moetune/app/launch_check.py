@@ -28,7 +28,7 @@ from moetune.domain.training_document import TrainingAnswer
 from moetune.domain.units import format_bytes
 from moetune.fit.costs import costs_of
 from moetune.fit.missing import check_numbers
-from moetune.launches.files import LaunchFile
+from moetune.launches.launch_file import LaunchFile
 from moetune.launches.reading import SEVERITIES, Problem, Reading
 from moetune.solve.model.alternatives import LEAST_SAVED
 from moetune.solve.model.best import BestLayouts, with_room

@@ -142,7 +142,7 @@ def reading_of(
         InputError: a value is missing or wrong, or the model is not known.
     """
     values = arguments.values
-    for key in _NUMBERS & values.keys():
+    for key in sorted(_NUMBERS & values.keys()):
         _check_number(key, values[key], arguments.given.get(key))
     for key, section, usual in _NEEDED:
         if not isinstance(values.get(key), int):
@@ -181,6 +181,8 @@ def _check_number(key: str, value: Value, given: Given | None) -> None:
         return
     written = f"{given.file or f'line {given.line}'}: {given.written}" if given else key
     hint = "give a number"
+    if value is True:
+        raise InputError(f"{written} has no value here", hint)
     if given and not given.written.startswith("--"):
         hint = f"give a number, here or as -- {given.written}=2"
     raise InputError(f"{written} is {value!r}, which is no number from {least} on", hint)
