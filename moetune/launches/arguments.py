@@ -34,6 +34,8 @@ TITAN_STARTER = "run_train.sh"
 _TITAN_RANKS = 8
 RECIPE_FILE = "config"
 """Argument of TRL's programs that names a YAML with Trainer's arguments."""
+RECIPE_NAMES = frozenset({"model_recipe_name", "mr"})
+"""Argument of Megatron-Bridge's performance scripts that names a recipe."""
 _SWIFT = frozenset({"megatron", "swift"})
 _STARTING = frozenset({*_SWIFT, "deepspeed", TITAN_STARTER})
 """Programs and launchers that start the ranks of a node."""
@@ -248,7 +250,8 @@ def _overrides(words: tuple[Word, ...]) -> Iterator[Word]:
 def _is_known(name: str, fields: Collection[str]) -> bool:
     """Return whether an argument is Megatron's, the Trainer's batch, or a torchtitan path."""
     field = name.replace("-", "_")
-    return field in fields or field == PER_DEVICE or name.startswith(("parallelism.", "training."))
+    is_read = field in fields or field in RECIPE_NAMES or field == PER_DEVICE
+    return is_read or name.startswith(("parallelism.", "training."))
 
 
 def _names_file(argument: Argument) -> bool:

@@ -34,6 +34,7 @@ _HOOKED = "what a hook freezes or changes in the model is not read"
 _COMMON: Mapping[str, Value] = MappingProxyType({
     "use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True,
 })  # fmt: skip
+PERFORMANCE = "_benchmark_common"
 _BASES: Mapping[str, Mapping[str, Value]] = MappingProxyType({
     "_pretrain_common": {
         **_COMMON, "global_batch_size": 32, "micro_batch_size": 2, "seq_length": 4096,
@@ -41,8 +42,14 @@ _BASES: Mapping[str, Mapping[str, Value]] = MappingProxyType({
     "_sft_common": {
         **_COMMON, "global_batch_size": 128, "micro_batch_size": 1, "seq_length": 2048,
     },
+    PERFORMANCE: {
+        **_COMMON, "micro_batch_size": 1, "seq_length": 4096, "grad_reduce_in_bf16": True,
+        "expert_tensor_parallel_size": 1, "moe_permute_fusion": True,
+        "cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te",
+        "data_parallel_sharding_strategy": "optim_grads_params",
+    },
 })  # fmt: skip
-"""Values that recipes start from: `src/megatron/bridge/recipes/common.py`, Megatron-Bridge 0.6."""
+"""Values that recipes start from: `recipes/common.py` and `perf_recipes`, Megatron-Bridge 0.6."""
 _USUAL: Mapping[str, Value] = MappingProxyType({
     "bf16": True, "moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True,
 })  # fmt: skip
@@ -127,7 +134,9 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
     target = find_target(asked.target or ("megatron" if is_nemo else "bridge"))
     _check_all_trained(entries)
     given = {
-        _leaf(entry): Given(value=_value(entry), written=entry.path, line=entry.line)
+        _leaf(entry): Given(
+            value=_value(entry), written=entry.path, line=entry.line, file=entry.file
+        )
         for entry in entries if _leaf(entry) in KEYS and _OF_TOKENIZER not in entry.path
     }  # fmt: skip
     name = asked.model or next(_recipes(entries), None)

@@ -23,6 +23,7 @@ from moetune.launches.keyed import (
 )
 from moetune.launches.launch_file import DATA, Copy, KeyedFile, LaunchFile, MegatronFile
 from moetune.launches.megatron import KEYS, plain_value, read_megatron
+from moetune.launches.performance import performance_run
 from moetune.launches.programs import program_entries, ranks_of
 from moetune.launches.reading import LARGEST_BYTES, Asked, Problem
 from moetune.launches.shell import read_script
@@ -70,7 +71,8 @@ def open_launch(name: str, text: str, asked: Asked) -> LaunchFile:
     try:
         launch, cuts = find_launch(script, KEYS)
     except InputError:
-        check_text(name, text, "command")  # in a text that the script writes
+        for field in ("command", "text"):  # in a text that the script writes
+            check_text(name, text, field)
         raise
     file = _keyed_launch(launch, name, text, asked)
     return _megatron_file(launch, cuts, text, asked) if file is None else file
@@ -84,6 +86,11 @@ def _keyed_launch(launch: Launch, name: str, text: str, asked: Asked) -> KeyedFi
     elif entries := titan_entries(launch):
         entries = with_named_files(entries, asked)
         file = _keyed_file(TITAN, entries, text, asked, ranks=launch.ranks)
+    elif run := performance_run(launch, asked.world_size):
+        named = replace(asked, world_size=run.ranks, model=asked.model or run.model)
+        entries = (*run.entries, *bridge_entries(launch))
+        reading = read_bridge(entries, named, line=launch.line)
+        file = KeyedFile(reading=reading, text=text, name=name, asked=asked)
     elif entries := bridge_entries(launch):
         ranks = launch.ranks(asked)
         reading = read_bridge(entries, replace(asked, world_size=ranks), line=launch.line)
