@@ -56,8 +56,15 @@ _USUAL: Mapping[str, Value] = MappingProxyType({
 """Values that Bridge's model providers and NeMo's configurations start from."""
 _NEMO = "MegatronStrategy"
 _TRAINER = ("num_nodes", "devices")
+_NAMING = ("recipe", "_target_")
+"""Last names of keys that name a recipe's function."""
 _SAYS = MappingProxyType({"peft_scheme": "peft", "mode": "peft", "recipe": "recipe"})
 """Arguments of Bridge's scripts that are no overrides, with the keys that they set."""
+_SECTIONS = frozenset({
+    "model", "train", "ddp", "optimizer", "comm_overlap", "mixed_precision", "checkpoint", "peft",
+    "dataset", "scheduler", "tokenizer", "logger", "rng", "dist", "profiling", "validation",
+})  # fmt: skip
+"""Sections of Bridge's configuration that overrides begin with."""
 _OF_TOKENIZER = "tokenizer."
 """Section of a null tokenizer, whose vocabulary at most pads that of the model."""
 _LAYOUT = "_pipeline_model_parallel_layout"
@@ -72,7 +79,8 @@ _FROM_RECIPE = "values that the recipe sets and the file does not are read as Me
 
 def bridge_entries(launch: Launch) -> tuple[Entry, ...]:
     """Return the overrides of a command, such as `model.tensor_model_parallel_size=4`."""
-    named = {word: word.text.lstrip("+").partition("=") for word in launch.overrides}
+    named = {word: word.text.lstrip("+").partition("=") for word in launch.overrides
+             if word.text.lstrip("+").partition(".")[0] in _SECTIONS}  # fmt: skip
     wanted = ((path, word) for word, (path, _, _) in named.items()
               if path.rpartition(".")[2] in KEYS)  # fmt: skip
     check_values(wanted)
@@ -182,8 +190,8 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
 def _check_all_trained(entries: tuple[Entry, ...]) -> None:
     """Raise InputError if adapters train and only a recipe sets their rank and modules."""
     for entry in () if names_adapters(entries) else entries:
-        leaf, match = _leaf(entry), _OF_RECIPE.fullmatch(str(entry.value))
-        has_adapters = leaf == "recipe" and match is not None and match[2] in ("peft", "lora")
+        leaf, match = _leaf(entry), _OF_RECIPE.fullmatch(str(entry.value).rpartition(".")[2])
+        has_adapters = leaf in _NAMING and match is not None and match[2] in ("peft", "lora")
         if (leaf == "peft" and entry.value not in _ALL) or has_adapters:
             what = f"line {entry.line}: {entry.path} {entry.value} trains adapters"
             raise InputError(
@@ -214,10 +222,11 @@ def _recipes(entries: tuple[Entry, ...]) -> Iterator[str]:
     """Yield the models of the recipes that a file names."""
     names = {recipe.function: name for name, recipe in RECIPES.items()}
     for entry in entries:
-        for word in (entry.path.removeprefix("import."), entry.value):
-            if isinstance(word, str) and word in names:
+        for value in (entry.path.removeprefix("import."), entry.value):
+            word = value.rpartition(".")[2] if isinstance(value, str) else ""
+            if word in names:
                 yield names[word]
-            elif isinstance(word, str) and (match := _OF_RECIPE.fullmatch(word)):
+            elif match := _OF_RECIPE.fullmatch(word):
                 model = resolve_name(match[1].replace("_", "-"))
                 yield from () if model is None else (model,)
         if entry.path.endswith(".0") and isinstance(entry.value, str) and "/" in entry.value:

@@ -90,6 +90,9 @@ def recognise(values: Values, *, name: str | None = None, reads_files: bool) -> 
         decoder = _change_decoder(model.decoder, values)
         if decoder.num_layers != model.decoder.num_layers:
             words = f"{model.title} with {decoder.num_layers} blocks, by its other sizes"
+        is_other = values.get("tokenizer_type") == _GPT2 and decoder.vocab_size != _GPT2_TOKENS
+        if vocabulary is None and is_other:  # of a file that is not read
+            words = f"{model.title} with its vocabulary, by its other sizes"
         return Recognised(decoder, words)
     vocabulary, whose = _vocabulary(values), ""
     if vocabulary is None:
