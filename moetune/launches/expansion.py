@@ -190,7 +190,7 @@ class Scope:
             run = Run("", line, inside) if number is None else Run(str(number), line)
             yield _Piece(run, splits=not quoted)
         elif match := _ECHO.fullmatch(inside):
-            yield from self._echoed(match[3], match[1] or match[2] or " ", line, quoted=quoted)
+            yield from self._echo_pieces(match[3], match[1] or match[2] or " ", line, quoted=quoted)
         elif inside.startswith("$("):
             is_folder = "dirname" in inside and _SCRIPT.search(inside)
             upwards = "/.." * (inside.count("/..") + inside.count("dirname") - 1)
@@ -201,7 +201,7 @@ class Scope:
             body = inside[2:-1] if inside.startswith("${") else inside[1:]
             yield from self._parameter(body, inside, line, quoted=quoted)
 
-    def _echoed(self, words: str, joint: str, line: int, *, quoted: bool) -> Iterator[_Piece]:
+    def _echo_pieces(self, words: str, joint: str, line: int, *, quoted: bool) -> Iterator[_Piece]:
         """Yield what echo prints of words."""
         is_list = words.strip('"').endswith("[*]}")
         for number, text in enumerate(self._texts(words.replace("[*]}", "[@]}"), line)):

@@ -85,32 +85,35 @@ def performance_run(launch: Launch, ranks: int | None) -> PerformanceRun | None:
         what = "--use_recipes" if "use_recipes" in given else f"--task {task}"
         what = f"line {named.line}: {what} of the performance scripts is not read"
         raise InputError(what, "check the recipe's program, or plan --target bridge --tp 2 --pp 4")
-    model, wanted = words.get("model_recipe_name", ""), _wanted(words)
+    model, wanted = words.get("model_recipe_name", ""), _recipe_end(words)
     said = words.get("num_gpus", "")
     ranks = ranks or (int(said) if said.isdigit() else None)
-    recipe, number = _recipe_of(model, wanted, ranks, named)
-    fields = {**_table()[model], **_table()[model]["recipes"][f"{number}gpu_{recipe}"]}
+    number = _gpus_of(model, wanted, ranks, named)
+    fields = {**_table()[model], **_table()[model]["recipes"][f"{number}gpu_{wanted}"]}
     entries = [*_recipe_entries(fields, wanted.partition("_")[2].partition("_")[0])]
     entries += _argument_entries(rows)
     values = {entry.path.rpartition(".")[2]: entry.value for entry in entries}
     if ranks not in (None, number) and "global_batch_size" not in words:
-        entries.append(_scaled(values, fields, ranks or number, number))
+        entries.append(_scale_batch(values, fields, ranks or number, number))
     name = resolve_name(model.replace("_", "-"))
     return PerformanceRun(name or model, ranks or number, tuple(entries))
 
 
-def _wanted(words: Mapping[str, str]) -> str:
+def _recipe_end(words: Mapping[str, str]) -> str:
     """Return the end of a recipe's name: the GPU, the precision and the variant."""
     precision = words.get("compute_dtype", "bf16").replace("_", "")
     variant = words.get("config_variant", "")
     return f"{words.get('gpu', '')}_{precision}" + (f"_{variant}" if variant else "")
 
 
-def _recipe_of(model: str, wanted: str, ranks: int | None, named: Argument) -> tuple[str, int]:
-    """Return the end of a recipe's name, and the GPUs that it is for.
+def _gpus_of(model: str, wanted: str, ranks: int | None, named: Argument) -> int:
+    """Return the GPUs of the recipe that runs on a number of ranks.
 
-    Without a recipe for that many GPUs it is that for the most, or for the fewest where the
+    Without a recipe for that many it is that for the most GPUs, or for the fewest where the
     scripts prefer it.
+
+    Raises:
+        InputError: the table has no such recipe.
     """
     if model not in _table():
         hint = f"plan --target bridge --tp 2 --pp 4, or name one of {', '.join(_table())}"
@@ -124,15 +127,15 @@ def _recipe_of(model: str, wanted: str, ranks: int | None, named: Argument) -> t
         hint = f"give --gpu, --compute_dtype and --config_variant of {', '.join(ends)}"
         raise InputError(what, hint)
     usual = min(counts) if wanted in _table()[model].get("smallest", ()) else max(counts)
-    return wanted, ranks if ranks in counts else usual
+    return ranks if ranks in counts else usual
 
 
 def _recipe_entries(fields: Mapping[str, Any], precision: str) -> Iterator[Entry]:
     plain = {_FIELDS.get(name, name): value for name, value in fields.items()}
     for name, value in {**_PRECISIONS[precision], **plain}.items():
         if name not in ("recipes", "smallest"):
-            known = tuple(value) if isinstance(value, list) else value
-            yield Entry(f"model.{name}", known, 0, _NAME)
+            parts = tuple(value) if isinstance(value, list) else value
+            yield Entry(f"model.{name}", parts, 0, _NAME)
     yield Entry("import.base", PERFORMANCE, 0, _NAME)
 
 
@@ -159,7 +162,7 @@ def _argument_entries(rows: Mapping[str, Argument]) -> Iterator[Entry]:
             yield Entry(f"model.{field}", value, row.line, row.file)
 
 
-def _scaled(
+def _scale_batch(
     values: Mapping[str, Any], fields: Mapping[str, Any], ranks: int, number: int
 ) -> Entry:  # fmt: skip
     """Return the batch, which grows with the data-parallel ranks if the GPUs are others."""

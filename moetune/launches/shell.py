@@ -112,7 +112,8 @@ class _ScriptReader(CommandReader):
                 self._for(active=active)
             case "while" | "until" if token.kind == "word":
                 self.position += 1
-                self._loop(token.line, self._tested(token.text == "until", active), active=active)
+                turns = self._test_turns(token.text, active=active)
+                self._loop(token.line, turns, active=active)
             case "case" if token.kind == "word":
                 self._case(active=active)
             case "(" | "{":
@@ -145,10 +146,12 @@ class _ScriptReader(CommandReader):
         self.position += len(head) + 1
         line, name = head[0].line, head[min(1, len(head) - 1)]
         if parts := _COUNTING.fullmatch(name.text):
-            turns = self._counted(*(name._replace(text=f"(({part}))") for part in parts.groups()))
+            turns = self._count_turns(
+                *(name._replace(text=f"(({part}))") for part in parts.groups())
+            )
         else:
             words = [token for token in head[3:] if token.kind == "word"]
-            turns = self._named(name.text, self._texts(words) if head[3:] else [])
+            turns = self._word_turns(name.text, self._texts(words) if head[3:] else [])
         self._loop(line, turns, active=active)
 
     def _texts(self, words: list[Token]) -> Iterator[Text]:
@@ -169,7 +172,7 @@ class _ScriptReader(CommandReader):
             return range(0)
         return range(first, last + (1 if step > 0 else -1), step)
 
-    def _named(self, name: str, texts: Iterable[Text]) -> Iterator[str]:
+    def _word_turns(self, name: str, texts: Iterable[Text]) -> Iterator[str]:
         """Set a variable to each text in turn, and yield what it is set to."""
         body = self.position
         for text in texts:
@@ -180,7 +183,7 @@ class _ScriptReader(CommandReader):
             yield f"{name}={text_of(text)}"
         self.position = body
 
-    def _counted(self, start: Token, test: Token, step: Token) -> Iterator[str]:
+    def _count_turns(self, start: Token, test: Token, step: Token) -> Iterator[str]:
         """Count a variable as the arithmetic of a loop does, and yield how it begins."""
         body = self.position
         self.compute(start)
@@ -190,14 +193,14 @@ class _ScriptReader(CommandReader):
             self.compute(step)
         self.position = body
 
-    def _tested(self, is_until: bool, active: bool) -> Iterator[str]:  # noqa: FBT001 - of a loop
+    def _test_turns(self, word: str, *, active: bool) -> Iterator[str]:
         """Test whether a loop goes on, and yield "" if it does, up to a turn that sets nothing."""
         start = self.position
         before: object = None
         while before != (state := (dict(self.scope.variables), self.scope.positional)):
             self.position, before = start, state
             result = self._condition("do", active=active)
-            if result is is_until and active:
+            if active and result is (word == "until"):
                 return
             if result is None:
                 line = self.tokens[start].line

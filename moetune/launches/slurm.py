@@ -55,8 +55,8 @@ def step_tasks(words: Sequence[Word], variable: Callable[[str], Word | None]) ->
     line, options = words[0].line, dict(_options(words))
     nodes = options.get(_NODES) or variable(_VARIABLES[_NODES][0])
     per_node = options.get(_TASKS_PER_NODE) or variable(_VARIABLES[_TASKS_PER_NODE][0])
-    is_own = _NODES in options or _TASKS_PER_NODE in options
-    tasks = options.get(_TASKS) or (None if is_own else variable(_VARIABLES[_TASKS][0]))
+    is_given = _NODES in options or _TASKS_PER_NODE in options
+    tasks = options.get(_TASKS) or (None if is_given else variable(_VARIABLES[_TASKS][0]))
     if tasks is None and per_node is not None:
         nodes = nodes or Word("", line, f"${_VARIABLES[_NODES][0]}")
         missing = nodes.missing or per_node.missing
