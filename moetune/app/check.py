@@ -19,7 +19,8 @@ from moetune.domain.question import BUDGET_FIELDS, read_question
 from moetune.domain.records import ObservedRun
 from moetune.domain.site import site_of
 from moetune.domain.spelling import AS_ARGUMENTS, about, spelled
-from moetune.launches.files import Copy, LaunchFile, open_launch
+from moetune.launches.files import open_launch, read_again
+from moetune.launches.launch_file import Copy, LaunchFile
 from moetune.launches.reading import Asked
 from moetune.report.section import plural
 
@@ -92,7 +93,7 @@ def written_change(checked: Checked, text: str, asked: Asked, take: str) -> Copy
         raise InputError(f"--take {take!r} is no change", hint)
     chosen, launch = choices[take], _opened(Path(checked.file), text, asked, checked.profile)
     copy = launch.written(chosen.keys)
-    again, wanted = launch.read_again(copy), chosen.answer.layout
+    again, wanted = read_again(launch, copy), chosen.answer.layout
     before = {problem.what for problem in checked.problems}
     problems = again.problems(site_of(checked.profile))
     stops = [row for row in problems if row.severity == "stops" and row.what not in before]

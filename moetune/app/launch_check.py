@@ -24,10 +24,9 @@ from moetune.domain.site import site_of
 from moetune.domain.target_rules import model_rules, target_rules
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.training_document import TrainingAnswer
-from moetune.domain.units import format_bytes
 from moetune.fit.costs import costs_of
 from moetune.fit.missing import check_numbers
-from moetune.launches.files import LaunchFile
+from moetune.launches.launch_file import LaunchFile
 from moetune.launches.reading import SEVERITIES, Problem, Reading
 from moetune.report.model_warnings import tight_words
 from moetune.solve.model.alternatives import LEAST_SAVED
@@ -176,8 +175,10 @@ class LaunchCheck:
         better = self._better(startable)
         problems += [_with_fix(problem, better) for problem in refusals]
         if priced is not None:
-            problems += [] if fits else [self._too_large(priced, better)]
-            tight = tight_words(priced.memory, self.limit_bytes)
+            fix, parts = better[0].change if better else "", priced.memory.parts
+            problems += [] if fits else [self.reading.too_large(parts, self.limit_bytes, fix)]
+            is_whole = not self.reading.on_host
+            tight = tight_words(priced.memory, self.limit_bytes) if is_whole else ()
             problems += [Problem(severity="note", line=None, what=what) for what in tight]
             problems += self._costs(priced)
         return self._answered(problems, priced, better, self._best(startable, better))
@@ -280,20 +281,6 @@ class LaunchCheck:
         reading, device = self.reading, self.profile.machine.device
         factor = factor_of(self.calibration)
         return answer_of(priced, reading.job, device, reading.target, factor=factor)
-
-    def _too_large(self, priced: PricedLayout, better: tuple[Better, ...]) -> Problem:
-        parts, peak = priced.memory.parts, priced.memory.peak_bytes
-        need, limit = format_bytes(round(peak)), format_bytes(self.limit_bytes)
-        balanced = peak - parts.get("uneven routing", 0)
-        when = "it runs out of memory"
-        if balanced <= self.limit_bytes:
-            when += f" when routing gets uneven (balanced it takes {format_bytes(round(balanced))})"
-        return Problem(
-            severity="stops", line=None,
-            what=f"{when}: {need} per device, more than the {limit} there are",
-            why=f"predicted, most of it {max(parts, key=parts.__getitem__)}",
-            fix=better[0].change if better else "take more or larger devices",
-        )  # fmt: skip
 
     @property
     def _off(self) -> tuple[str, ...]:

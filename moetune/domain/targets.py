@@ -123,6 +123,7 @@ class Target:
         adapter_zero: ZeRO stages that go with adapters; () for all stages of `zero`.
         bases: formats of the frozen weights under adapters.
         freezes: whether parts of a model may be frozen.
+        unplanned: what it runs and no plan has, with its name for that.
     """
 
     name: TargetName
@@ -177,6 +178,7 @@ class Target:
     adapter_zero: tuple[ZeroStage, ...] = ()
     bases: tuple[BaseFormat, ...] = ("bfloat16",)
     freezes: bool = False
+    unplanned: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def number(self) -> str:
@@ -219,9 +221,10 @@ class Target:
     def refusal(self, what: str, instead: str, source: str = "") -> BrokenRule:
         """Return the broken rule: what cannot run, flags that can, and the source file."""
         where = f": {source}" if source else ""
-        return BrokenRule(
-            f"{self.label} cannot run {what}{where}", f"use {instead}, or another --target"
-        )
+        words = f"cannot run {what}{where}"
+        if what in self.unplanned:
+            words = f"runs {what} as {self.unplanned[what]}"
+        return BrokenRule(f"{self.label} {words}", f"use {instead}, or another --target")
 
 
 _MEGATRON_RECOMPUTE: tuple[Recompute, ...] = (
@@ -317,6 +320,12 @@ _TRANSFORMERS = Target(
     largest=MappingProxyType({"pp": 1, "vpp": 1, "cp": 1, "etp": 1}), zero_with_pp=0,
     adapters=("each",), merges_adapters=True,  # peft/tuners/lora/layer.py, ParamWrapper
     adapter_zero=(0, 3), bases=("bfloat16", "nf4"), freezes=True,
+    unplanned=MappingProxyType({
+        "ZeRO stage 0": "DistributedDataParallel, which --target deepspeed plans",
+        "ZeRO stage 1": "DeepSpeed's, which --target deepspeed plans",
+        "ZeRO stage 2": "DeepSpeed's, which --target deepspeed plans",
+        "an offloaded optimizer": "FSDP's offload_params, which is not planned",
+    }),
 )  # fmt: skip
 _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
     "moetune": (Target(
@@ -348,6 +357,8 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
         copies_sequence=True,  # Shard(1) in models/common/decoder_sharding.py
         gathers_context=True,  # flex_cp_allgather in distributed/context_parallel/api.py
         zero_with_pp=2, schedules=SCHEDULES,  # get_schedule_class of torch.distributed.pipelining
+        unplanned=MappingProxyType({
+            "an offloaded optimizer": "training.enable_cpu_offload, which is not planned"}),
     ),),
     "transformers": (_TRANSFORMERS, replace(_TRANSFORMERS, version="5.24.0")),
     "deepspeed": (Target(
@@ -359,6 +370,8 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
         optimizers=("adam", "adam-8bit"), adam=DEEPSPEED_ADAM,
         logit_bytes=14,  # the model's own loss, as transformers has it
         splits_sequence=False, splits_logits=False,  # module_inject/auto_tp.py
+        unplanned=MappingProxyType({
+            "an offloaded optimizer": "ZeRO-Offload, which is not planned"}),
     ),),
 })  # fmt: skip
 """Rows of each runtime, the oldest first, which is the row of plans without a version."""

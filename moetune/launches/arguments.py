@@ -10,6 +10,7 @@ from moetune.launches.expansion import Word
 from moetune.launches.foreign import check_command
 from moetune.launches.reading import Asked, Placed, Problem
 from moetune.launches.script import Note, ShellCommand, ShellScript
+from moetune.launches.slurm import STEP_TASKS
 
 _FLAG = re.compile(r"--?[A-Za-z_]")
 _SWITCHES = ("", "true", "false")
@@ -18,6 +19,7 @@ _LAUNCHERS = (
     "torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed", "accelerate",
     "accelerate.commands.launch",
 )  # fmt: skip
+_MPI = ("mpirun", "mpiexec")
 _ASCEND = re.compile("HCCL_|ASCEND_|NPU_|PYTORCH_NPU_")
 _OF_ASCEND = frozenset({"use-fused-rotary-pos-emb", "swap-attention", "use-ascend-mc2",
                         "moe-tp-extend-ep", "use-cp-send-recv-overlap"})  # fmt: skip
@@ -32,7 +34,11 @@ TITAN_STARTER = "run_train.sh"
 _TITAN_RANKS = 8
 RECIPE_FILE = "config"
 """Argument of TRL's programs that names a YAML with Trainer's arguments."""
+RECIPE_NAMES = frozenset({"model_recipe_name", "mr"})
+"""Argument of Megatron-Bridge's performance scripts that names a recipe."""
 _SWIFT = frozenset({"megatron", "swift"})
+_STARTING = frozenset({*_SWIFT, "deepspeed", TITAN_STARTER})
+"""Programs and launchers that start the ranks of a node."""
 _NO_LAUNCHERS = frozenset({"echo", "printf", "pip", "git", "cd", "docker", "mkdir"})
 
 
@@ -103,6 +109,11 @@ class Launch:
             counts = [names.get(name, "") for name in _ACTORS]
             if all(map(str.isdigit, counts)):
                 return int(counts[0]) * int(counts[1])
+        if self.starter in _MPI:
+            return self._count(("np", "n"), (), 0)
+        is_started = self.starter or {self.program} & _STARTING
+        if not is_started and (tasks := self.environment.get(STEP_TASKS)) is not None:
+            return self._number(tasks, "srun")
         nodes = self._count(_NODES, ("NNODES",), 1)
         variables = ("NPROC_PER_NODE", "NGPU")
         return nodes * self._count(_PER_NODE, variables, asked.devices_per_node)
@@ -111,7 +122,7 @@ class Launch:
         """Return a number of the launcher: nodes, or ranks of a node."""
         values = [(argument.values[0], f"--{argument.name}") for argument in self.launcher
                   if argument.name.replace("-", "_") in names and argument.values]  # fmt: skip
-        is_launched = bool(self.launcher) and _ALL_RANKS not in names
+        is_launched = bool(self.launcher) and names in (_NODES, _PER_NODE)
         if not values and not is_launched:
             values = [(self.environment[key], key) for key in variables if key in self.environment]
         if not values:
@@ -119,8 +130,7 @@ class Launch:
                 return all_of_them
             if self.program == TITAN_STARTER and names is _PER_NODE:
                 return _TITAN_RANKS
-            kinds = {*_SWIFT, "deepspeed", TITAN_STARTER}
-            is_of_a_node = bool(kinds & {self.program, self.starter})
+            is_of_a_node = bool(_STARTING & {self.program, self.starter})
             if is_launched or (names is _NODES and is_of_a_node):
                 return 1
             hint = "give the ranks: --world-size N"
@@ -128,6 +138,18 @@ class Launch:
         word, written = values[-1]
         if word.text in _ALL_OF_A_NODE and not word.missing:
             return all_of_them
+        return self._number(word, written)
+
+    def _number(self, word: Word, written: str) -> int:
+        """Return the number that a word gives.
+
+        Raises:
+            InputError: it is no number.
+        """
+        if written == "srun" and not word.text and not word.missing:
+            what = f"line {self.line}: nothing says how many processes srun starts"
+            hint = "give #SBATCH --ntasks-per-node, or the ranks: --world-size N"
+            raise InputError(what, hint)
         if word.missing or not word.text.isdigit() or not int(word.text):
             place = word.place if word.line or word.file else f"line {self.line}"
             what = f"{place}: {written} has {word.missing or word.text}"
@@ -179,7 +201,7 @@ def find_launch(script: ShellScript, fields: Collection[str]) -> tuple[Launch, l
     """
     mended, cuts = _mend(script.commands)
     commands = [row for row in mended if row.words[0].text not in _NO_LAUNCHERS]
-    launches = [_launch(command, script.notes) for command in commands]
+    launches = [_launch(command, (*script.notes, *command.notes)) for command in commands]
     numbers = [
         sum(
             _is_known(argument.name, fields) or _names_file(argument)
@@ -228,7 +250,8 @@ def _overrides(words: tuple[Word, ...]) -> Iterator[Word]:
 def _is_known(name: str, fields: Collection[str]) -> bool:
     """Return whether an argument is Megatron's, the Trainer's batch, or a torchtitan path."""
     field = name.replace("-", "_")
-    return field in fields or field == PER_DEVICE or name.startswith(("parallelism.", "training."))
+    is_read = field in fields or field in RECIPE_NAMES or field == PER_DEVICE
+    return is_read or name.startswith(("parallelism.", "training."))
 
 
 def _names_file(argument: Argument) -> bool:
@@ -267,7 +290,8 @@ def _launch(command: ShellCommand, notes: tuple[Note, ...]) -> Launch:
     program = words[place].text.rpartition("/")[2] if place < len(words) else ""
     before, after = words[: min(place, len(words))], words[place + 1 :]
     names = (word.text.rpartition("/")[2] for word in before)
-    starter = next((name for name in names if name in _LAUNCHERS), "")
+    starters = [name for name in names if name in (*_LAUNCHERS, *_MPI)]
+    starter = next((name for name in starters if name not in _MPI), "".join(starters[:1]))
     return Launch(
         program=program, line=command.line, starter=starter,
         launcher=tuple(arguments_of(before)) if starter else (),

@@ -35,6 +35,7 @@ _HOOKED = "what a hook freezes or changes in the model is not read"
 _COMMON: Mapping[str, Value] = MappingProxyType({
     "use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True,
 })  # fmt: skip
+PERFORMANCE = "_benchmark_common"
 _BASES: Mapping[str, Mapping[str, Value]] = MappingProxyType({
     "_pretrain_common": {
         **_COMMON, "global_batch_size": 32, "micro_batch_size": 2, "seq_length": 4096,
@@ -42,16 +43,29 @@ _BASES: Mapping[str, Mapping[str, Value]] = MappingProxyType({
     "_sft_common": {
         **_COMMON, "global_batch_size": 128, "micro_batch_size": 1, "seq_length": 2048,
     },
+    PERFORMANCE: {
+        **_COMMON, "micro_batch_size": 1, "seq_length": 4096, "grad_reduce_in_bf16": True,
+        "expert_tensor_parallel_size": 1, "moe_permute_fusion": True,
+        "cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te",
+        "data_parallel_sharding_strategy": "optim_grads_params",
+    },
 })  # fmt: skip
-"""Values that recipes start from: `src/megatron/bridge/recipes/common.py`, Megatron-Bridge 0.6."""
+"""Values that recipes start from: `recipes/common.py` and `perf_recipes`, Megatron-Bridge 0.6."""
 _USUAL: Mapping[str, Value] = MappingProxyType({
     "bf16": True, "moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True,
 })  # fmt: skip
 """Values that Bridge's model providers and NeMo's configurations start from."""
 _NEMO = "MegatronStrategy"
 _TRAINER = ("num_nodes", "devices")
+_NAMING = ("recipe", "_target_")
+"""Last names of keys that name a recipe's function."""
 _SAYS = MappingProxyType({"peft_scheme": "peft", "mode": "peft", "recipe": "recipe"})
 """Arguments of Bridge's scripts that are no overrides, with the keys that they set."""
+_SECTIONS = frozenset({
+    "model", "train", "ddp", "optimizer", "comm_overlap", "mixed_precision", "checkpoint", "peft",
+    "dataset", "scheduler", "tokenizer", "logger", "rng", "dist", "profiling", "validation",
+})  # fmt: skip
+"""Sections of Bridge's configuration that overrides begin with."""
 _OF_TOKENIZER = "tokenizer."
 """Section of a null tokenizer, whose vocabulary at most pads that of the model."""
 _LAYOUT = "_pipeline_model_parallel_layout"
@@ -66,7 +80,8 @@ _FROM_RECIPE = "values that the recipe sets and the file does not are read as Me
 
 def bridge_entries(launch: Launch) -> tuple[Entry, ...]:
     """Return the overrides of a command, such as `model.tensor_model_parallel_size=4`."""
-    named = {word: word.text.lstrip("+").partition("=") for word in launch.overrides}
+    named = {word: word.text.lstrip("+").partition("=") for word in launch.overrides
+             if word.text.lstrip("+").partition(".")[0] in _SECTIONS}  # fmt: skip
     wanted = ((path, word) for word, (path, _, _) in named.items()
               if path.rpartition(".")[2] in KEYS)  # fmt: skip
     check_values(wanted)
@@ -128,7 +143,9 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
     target = find_target(asked.target or ("megatron" if is_nemo else "bridge"))
     _check_all_trained(entries)
     given = {
-        _leaf(entry): Given(value=_value(entry), written=entry.path, line=entry.line)
+        _leaf(entry): Given(
+            value=_value(entry), written=entry.path, line=entry.line, file=entry.file
+        )
         for entry in entries if _leaf(entry) in KEYS and _OF_TOKENIZER not in entry.path
     }  # fmt: skip
     name = asked.model or next(_recipes(entries), None)
@@ -176,8 +193,8 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
 def _check_all_trained(entries: tuple[Entry, ...]) -> None:
     """Raise InputError if adapters train and only a recipe sets their rank and modules."""
     for entry in () if names_adapters(entries) else entries:
-        leaf, match = _leaf(entry), _OF_RECIPE.fullmatch(str(entry.value))
-        has_adapters = leaf == "recipe" and match is not None and match[2] in ("peft", "lora")
+        leaf, match = _leaf(entry), _OF_RECIPE.fullmatch(str(entry.value).rpartition(".")[2])
+        has_adapters = leaf in _NAMING and match is not None and match[2] in ("peft", "lora")
         if (leaf == "peft" and entry.value not in _ALL) or has_adapters:
             what = f"line {entry.line}: {entry.path} {entry.value} trains adapters"
             raise InputError(
@@ -208,10 +225,11 @@ def _recipes(entries: tuple[Entry, ...]) -> Iterator[str]:
     """Yield the models of the recipes that a file names."""
     names = {recipe.function: name for name, recipe in RECIPES.items()}
     for entry in entries:
-        for word in (entry.path.removeprefix("import."), entry.value):
-            if isinstance(word, str) and word in names:
+        for value in (entry.path.removeprefix("import."), entry.value):
+            word = value.rpartition(".")[2] if isinstance(value, str) else ""
+            if word in names:
                 yield names[word]
-            elif isinstance(word, str) and (match := _OF_RECIPE.fullmatch(word)):
+            elif match := _OF_RECIPE.fullmatch(word):
                 model = resolve_name(match[1].replace("_", "-"))
                 yield from () if model is None else (model,)
         if entry.path.endswith(".0") and isinstance(entry.value, str) and "/" in entry.value:

@@ -17,6 +17,8 @@ _CHOICE = re.compile(r"^([^?:]+)\?([^?:]+):([^?:]+)$")
 """C's conditional operator, which Python writes differently."""
 _SCRIPT = re.compile(r"BASH_SOURCE|\$0|\$\{0\}")
 """The script's path, whose folder is "." here."""
+_ECHO = re.compile(r"\$\((?:IFS=(?:'(.)[^']*'|(\S)) *; *)?echo +(?!-)([^|&;<>`()]*)\)")
+"""The output of echo, with what it puts between the elements of an array."""
 _NAME = re.compile(r"[A-Za-z_]\w*|\d|[@*#?!$]")
 _OPERATIONS: Mapping[type, Callable[[int, int], int]] = MappingProxyType({
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
@@ -187,6 +189,8 @@ class Scope:
             number = self.number(inside[3:-2] if is_plain else inside[7:-1].replace("\\*", "*"))
             run = Run("", line, inside) if number is None else Run(str(number), line)
             yield _Piece(run, splits=not quoted)
+        elif match := _ECHO.fullmatch(inside):
+            yield from self._echo_pieces(match[3], match[1] or match[2] or " ", line, quoted=quoted)
         elif inside.startswith("$("):
             is_folder = "dirname" in inside and _SCRIPT.search(inside)
             upwards = "/.." * (inside.count("/..") + inside.count("dirname") - 1)
@@ -196,6 +200,14 @@ class Scope:
         else:
             body = inside[2:-1] if inside.startswith("${") else inside[1:]
             yield from self._parameter(body, inside, line, quoted=quoted)
+
+    def _echo_pieces(self, words: str, joint: str, line: int, *, quoted: bool) -> Iterator[_Piece]:
+        """Yield what echo prints of words."""
+        is_list = words.strip('"').endswith("[*]}")
+        for number, text in enumerate(self._texts(words.replace("[*]}", "[@]}"), line)):
+            if number:
+                yield _Piece(Run(joint if is_list else " ", line), splits=not quoted)
+            yield from (_Piece(run, splits=not quoted) for run in text)
 
     def _parameter(self, body: str, inside: str, line: int, *, quoted: bool) -> Iterator[_Piece]:
         """Yield a parameter's value or its default, or name it as missing."""

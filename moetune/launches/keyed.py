@@ -25,6 +25,7 @@ from moetune.launches.keyed_problems import (
     ALIASES,
     branches,
     engine_problems,
+    host_parts,
     misspellings,
     priced_as_else,
     replica_problems,
@@ -241,7 +242,7 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
         target=target, decoder=model.decoder, model_words=f"{model.title}, by its name", job=job,
         layout=layout, given=given, values=values, facts=facts,
         rows=(*rows_of(dialect.settings, given, layout, job), *keyed.rows),
-        lines=lines_of(dialect.settings, given),
+        lines=lines_of(dialect.settings, given), on_host=host_parts(given),
         problems=(
             *misspellings(entries, [key for setting in dialect.settings for key in setting.keys],
                           dialect.unknown, f"{target.label}: {target.source}"),

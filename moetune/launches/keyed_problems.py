@@ -54,6 +54,13 @@ _AS_ELSE: tuple[tuple[str, tuple[Value, ...], str], ...] = (
      "logits are priced as without Liger's fused loss"),
 )  # fmt: skip
 """Ends of keys, with the values that are priced exactly, and how other values are priced."""
+_ON_HOST = re.compile(
+    r"(?:^|[._])(?:offload_(optimizer|param)[._]device|(zero_optimization.)?cpu_offload"
+    r"|offload_params)$"
+)
+_ALL_STATES = ("gradients", "optimizer", "parameters")
+_HELD = {"optimizer": _ALL_STATES[:2], "param": _ALL_STATES[2:]}
+"""Parts of memory that wait on the host, by what a key of DeepSpeed offloads."""
 _OF_TITAN = (
     ("converters", "float8", "products in float8 are priced as in bfloat16"),
     ("optimizer", "muon", "Muon and its states are priced as AdamW"),
@@ -68,6 +75,24 @@ def priced_as_else(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:
             if re.search(rf"(^|[._])({ends})$", place.written) and place.value not in priced:
                 yield Problem(severity="note", line=None if place.file else place.line,
                               what=f"{place.written} {place.value}: {what}")  # fmt: skip
+
+
+def host_parts(given: Mapping[str, Given]) -> frozenset[str]:
+    """Return the parts of memory that wait on the host: `zero_offload` and `fully_shard` do that.
+
+    Source: `runtime/zero/stage_1_and_2.py` and `stage3.py` of DeepSpeed 0.19, whose gradients go
+    where the optimizer is; `_fsdp_api.py` of torch 2.13, CPUOffloadPolicy.
+    """
+    parts: set[str] = set()
+    for place in given.values():
+        match = _ON_HOST.search(place.written)
+        if match is not None and place.value not in (None, False, "none", "false"):
+            name = "optimizer" if match[2] else match[1]
+            parts |= {*_HELD.get(name, _ALL_STATES)}
+    named = str(given["deepspeed"].value) if "deepspeed" in given else ""
+    if _OF_SWIFT.match(named) and "offload" in named:
+        parts |= {*_ALL_STATES} if stage_of(named) == _OF_A_FILE else {*_HELD["optimizer"]}
+    return frozenset(parts)
 
 
 def titan_problems(given: Mapping[str, Given], ranks: int) -> Iterator[Problem]:

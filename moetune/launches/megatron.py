@@ -145,7 +145,7 @@ def reading_of(
         InputError: a value is missing or wrong, or the model is not known.
     """
     values = arguments.values
-    for key in _NUMBERS & values.keys():
+    for key in sorted(_NUMBERS & values.keys()):
         _check_number(key, values[key], arguments.given.get(key))
     for key, section, usual in _NEEDED:
         if not isinstance(values.get(key), int):
@@ -184,10 +184,10 @@ def _check_number(key: str, value: Value, given: Given | None) -> None:
     if value is None or (isinstance(value, int) and value is not True and value >= least):
         return
     written = f"{given.file or f'line {given.line}'}: {given.written}" if given else key
-    hint = "give a number"
-    if given and not given.written.startswith("--"):
-        hint = f"give a number, here or as -- {given.written}=2"
-    raise InputError(f"{written} is {value!r}, which is no number from {least} on", hint)
+    is_key = given is not None and not given.written.startswith("--")
+    hint = f"give a number{f', here or as -- {given.written}=2' if given and is_key else ''}"
+    is_set = f"is {value!r}, which is no number from {least} on"
+    raise InputError(f"{written} {'has no value here' if value is True else is_set}", hint)
 
 
 def _swift_model(launch: Launch) -> str | None:

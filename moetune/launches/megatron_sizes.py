@@ -86,16 +86,23 @@ def recognise(values: Values, *, name: str | None = None, reads_files: bool) -> 
                 bool(model.decoder.uncounted), len(model.decoder.name),
             ),
         )  # fmt: skip
-        words = f"{model.title}, by its sizes"
         decoder = _change_decoder(model.decoder, values)
-        if decoder.num_layers != model.decoder.num_layers:
-            words = f"{model.title} with {decoder.num_layers} blocks, by its other sizes"
-        return Recognised(decoder, words)
+        tokens = None if vocabulary else values.get("tokenizer_type")
+        return Recognised(decoder, _words_on(model, decoder, tokens))
     vocabulary, whose = _vocabulary(values), ""
     if vocabulary is None:
         vocabulary, whose = _assumed_vocabulary(values, sizes, hint)
     words = f"a decoder of the script's sizes{whose}"
     return Recognised(_of_sizes(values, sizes, vocabulary), words)
+
+
+def _words_on(model: Any, decoder: Decoder, tokenizer: object) -> str:  # noqa: ANN401
+    """Return words on a model that is recognised, and on what of it the arguments change."""
+    if decoder.num_layers != model.decoder.num_layers:
+        return f"{model.title} with {decoder.num_layers} blocks, by its other sizes"
+    if tokenizer == _GPT2 and decoder.vocab_size != _GPT2_TOKENS:  # of a file that is not read
+        return f"{model.title} with its vocabulary, by its other sizes"
+    return f"{model.title}, by its sizes"
 
 
 def effective(values: Values) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from moetune.domain.architecture import Decoder
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.units import format_bytes
 from moetune.export.keys import Setting, Value
 
 LARGEST_BYTES = 2**20
@@ -99,6 +100,7 @@ class Reading:
         model_words: words on how the model was recognised.
         rows: the values that the runtime uses, with defaults.
         lines: line of each attribute of the layout or the job that the file gives.
+        on_host: parts of the predicted memory that wait on the host.
     """
 
     target: Target
@@ -112,6 +114,31 @@ class Reading:
     rows: tuple[Row, ...] = ()
     lines: Mapping[str, int] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
+    on_host: frozenset[str] = frozenset()
+
+    def too_large(self, parts: Mapping[str, float], limit: float, fix: str) -> Problem:
+        """Return the problem of a launch whose parts of memory, in bytes, exceed a device's limit.
+
+        It is a note if the parts that wait on the host leave enough room.
+        """
+        peak, held = sum(parts.values()), sum(parts.get(name, 0) for name in self.on_host)
+        need, room = format_bytes(round(peak)), format_bytes(round(limit))
+        if held and peak - held <= limit:
+            what = f"of {need} per device {format_bytes(round(held))} wait on the host"
+            why = f"{', '.join(sorted(self.on_host))}; copies to and from them are not priced"
+            return Problem(severity="note", line=None, what=what, why=why)
+        balanced = peak - parts.get("uneven routing", 0)
+        when = "it runs out of memory"
+        if balanced <= limit:
+            when += f" when routing gets uneven (balanced it takes {format_bytes(round(balanced))})"
+        if held:
+            when += f" even with {format_bytes(round(held))} on the host"
+        return Problem(
+            severity="stops", line=None,
+            what=f"{when}: {need} per device, more than the {room} there are",
+            why=f"predicted, most of it {max(parts, key=parts.__getitem__)}",
+            fix=fix or "take more or larger devices",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 Such a file is read, and never run, if it is in the script's folder or the current folder.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,11 +30,13 @@ class ShellCommand:
 
     Args:
         environment: assignments before its first word, and exported variables.
+        notes: in which turns of loops it stands.
     """
 
     words: tuple[Word, ...]
     line: int
     environment: Mapping[str, Word]
+    notes: tuple[Note, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +87,16 @@ class SourcedFiles:
             ShellCommand(
                 words=tuple(map(self._word, command.words)), line=self._place_of(command.line)[0],
                 environment={name: self._word(word) for name, word in command.environment.items()},
+                notes=self._notes(command.notes),
             ) for command in script.commands
         )  # fmt: skip
-        notes = (Note(f"{name}: {text}" if name else text, number) for text, line in script.notes
-                 for number, name in [self._place_of(line)])  # fmt: skip
-        return replace(script, commands=tuple(commands), notes=tuple(notes))
+        return replace(script, commands=tuple(commands), notes=self._notes(script.notes))
+
+    def _notes(self, notes: Iterable[Note]) -> tuple[Note, ...]:
+        return tuple(
+            Note(f"{name}: {text}" if name else text, number) for text, line in notes
+            for number, name in [self._place_of(line)]
+        )  # fmt: skip
 
     def _place_of(self, line: int) -> tuple[int, str]:
         """Return the line of the script that a line comes from, and the read file's name or ""."""

@@ -1,38 +1,31 @@
 """Reader of a shell script's commands, with its variables expanded.
 
-Functions, loops and branches whose test has no value here are left aside, each with a note.
+Loops are read turn by turn, and functions where they are called. Branches whose test has no value
+here are left aside, each with a note.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import takewhile
 from pathlib import Path
 
+from moetune.launches.commands import ASSIGNED, CommandReader
+from moetune.launches.conditions import join_results
 from moetune.launches.expansion import Run, Scope, Text, Word, missing_of, plain, text_of
-from moetune.launches.script import Note, ShellCommand, ShellScript, SourcedFiles
+from moetune.launches.script import Note, ShellScript, SourcedFiles
+from moetune.launches.slurm import batch_variables
 from moetune.launches.tokens import Token, tokens_of
 
-_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_CHANGED = re.compile(r"\s*([A-Za-z_]\w*)\s*([-+*]?=(?!=)|\+\+|--)\s*(.*?)\s*", re.DOTALL)
-"""A computation that changes a variable."""
-_UNSET = re.compile(r"(\$\w+|\$\{\w+\})?")
-"""A variable without a value, which a test takes as empty; the output of a command is unknown."""
-_FUNCTION = re.compile(r"[A-Za-z_][\w-]*$")
-_SBATCH = r"^#SBATCH\s+(?:{})[=: ]\s*(?:[a-z]\w*:)?(\d+)\s*(?:#.*)?$"
-_OF_SLURM: Mapping[str, tuple[str, ...]] = {
-    "-N|--nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
-    "--gpus-per-node|--gres=gpu": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
-    "--ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
-}
-"""Slurm's variables, by the options of #SBATCH lines that set them."""
-_DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
+_FUNCTION = re.compile(r"[A-Za-z_][\w:-]*$")
 _SEPARATORS = frozenset({"\n", ";", "&", ";;"})
-_NUMBERS = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
-_SHELLS = frozenset({"sbatch", "bash", "sh"})
-SOURCED = "a file that the script reads"
-_TESTS = frozenset({"[", "[[", "test"})
+_DONE = frozenset({"done"})
+_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)\}|[$`]\(?seq (\S+)(?: (\S+))?(?: (\S+))?[)`]")
+"""Numbers that a loop goes over, as `{1..4}`, `$(seq 4)` or `$(seq 1 2 7)`."""
+_COUNTING = re.compile(r"\(\(([^;]*);([^;]*);([^;]*)\)\)")
+_MOST_TURNS = 200
+"""Largest number of turns that are read of a script's loops."""
 
 
 def read_script(
@@ -46,37 +39,38 @@ def read_script(
         values: variables that the script takes from its environment.
         folder: folder of the script, for files that it reads; None to read no such file.
     """
-    reader = _Reader(
-        sources=SourcedFiles(folder),
-        tokens=[*tokens_of(text)],
-        scope=Scope(positional=tuple(plain(word, 0) for word in extra)),
-    )
     given = {"PWD": ".", **(values or {})}
-    for options, names in _OF_SLURM.items():
-        if head := re.search(_SBATCH.format(options), text, re.MULTILINE):
-            given = {**dict.fromkeys(names, head[1]), **given}
-    for name, value in given.items():
-        reader.scope.variables[name] = (plain(value, 0),)
-        reader.exported.add(name)
-    while reader.position < len(reader.tokens):
-        reader.block(frozenset(), active=True)
-        reader.position += 1
+    reader = _ScriptReader(
+        scope=Scope(positional=tuple(plain(word, 0) for word in extra)),
+        sources=SourcedFiles(folder), given=given,
+    )  # fmt: skip
+    reader.set_variables({**batch_variables(text, given), **given})
+    reader.read([*tokens_of(text)])
     more = () if reader.scope.is_passed_on else tuple(Word(word, 0) for word in extra)
-    commands, notes = tuple(reader.commands), tuple(reader.notes)
+    commands, notes = tuple(reader.commands), tuple(dict.fromkeys(reader.notes))
     return reader.sources.named(ShellScript(commands=commands, notes=notes, more=more))
 
 
 @dataclass(slots=True, kw_only=True)
-class _Reader:
-    """A position among a script's tokens, with the commands and notes read so far."""
+class _ScriptReader(CommandReader):
+    """A position among a script's tokens, with what is read so far.
 
-    tokens: list[Token]
-    scope: Scope
-    sources: SourcedFiles
+    Args:
+        turns: turns of loops that are read so far.
+    """
+
+    tokens: list[Token] = field(default_factory=list)
     position: int = 0
-    exported: set[str] = field(default_factory=set)
-    commands: list[ShellCommand] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
+    turns: int = 0
+
+    def read(self, tokens: list[Token]) -> None:
+        """Read statements."""
+        before = self.tokens, self.position
+        self.tokens, self.position = tokens, 0
+        while self.position < len(self.tokens):
+            self.block(frozenset(), active=True)
+            self.position += 1
+        self.tokens, self.position = before
 
     @property
     def _token(self) -> Token | None:
@@ -94,14 +88,14 @@ class _Reader:
                 joint = token.text if token.text in ("&&", "||") else ""
                 self.position += 1
                 continue
-            runs = active
-            if joint and active:
+            runs = active and not self.jump
+            if joint and runs:
                 runs = result is (joint == "&&")
                 if result is None:
-                    self._leave(token.line, "what follows a test that has no value here")
+                    self.leave(token.line, "what follows a test that has no value here")
             start = self.position
             following = self._statement(active=runs)
-            if active and not runs and result is not None:
+            if active and not (runs or self.jump) and result is not None:
                 self._forget(start)
             result = following if runs or not joint else result
         return ""
@@ -114,38 +108,139 @@ class _Reader:
         match token.text:
             case "if" if token.kind == "word":
                 self._if(active=active)
-            case "for" | "while" | "until" | "select" if token.kind == "word":
-                self._aside(token, "a loop", "done", active=active)
+            case "for" | "select" if token.kind == "word":
+                self._for(active=active)
+            case "while" | "until" if token.kind == "word":
+                self.position += 1
+                turns = self._test_turns(token.text, active=active)
+                self._loop(token.line, turns, active=active)
             case "case" if token.kind == "word":
                 self._case(active=active)
-            case "function":
-                self._aside(token, "a function", "}", active=active)
             case "(" | "{":
                 self.position += 1
                 self.block(frozenset({"}" if token.text == "{" else ")"}), active=active)
-            case _ if following == "(" and _FUNCTION.match(token.text):
-                self._aside(token, "a function", "}", active=active)
+            case _ if token.text == "function" or (
+                following == "(" and _FUNCTION.match(token.text)
+            ):
+                self._function(active=active)
             case _:
                 return self._simple(active=active)
         return True
 
-    def _aside(self, token: Token, what: str, end: str, *, active: bool) -> None:
-        """Skip a construct with its contents, and note it."""
+    def _function(self, *, active: bool) -> None:
+        """Skip a function, and keep its body."""
+        self.position += self.tokens[self.position].text == "function"
+        name = self.tokens[self.position].text
         self.position += 1
-        opening, depth = {"done": "do", "}": "{"}[end], 0
-        while (inner := self._token) is not None:
+        while (token := self._token) is not None and token.text in ("(", ")", "\n"):
             self.position += 1
-            if inner.text == opening:
-                depth += 1
-            elif inner.text == end:
-                depth -= 1
-                if not depth:
-                    break
+        start = self.position
+        if token is not None:
+            self._statement(active=False)
         if active:
-            self._leave(token.line, what)
+            self.functions[name] = self.tokens[start : self.position]
 
-    def _leave(self, line: int, what: str) -> None:
-        self.notes.append(Note(f"{what} is left aside", line))
+    def _for(self, *, active: bool) -> None:
+        """Read a loop over words, or over numbers, such as `for ((i = 0; i < 3; i++))`."""
+        head = [*takewhile(lambda token: token.text != "do", self.tokens[self.position :])]
+        self.position += len(head) + 1
+        line, name = head[0].line, head[min(1, len(head) - 1)]
+        if parts := _COUNTING.fullmatch(name.text):
+            turns = self._count_turns(
+                *(name._replace(text=f"(({part}))") for part in parts.groups())
+            )
+        else:
+            words = [token for token in head[3:] if token.kind == "word"]
+            turns = self._word_turns(name.text, self._texts(words) if head[3:] else [])
+        self._loop(line, turns, active=active)
+
+    def _texts(self, words: list[Token]) -> Iterator[Text]:
+        """Yield what a loop goes over."""
+        for token in words:
+            if (match := _RANGE.fullmatch(token.text)) and (numbers := self._numbers(match)):
+                yield from (plain(str(number), token.line) for number in numbers)
+                continue
+            for word in self.scope.words(token.text, token.line):
+                yield (Run(word.text, word.line, word.missing),)
+
+    def _numbers(self, match: re.Match[str]) -> range:
+        """Return the numbers of a range or of seq; none if a bound has no value."""
+        bounds = [self.scope.number(bound) for bound in match.groups() if bound is not None]
+        first, *rest = (1, *bounds) if len(bounds) == 1 else bounds
+        step, last = rest if len(rest) > 1 else (1, *rest)
+        if first is None or step is None or last is None or not step:
+            return range(0)
+        return range(first, last + (1 if step > 0 else -1), step)
+
+    def _word_turns(self, name: str, texts: Iterable[Text]) -> Iterator[str]:
+        """Set a variable to each text in turn, and yield what it is set to."""
+        body = self.position
+        for text in texts:
+            self.position, self.scope.variables[name] = body, (text,)
+            if missing := missing_of(text):
+                line = self.tokens[body - 1].line
+                self.notes.append(Note(f"a loop over {missing} is read once", line))
+            yield f"{name}={text_of(text)}"
+        self.position = body
+
+    def _count_turns(self, start: Token, test: Token, step: Token) -> Iterator[str]:
+        """Count a variable as the arithmetic of a loop does, and yield how it begins."""
+        body = self.position
+        self.compute(start)
+        while self.compute(test):
+            self.position = body
+            yield start.text[2:-2].strip()
+            self.compute(step)
+        self.position = body
+
+    def _test_turns(self, word: str, *, active: bool) -> Iterator[str]:
+        """Test whether a loop goes on, and yield "" if it does, up to a turn that sets nothing."""
+        start = self.position
+        before: object = None
+        while before != (state := (dict(self.scope.variables), self.scope.positional)):
+            self.position, before = start, state
+            result = self._condition("do", active=active)
+            if active and result is (word == "until"):
+                return
+            if result is None:
+                line = self.tokens[start].line
+                self.notes.append(Note("a loop whose test has no value here is read once", line))
+            yield ""
+            if result is None:
+                break
+        self.position = start
+        self._condition("do", active=False)
+
+    def _loop(self, line: int, turns: Iterator[str], *, active: bool) -> None:
+        """Read a loop turn by turn, and note at its commands in which turn they are."""
+        starts: list[tuple[int, str]] = []
+        for said in turns:
+            body = self.position
+            if not active:
+                break
+            starts.append((len(self.commands), said))
+            self.block(_DONE, active=True)
+            self.turns += 1
+            is_over, self.jump = self.jump == "break", ""
+            if is_over or self.turns > _MOST_TURNS:
+                break
+        else:
+            body = self.position
+        self.position = body
+        self.block(_DONE, active=False)
+        if self.turns > _MOST_TURNS:
+            self.leave(line, f"a loop's turn after {_MOST_TURNS}")
+        self._mark(line, starts)
+
+    def _mark(self, line: int, starts: list[tuple[int, str]]) -> None:
+        """Note at the commands of a loop with several turns in which turn they are."""
+        for number, (start, said) in enumerate(starts[: len(starts) * (len(starts) > 1)], 1):
+            end = starts[number][0] if number < len(starts) else len(self.commands)
+            what = f"turn {number} of {len(starts)} of a loop is checked"
+            note = Note(f"{what}, with {said}" if said else what, line)
+            for place in range(start, end):
+                command = self.commands[place]
+                self.commands[place] = replace(command, notes=(*command.notes, note))
 
     def _if(self, *, active: bool) -> None:
         """Read the branch whose test is true; if a test has no value, read none after it."""
@@ -155,14 +250,14 @@ class _Reader:
         while end and end != "fi":
             test: bool | None = True
             if end in ("if", "elif"):
-                test = self._condition(active=bool(is_open))
+                test = self._condition("then", active=bool(is_open))
             start = self.position
             takes = bool(is_open and test)
             end = self.block(ends, active=takes)
             if takes:
                 is_open = False
             elif is_open and test is None:
-                self._leave(line, "a branch whose test has no value here")
+                self.leave(line, "a branch whose test has no value here")
                 is_open = is_known = False
             elif is_known:
                 self._forget(start)
@@ -172,7 +267,7 @@ class _Reader:
         token = self.tokens[self.position + 1]
         text, is_open, is_known = self.scope.text(token.text, token.line), active, active
         if active and missing_of(text):
-            self._leave(token.line, "a case whose word has no value here")
+            self.leave(token.line, "a case whose word has no value here")
             is_open = is_known = False
         self.position += 3  # case, its word, in
         while (token := self.tokens[min(self.position, len(self.tokens) - 1)]).text != "esac":
@@ -197,15 +292,15 @@ class _Reader:
     def _forget(self, start: int) -> None:
         """Mark the variables that a branch assigns as empty, because it is not taken."""
         for token in self.tokens[start : self.position]:
-            if match := _ASSIGNED.match(token.text):
+            if match := ASSIGNED.match(token.text):
                 self.scope.empty.add(match[1])
 
-    def _condition(self, *, active: bool) -> bool | None:
-        """Read the commands up to `then`, and return whether they succeed."""
+    def _condition(self, end: str, *, active: bool) -> bool | None:
+        """Read the commands up to `then` or `do`, and return whether they succeed."""
         result: bool | None = True
         joint = "&&"
         while (token := self._token) is not None:
-            if token.text == "then":
+            if token.text == end:
                 self.position += 1
                 break
             if token.kind == "operator":
@@ -213,177 +308,14 @@ class _Reader:
                 self.position += 1
                 continue
             succeeds = self._simple(active=active, is_test=True)
-            result = _join_results(joint, result, succeeds)
+            result = join_results(joint, result, succeeds)
         return result
 
     def _simple(self, *, active: bool, is_test: bool = False) -> bool | None:
         """Read a command up to its end, and return whether it succeeds; None if unknown."""
-        tokens = [*takewhile(_is_inside, self.tokens[self.position :])]
-        self.position += len(tokens) or 1
-        if not active or not tokens:
-            return True
-        if tokens[0].text in _TESTS or tokens[0].text.startswith("(("):
-            return self._test_result(tokens)
-        if tokens[0].text in ("true", "false", ":"):
-            for token in tokens[1:]:  # : "${NAME:=usual}" sets a variable
-                self.scope.words(token.text, token.line)
-            return tokens[0].text != "false"
-        if is_test:
-            return None
-        assigned = [*takewhile(_is_assignment, tokens)]
-        rest = tokens[len(assigned) :]
-        if rest and rest[0].text in _DECLARING:
-            assigned = [token for token in rest if _is_assignment(token)]
-            if rest[0].text == "export":
-                self.exported |= {token.text.partition("=")[0] for token in rest[1:]}
-            rest = []
-        if not rest:
-            for token in assigned:
-                self._assign(token)
-            return True
-        self._command(assigned, rest)
-        return True
-
-    def _compute(self, token: Token) -> bool | None:
-        """Run the arithmetic in double brackets; return whether it is not 0, or None if unknown."""
-        inside, name = token.text[2:-2], ""
-        if changed := _CHANGED.fullmatch(inside):
-            name, sign, value = changed.groups()
-            before = "" if sign == "=" else f"{name} {sign[0]} "
-            inside = f"{before}({value or 1})"
-        number = self.scope.number(inside)
-        if name:
-            self.scope.variables.pop(name, None)
-            if number is not None:
-                self.scope.variables[name] = (plain(str(number), token.line),)
-        return None if number is None else bool(number)
-
-    def _assign(self, token: Token) -> None:
-        name, adds, raw = _ASSIGNED.fullmatch(token.text).groups()  # type: ignore[union-attr]
-        variables = self.scope.variables
-        before = variables.get(name, ())
-        if token.kind == "array":
-            added = self.scope.elements(token.inside, token.line)
-            variables[name] = (*before, *added) if adds else added
-            return
-        value = self.scope.text(raw, token.line)
-        if adds and before:
-            variables[name] = ((*before[0], *value), *before[1:])
-        else:
-            variables[name] = (value, *before[1:]) if len(before) > 1 else (value,)
-
-    def _command(self, assigned: list[Token], rest: list[Token]) -> None:
-        here = [token for token in rest if token.kind == "here"]
-        plain_words = [token for token in rest if token.kind != "here"]
-        words = [word for token in plain_words for word in self.scope.words(token.text, token.line)]
-        if words and words[0].text == "eval":
-            words = [word._replace(text=word.text.strip("'\"")) for word in words[1:]]
-        if not words or self._is_of_shell(words, here):
-            return
-        environment = {
-            name: _as_word(self.scope.variables[name][0])
-            for name in self.exported if self.scope.variables.get(name)
-        }  # fmt: skip
-        for token in assigned:
-            name, _, raw = token.text.partition("=")
-            environment[name] = _as_word(self.scope.text(raw, token.line) or plain("", token.line))
-        line = rest[0].line
-        self.commands.append(ShellCommand(words=tuple(words), line=line, environment=environment))
-
-    def _is_of_shell(self, words: list[Word], here: list[Token]) -> bool:
-        """Read a shell built-in, or a script in a command; return whether the command is such."""
-        texts = [word.text for word in words]
-        shell = next((place for place, text in enumerate(texts) if text in _SHELLS), len(texts))
-        if "-c" in texts[shell:-1]:
-            script = words[texts.index("-c", shell) + 1]
-            self._inner(script.text, script.line)
-            return True
-        is_fed = texts[0] in _SHELLS or (
-            shell < len(texts) and all(text[:1] == "-" for text in texts[shell + 1 :])
-        )
-        match texts:
-            case _ if here and is_fed:  # such as srun bash << EOF
-                self._inner(here[0].text, here[0].line)
-            case ["shift", *by]:
-                number = int(by[0]) if by and by[0].isdigit() else 1
-                self.scope.positional = self.scope.positional[number:]
-            case ["read", *_, name] if here:
-                self.scope.variables[name] = (self.scope.text(here[0].text, here[0].line),)
-            case ["unset", *names]:
-                for name in names:
-                    self.scope.variables.pop(name, None)
-            case ["source" | ".", *_]:
-                text = self.sources.text_of(words[1]) if words[1:] else None
-                if text is None:
-                    self._leave(words[0].line, SOURCED)
-                else:
-                    self._inner(text, self.sources.first_line(words[1]))
-            case _:
-                return False
-        return True
-
-    def _inner(self, text: str, line: int) -> None:
-        """Read a script inside the script, with the same variables."""
-        tokens, position = self.tokens, self.position
-        self.tokens, self.position = [*tokens_of(text, line)], 0
-        while self.position < len(self.tokens):
-            self.block(frozenset(), active=True)
+        start = self.position
+        while (token := self._token) is not None and token.kind != "operator":
             self.position += 1
-        self.tokens, self.position = tokens, position
-
-    def _test_result(self, tokens: list[Token]) -> bool | None:
-        """Return whether a test is true; None if it has no value here."""
-        if tokens[0].text.startswith("(("):
-            return self._compute(tokens[0])
-        inside = [token for token in tokens if token.text not in ("[", "[[", "test", "]", "]]")]
-        signs = [token.text for token in inside]
-        for joint in ("||", "&&"):
-            if joint in signs:
-                place = signs.index(joint)
-                return _join_results(
-                    joint, self._test_result(inside[:place]), self._test_result(inside[place + 1 :])
-                )
-        is_not = bool(inside) and inside[0].text == "!"
-        texts = [self.scope.text(token.text, token.line) for token in inside[is_not:]]
-        result = self._comparison(texts)
-        return result if result is None else result is not is_not
-
-    def _comparison(self, texts: list[Text]) -> bool | None:
-        words = [*map(text_of, texts)]
-        is_known = not any(map(missing_of, texts))
-        is_run = any(not _UNSET.fullmatch(missing_of(text)) for text in texts)
-        match words:
-            case ["-z" | "-n", value] if not is_run:
-                return bool(value) is (words[0] == "-n")
-            case [left, "=" | "==" | "!=", right] if is_known or (not is_run and "" in words):
-                return fnmatchcase(left, right) is (words[1] != "!=")
-            case _ if not is_known:
-                return None
-            case [value]:
-                return bool(value)
-            case [left, sign, right] if sign in _NUMBERS:
-                number = self.scope.number(f"({left}) {_NUMBERS[sign]} ({right})")
-                return None if number is None else bool(number)
-            case _:
-                return None
-
-
-def _join_results(joint: str, *results: bool | None) -> bool | None:
-    """Return the result of tests joined by && or ||; None if it is unknown."""
-    decides = joint == "||"
-    if decides in results:
-        return decides
-    return None if None in results else not decides
-
-
-def _is_inside(token: Token) -> bool:
-    return token.kind != "operator"
-
-
-def _is_assignment(token: Token) -> bool:
-    return token.kind == "array" or bool(_ASSIGNED.fullmatch(token.text))
-
-
-def _as_word(text: Text) -> Word:
-    runs = text or (Run("", 0),)
-    return Word(text_of(runs), runs[0].line, missing_of(runs))
+        tokens = self.tokens[start : self.position]
+        self.position += not tokens
+        return self.run(tokens, is_test=is_test) if active and tokens else True

@@ -8,7 +8,8 @@ import pytest
 from moetune.domain.errors import InputError
 from moetune.domain.rules import broken_rules
 from moetune.launches.entries import entries_of
-from moetune.launches.files import LaunchFile, open_launch
+from moetune.launches.files import open_launch, read_again
+from moetune.launches.launch_file import LaunchFile
 from moetune.launches.reading import Asked
 
 SLURM = """\
@@ -73,7 +74,7 @@ def test_an_older_argument_is_changed_as_it_is_written() -> None:
     changes = launch.changes(launch.reading.layout.changed(recompute=()), ())
     copy = launch.written(changes)
     assert copy.text == SLURM.replace("--recompute-activations", "")
-    assert launch.read_again(copy).reading.layout.recompute == ()
+    assert read_again(launch, copy).reading.layout.recompute == ()
 
 
 @pytest.mark.parametrize(
@@ -260,7 +261,7 @@ def test_a_share_on_the_host_is_written_as_a_number() -> None:
     changes = launch.changes(launch.reading.layout.changed(offload_optimizer=0.75), ())
     copy = launch.written(changes)
     assert "cfg.optimizer.optimizer_offload_fraction = 0.75\n" in copy.text
-    assert launch.read_again(copy).reading.layout.offload_optimizer == 0.75
+    assert read_again(launch, copy).reading.layout.offload_optimizer == 0.75
 
 
 @pytest.mark.parametrize("indent", ["", "  "])

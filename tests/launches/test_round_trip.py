@@ -3,7 +3,7 @@
 import pytest
 
 from moetune.domain.training import TrainingDtype
-from moetune.launches.files import open_launch
+from moetune.launches.files import open_launch, read_again
 from moetune.launches.reading import Asked
 from tests.launches.drawn import changed, drawn
 
@@ -64,7 +64,7 @@ def test_a_changed_decision_is_written_and_read_back_as_that_layout(target: str)
         for layout in changed(planned):
             if keys := launch.changes(layout, ()):
                 copy = launch.written(keys)
-                again = launch.read_again(copy).reading.layout
+                again = read_again(launch, copy).reading.layout
                 assert again.explicit(decoder) == layout.explicit(decoder), (keys, copy)
                 num_written += 1
     assert num_written > 30

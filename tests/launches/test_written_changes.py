@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moetune.domain.errors import InputError
-from moetune.launches.files import open_launch
+from moetune.launches.files import open_launch, read_again
 from moetune.launches.reading import Asked
 
 SIZED = ("--max_seq_length", "4096", "--per_device_train_batch_size", "1")
@@ -135,7 +135,7 @@ def test_a_key_is_added_where_it_belongs_and_nothing_else_is_touched(
     changes = launch.changes(wanted, ())
     copy = launch.written(changes)
     assert " ".join(copy.words) in launch.words(changes)
-    decoder, again = launch.reading.decoder, launch.read_again(copy).reading
+    decoder, again = launch.reading.decoder, read_again(launch, copy).reading
     assert again.layout.explicit(decoder) == wanted.explicit(decoder)
     assert again.job == launch.reading.job
     lines = difflib.unified_diff(text.splitlines(), copy.text.splitlines(), n=0, lineterm="")
@@ -176,7 +176,7 @@ def test_what_the_command_of_a_file_says_is_left_to_the_command(
     wanted = launch.reading.layout.changed(**change)
     copy = launch.written(launch.changes(wanted, ()))
     assert copy == (text, words)
-    assert launch.read_again(copy).reading.layout.explicit(
+    assert read_again(launch, copy).reading.layout.explicit(
         launch.reading.decoder
     ) == wanted.explicit(launch.reading.decoder)
 

@@ -104,10 +104,16 @@ def _whole(
     changed: Sequence[str],
     modules: Sequence[str],
 ) -> Iterator[FoldedLayout]:
-    """Yield allowed layouts of the sizes, plain where free, recomputed most like `modules`."""
+    """Yield allowed layouts of the sizes, plain where free, recomputed most like `modules`.
+
+    Where modules are asked for, others come before none: they save memory, too.
+    """
     overlaps = space.target.overlaps if "overlap" in changed else (pins.overlap or "none",)
     recomputes = space.recomputes(pins)[: None if "recompute" in changed else 1]
-    recomputes = sorted(recomputes, key=lambda again: len({*again} ^ {*modules}))
+    recomputes = sorted(recomputes, key=lambda again: (
+        bool(modules) > bool(again), ("full" in again) > ("full" in modules),
+        len({*again} ^ {*modules}),
+    ))  # fmt: skip
     for overlap, recompute in itertools.product(overlaps, recomputes):
         plain = replace(sizes, overlap=overlap, recompute=recompute)
         for dispatcher in space.dispatchers(plain, pins)[:1]:

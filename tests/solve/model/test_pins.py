@@ -85,7 +85,7 @@ def test_the_nearest_pins_agree_and_change_fewest(target: str, pins: LayoutReque
          "nearest that agree: --tp 4 --pp 2 --ep 32 --micro-batch 1"),
         ("megatron", LayoutRequest(overlap="batch", recompute=("full",)),
          ("overlap batch with recomputation of full",),
-         "nearest that agree: --recompute none --overlap batch"),
+         "nearest that agree: --recompute moe_act,norm --overlap batch"),
         ("megatron", LayoutRequest(pp=4, vpp=1, overlap="batch"), ("no virtual stages",),
          "nearest that agree: --pp 4 --vpp 2 --overlap batch"),
         ("transformers", LayoutRequest(pp=2, zero=1), ("cannot run pp 2", "; ", "ZeRO stage 1"),
