@@ -5,15 +5,17 @@ the offload runs at e9f0dea).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from moetune.domain.kernels import FUSED
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.training import Overlap, Recompute, TokenDispatcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Facts of a run; None for what its row says itself."""
+    """Settings of a run, None for what its row says itself, and facts of the target that differ."""
 
     source: str
     optimizer: OptimizerName
@@ -22,7 +24,7 @@ class Recipe:
     overlap: Overlap | None = None
     recompute: tuple[Recompute, ...] | None = None
     vpp: int | None = None
-    fuses_activations: bool = True
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 _MOONLIGHT = Recipe(
@@ -31,34 +33,41 @@ _MOONLIGHT = Recipe(
 )  # fmt: skip
 _NANO = Recipe(
     source="nemotron_3_nano_pretrain_16gpu_h100_bf16_config", optimizer="adam-bf16-grads",
-    dispatcher="hybrid_ep", fuses_activations=False,
+    dispatcher="hybrid_ep", facts={"fuses_activations": False},
 )  # fmt: skip
 _SUPER = Recipe(
     source="nemotron_3_super_pretrain_64gpu_h100_bf16_config", optimizer="adam-bf16",
     dispatcher="hybrid_ep", recompute=("core_attn", "moe_act", "norm", "moe"),
-    fuses_activations=False,
+    facts={"fuses_activations": False},
 )  # fmt: skip
-_AWS_QWEN3 = "awsome-distributed-ai, bench_qwen3_pretrain.py over v0.4.2 qwen3_moe.py"
-_AWS_KIMI = "awsome-distributed-ai, bench_kimi_k2_pretrain.py"
-_AWS = {
-    **{
-        f"awsH100q30-{number}": Recipe(source=_AWS_QWEN3, optimizer="adam", recompute=("full",))
-        for number in (1, 3, 4, 6, 10, 12, 13, 15)
-    },
-    **{
-        f"awsH100q30-{number}": Recipe(source=_AWS_QWEN3, optimizer="adam", vpp=2)
-        for number in (7, 9, 16, 17)
-    },
-    **{
-        f"awsK2-{number}": Recipe(source=_AWS_KIMI, optimizer="adam", recompute=("full",))
-        for number in (4, 6, 7, 9)
-    },
-    **{f"awsK2-{number}": Recipe(source=_AWS_KIMI, optimizer="adam", vpp=2) for number in (1, 3)},
-}
+_QWEN3 = Recipe(
+    source="awsome-distributed-ai, bench_qwen3_pretrain.py over v0.4.2 qwen3_moe.py",
+    optimizer="adam", recompute=("full",),
+)  # fmt: skip
+_KIMI = replace(_QWEN3, source="awsome-distributed-ai, bench_kimi_k2_pretrain.py")
+_QWEN3_1F1B, _KIMI_1F1B = (
+    replace(recipe, recompute=None, vpp=2, facts={"overlap_hidden": 0.0})
+    for recipe in (_QWEN3, _KIMI)
+)
 """Without overlap the scripts leave the recipes' full recomputation, or set it; with overlap they
-drop it and make two stages a rank."""
+drop it and make two stages a rank. It hides nothing: `run-ab-rawpods.sh` does not set
+CUDA_DEVICE_MAX_CONNECTIONS, 32 in recipes that overlap."""
+_AWS = {
+    **{f"awsH100q30-{number}": _QWEN3 for number in (1, 3, 4, 6, 10, 12, 13, 15)},
+    **{f"awsH100q30-{number}": _QWEN3_1F1B for number in (7, 9, 16, 17)},
+    **{f"awsK2-{number}": _KIMI for number in (4, 6, 7, 9)},
+    **{f"awsK2-{number}": _KIMI_1F1B for number in (1, 3)},
+}
+_PAI = Recipe(
+    source="examples/qwen3/run_mcore_qwen3.sh at 2b201af", optimizer="adam",
+    facts={"logit_bytes": 10, "kernels": replace(FUSED, has_flash2=True, rows=(1, 1))},
+)  # fmt: skip
+"""It sets `--attention-backend flash`, `--cross-entropy-loss-fusion` and no `--moe-permute-fusion`:
+sums of rows, in the unpermute and behind the permute, read and write what they add to."""
 RECIPES: Mapping[str, Recipe] = {
     **_AWS,
+    "pai1": _PAI,
+    "pai2": _PAI,
     **{f"rc-moon{number}": _MOONLIGHT for number in range(1, 7)},
     "card4": Recipe(
         source="perf_recipes/qwen/h100/qwen3_moe.py", optimizer="adam-bf16-grads",

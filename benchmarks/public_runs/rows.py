@@ -197,9 +197,7 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
 
 
 def _facts(system: System, recipe: Recipe | None) -> Mapping[str, Any]:
-    if recipe is None or recipe.fuses_activations:
-        return system.facts
-    return {**system.facts, "fuses_activations": False}
+    return system.facts if recipe is None else {**system.facts, **recipe.facts}
 
 
 def _tokens(row: Mapping[str, str], flops_per_token: float, length: int) -> float:
@@ -243,7 +241,7 @@ def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
         name=name, set_name=f"Bridge {row['release']}, {row['model']}, {profile}",
         profile=profile, release=f"Bridge {row['release']}", job=job, layout=layout,
         tokens=float(_first(row["Tokens / sec / GPU"])), measured=None, routing="forced",
-        target="bridge", facts=system_of("Megatron-Bridge").facts,
+        target="bridge", facts=system_of("Megatron-Bridge").facts_of(release, job.dtype),
         assumed=(*dropped, *(() if has_recipe else _PLAIN)),
     )  # fmt: skip
 

@@ -127,7 +127,7 @@ def _read(name: str, row: _Row) -> PublicRun:
 
 def _facts(row: _Row, system: System, job: TrainingJob) -> Mapping[str, Any]:
     """Return what of the target's facts the run has otherwise."""
-    facts = dict(system.facts)
+    facts = system.facts_of(row["version"], job.dtype)
     if _hides_tensor_comm(row, system, job):
         facts |= {"overlaps_input_scatter": True, "multiplies_in_pieces": True}
     if system.target == "torchtitan":

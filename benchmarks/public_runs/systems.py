@@ -1,13 +1,14 @@
 """Systems of public runs: their runtime, what they do unless a row says otherwise, and devices."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
+from moetune.domain.kernels import FUSED
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.targets import TargetName
-from moetune.domain.training import Recompute, TokenDispatcher, ZeroStage
+from moetune.domain.training import Recompute, TokenDispatcher, TrainingDtype, ZeroStage
 
 MemoryScope = Literal["allocated", "reserved", "device"]
 """Of a printed peak: tensors, what the allocator reserved, or all of the device (`nvidia-smi`)."""
@@ -53,11 +54,21 @@ class System:
         """Return the ranks that share an expert's width."""
         return tp if self.etp_is_tp and num_moe_layers else 1
 
+    def facts_of(self, release: str, dtype: TrainingDtype) -> dict[str, Any]:
+        """Return what of the target's facts a release of the system has otherwise."""
+        is_scaled = dtype == "fp8" and release.endswith(_SCALED_RELEASES)
+        return {**self.facts, **(_CURRENT_SCALING if is_scaled else {})}
+
 
 _GATHERS_NARROW = MappingProxyType({"caches_narrow_weights": False})
 """Performance recipes set fp8_param_gather (`MixedPrecisionConfig` of Megatron-Bridge and NeMo)."""
 _FUSED_LOSS = MappingProxyType({"logit_bytes": 2})
 """Transformer Engine's: NeMo, scripts/performance/helpers.py; ModelZoo, model_configs."""
+_CURRENT_SCALING = MappingProxyType({"kernels": replace(FUSED, scale_bytes=2.0)})
+"""Of 8 bits in NeMo 25.04 to Bridge 25.09, whose pages say per-tensor current scaling: a kernel of
+its own computes each factor's largest value. Transformer Engine 2.7, of 25.09, has it in its norms
+(#2013) and activations (#2004), but not for experts. NeMo 25.02 has version 2.0, without it."""
+_SCALED_RELEASES = "25.04", "25.07", "25.08", "25.09"
 _TITAN = System(
     target="torchtitan", zero=3, recompute=("selective",), selective=("selective",),
     is_natural=True, memory_scope="reserved",

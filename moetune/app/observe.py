@@ -27,7 +27,7 @@ _RUNTIMES: Mapping[LogFormat, frozenset[TargetName]] = MappingProxyType({
     "transformers": frozenset({"transformers", "deepspeed", "moetune", "megatron", "bridge"}),
 })  # fmt: skip
 """Runtimes whose logs have a format: Bridge and forks of Megatron print Megatron's format, too."""
-_NOT_PASSES = ("gradients", "optimizer", "bubble and sends")
+_NOT_PASSES = ("gradients", "optimizer", "between steps", "bubble and sends")
 
 
 class _Group(NamedTuple):
@@ -60,7 +60,7 @@ _KINDS: Mapping[str, str] = MappingProxyType({
                     "matrix products"),
     "core_attn": "attention", "offload": "copies", "exchange": COLLECTIVES[0],
     **dict.fromkeys(("tensor_comm", "context_comm", "gradients"), COLLECTIVES[1]),
-    "launches": IDLE,
+    "launches": IDLE, "between steps": IDLE,
 })  # fmt: skip
 """Kinds of kernels in a trace, by the predicted part; recomputation has kernels of all kinds."""
 

@@ -54,6 +54,8 @@ class RuntimeKernels:
         has_flash2: whether attention on Hopper is FlashAttention-2: 1.75 and 1.6 times the seconds
             of FlashAttention-3, forward and backward (arXiv 2407.08608, Figures 5 and 6).
         copies: whether gathered parameters are copied out of a buffer, and gradients into it.
+        scale_bytes: bytes read of an element before it is rounded to 8 bits, for the largest value
+            of its tensor; 0 if blocks have scales, or a scale is that of steps before.
         slowdown: remaining factor on the time of kernels, from public runs.
     """
 
@@ -64,6 +66,7 @@ class RuntimeKernels:
     rows: _Pair = (0.0, 0.0)
     has_flash2: bool = False
     copies: bool = False
+    scale_bytes: float = 0.0
     slowdown: float = 1.0
 
 

@@ -82,6 +82,7 @@ class Target:
         overlap_hidden: share of the shorter of computation and exchanges that overlap hides.
         hides_gradients: whether passes hide collectives of gradients and parameters.
         launches: factor on the host's time to launch a block's kernels in Megatron-Core.
+        between_steps: seconds for which the device waits for the host between two steps.
         optimizers: optimizers of the runtime, that of its default recipe first.
         adam: bytes that the optimizer "adam" keeps, or the optimizer that a launch describes.
         logit_bytes: bytes of a logit at the loss. 6: a bfloat16 logit and a float32 copy, which the
@@ -146,6 +147,7 @@ class Target:
     overlap_hidden: float = 0.0
     hides_gradients: bool = True
     launches: float = 1.0
+    between_steps: float = 0.0
     kernels: RuntimeKernels = FUSED
     optimizers: tuple[OptimizerName, ...] = ("adam",)
     adam: Optimizer = MEGATRON_ADAM
@@ -237,6 +239,7 @@ _MEGATRON = Target(
     recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
     dtypes=("bfloat16", "fp8", "mxfp8", "nvfp4", "float16"), zero_with_pp=1,
     overlap_hidden=0.6,
+    between_steps=0.06,  # docs/decisions/layouts-of-decoders.md#0074
     overlaps_input_scatter=True,  # LinearWithGradAccumulationAndAsyncCommunication
     optimizers=("adam", "adam-bf16-grads", "adam-remainders", "adam-bf16", "adam-bf16-states",
                 "muon"),

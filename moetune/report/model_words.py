@@ -27,11 +27,11 @@ _BINDING: Mapping[str, str] = MappingProxyType({
     "launches": "the host's launches", "exchange": "exchanges of tokens",
     "tensor_comm": "tensor-parallel collectives", "context_comm": "exchanges of sequence parts",
     "gradients": _REPLICAS,
-    "bubble and sends": "waits in the pipeline",
+    "bubble and sends": "waits in the pipeline", "between steps": "the host between steps",
     "offload": "copies to the host", "optimizer": "the optimizer",
 })  # fmt: skip
 """What bounds a part of a step; other parts are computation."""
-_SINGULAR = frozenset({_COMPUTATION, "the optimizer"})
+_SINGULAR = frozenset({_COMPUTATION, "the optimizer", "the host between steps"})
 _REDUCED_EACH = 2
 """From this ZeRO stage on, gradients are reduced after each micro-batch, not once a step."""
 _NAMED_SHARE = 0.1

@@ -24,6 +24,10 @@ from moetune.solve.model.pipeline import StagePipeline, pass_spans
 from moetune.solve.model.schedule import PASS_WORDS
 
 """The transfer of a phase that is no chunk's: the first chunk waits for it."""
+_ENDS: tuple[tuple[str, ResourceClass, str], ...] = (
+    ("gradients", "comm", LINK), ("optimizer", "comp", COMPUTE), ("between steps", "comp", COMPUTE),
+)  # fmt: skip
+"""Parts of a step behind its last pass, with their resource and track."""
 _MOST_PASSES = 20_000
 """Number of passes that Perfetto still opens."""
 
@@ -107,7 +111,7 @@ def rank_spans(
     """Return the bars of each pipeline rank: its passes, and the end of the step after them.
 
     Args:
-        parts: seconds of the step by part; gradients and optimizer follow the last pass.
+        parts: seconds of the step by part; gradients, optimizer and host follow the last pass.
         num_micro_batches: micro-batches to draw; without the last of them there is no end.
         tokens: of a micro-batch on one rank.
     """
@@ -120,12 +124,13 @@ def rank_spans(
         spans[span.rank].append(bar)
     if num_micro_batches < pipeline.num_micro_batches:
         return spans
-    last = max(span.end_seconds for span in passes)
-    reduced = last + parts["gradients"]
-    end = reduced + parts["optimizer"]
-    for rank in spans:
-        rank.append(TraceSpan("gradients", "comm", LINK, last, reduced, {}))
-        rank.append(TraceSpan("optimizer", "comp", COMPUTE, reduced, end, {}))
+    start = max(span.end_seconds for span in passes)
+    for name, kind, line in _ENDS:
+        if name in parts:
+            end = start + parts[name]
+            for rank in spans:
+                rank.append(TraceSpan(name, kind, line, start, end, {}))
+            start = end
     return spans
 
 

@@ -93,7 +93,7 @@ def test_a_log_is_held_against_its_launch_by_part_and_calibrates_the_check(cli: 
     Path("run.sh").write_text(SCRIPT.replace("--global-batch-size 128", "--global-batch-size 64"))
     before = cli("check", "run.sh", *H100, "--json").document
     step, parts = before["predicted"]["step_seconds"], before["predicted"]["parts"]
-    late = ("gradients", "optimizer", "bubble and sends")
+    late = ("gradients", "optimizer", "between steps", "bubble and sends")
     passes = sum(seconds for name, seconds in parts.items() if name not in late)
     times = {
         "forward": 400 * passes, "backward": 600 * passes, "batch": 5.0,

@@ -47,7 +47,7 @@ _EXPLAINED = (
 )  # fmt: skip
 _MOVED = ("tp", "cp", "pp", "ep", "micro_batch")
 _COMMUNICATION = frozenset({"exchange", "tensor_comm", "context_comm", "gradients"})
-_WAITING = frozenset({"launches", "bubble and sends"})
+_WAITING = frozenset({"launches", "bubble and sends", "between steps"})
 _RULE = (
     f"Of layouts within {format_share(NOISE, digits=0)} of each other one that leaves memory "
     "free is taken, then the simpler one; what is faster than that the search does not try unless "

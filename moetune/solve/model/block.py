@@ -39,7 +39,8 @@ from moetune.solve.model.passes import (
 
 _GATED = 3
 """Number of GEMMs of a gated FFN."""
-_QUANTIZED = {"fp8": "fp8_rowwise", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+_OF_8_BITS = "fp8_rowwise"
+_QUANTIZED = {"fp8": _OF_8_BITS, "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 _ROUNDING_BYTES = {"fp8_rowwise": 4.0, "mxfp8": 4.0, "nvfp4": 5.125}
 """Bytes moved to quantize an element of a factor, read in bfloat16 and written narrow twice, the
 second time transposed. NVFP4 reads it twice, first for the largest value of all (Transformer
@@ -163,9 +164,10 @@ class BlockPrices:
             for product, count in zip(GEMM_FORMS, pieces, strict=True)
         )  # fmt: skip
         if name in _ROUNDING_BYTES:
+            moved = _ROUNDING_BYTES[name] + self.target.kernels.scale_bytes * (name == _OF_8_BITS)
             elements = rows * num_experts
-            forward += self.device.memory_seconds(_ROUNDING_BYTES[name] * elements * d_in)
-            grad_input += self.device.memory_seconds(_ROUNDING_BYTES[name] * elements * d_out)
+            forward += self.device.memory_seconds(moved * elements * d_in)
+            grad_input += self.device.memory_seconds(moved * elements * d_out)
         return Passes(forward=forward, grad_input=grad_input, grad_weight=grad_weight)
 
     def _rotary(self, part: Mixer, *, added: float) -> float:

@@ -77,10 +77,12 @@ _LARGE = 4096
 _KERNEL_SECONDS = 3e-6
 """Seconds of a memory-bound kernel's launch and tail, equal to the smallest GEMM of a profile."""
 
-_GRACE, _GRACE_SECONDS = ("GB200", "GB300", "GH200"), 1.2
+_GRACE, _SLOWER_HOST = ("GB200", "GB300", "GH200"), 1.2
 """Devices with Grace hosts, and their launch time over that of x86 hosts of H100 and B200. Launches
 bind Nemotron-3 Super on both, with tp 2 and partial CUDA graphs (Megatron-Bridge, 26.04 to 26.08).
-Without graphs Hy3-295B takes 1.5 times as long as with them (yangwhale/gpu-tpu-pedia)."""
+Without graphs Hy3-295B takes 1.5 times as long as with them (yangwhale/gpu-tpu-pedia). Hosts that
+post messages of EFA are as slow: Qwen3-30B on p5 whose launches bind, and then Kimi-K2 on p6-b300
+(awslabs/awsome-distributed-ai 95b939c)."""
 
 
 @dataclass
@@ -134,7 +136,8 @@ class DevicePrices(Tables):
     @property
     def host_seconds(self) -> float:
         """Seconds of this host for each second of an H100's x86 host."""
-        return _GRACE_SECONDS if any(chip in self.machine.device for chip in _GRACE) else 1.0
+        is_slower = self.posted_chunk_seconds or any(chip in self.machine.device for chip in _GRACE)
+        return _SLOWER_HOST if is_slower else 1.0
 
     @property
     def layer_launch_seconds(self) -> float | None:

@@ -95,7 +95,7 @@ class StepPrices(UpdatePrices):
     def least(self, layout: FoldedLayout) -> float:
         """Return a lower bound on the step's seconds, without simulating its pipeline."""
         optimizer = self.optimizer_seconds(layout, layout.offload_optimizer)
-        return self.least_of_passes(layout) + optimizer
+        return self.least_of_passes(layout) + optimizer + self.target.between_steps
 
     def least_of_passes(self, layout: FoldedLayout) -> float:
         """Return a lower bound on the seconds of pipeline and gradients, without the optimizer."""
@@ -203,6 +203,8 @@ class StepPrices(UpdatePrices):
             "gradients": self.gradients(layout, pipeline),
             "optimizer": self.optimizer_seconds(layout, layout.offload_optimizer),
         }
+        if self.target.between_steps:
+            rest["between steps"] = self.target.between_steps
         return max(busy) / pipeline.num_micro_batches, slowest, rest
 
     def _stage(
