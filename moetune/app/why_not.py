@@ -167,7 +167,7 @@ def _drift_notes(subject: Subject) -> tuple[str, ...]:
     now = subject.seconds()
     if is_same_step(now, subject.choice.step_seconds):
         return ()
-    note = f"This version of moetune predicts {format_seconds(now)} for the plan's own choice: "
+    note = f"This version of moetune predicts {format_seconds(now)} for the plan's choice: "
     return (f"{note}make the plan again to compare like with like",)
 
 
@@ -196,7 +196,7 @@ def _step_words(answer: WhyNotAnswer, rival: ComparedChoice) -> Iterator[str]:
     chosen, verdict = answer.chosen, answer.verdict
     step, mine = format_seconds(rival.step_seconds), format_seconds(chosen.step_seconds)
     if verdict == "chosen":
-        yield f"This is the plan's own choice: {chosen.name}, {mine} a step."
+        yield f"This is the plan's choice: {chosen.name}, {mine} a step."
         return
     difference = answer.difference
     assert difference is not None  # noqa: S101 - there is another choice

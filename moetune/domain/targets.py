@@ -344,7 +344,7 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
         dispatchers=("all_to_all",), recompute=("full",), overlaps=("none",), zero=(0, 1, 2, 3),
         dtypes=("bfloat16",), largest=MappingProxyType({"pp": 1, "vpp": 1, "cp": 1, "etp": 1}),
         zero_with_pp=1, kept_by_experts=_AS_TORCH, fuses_activations=False,
-        adam=DEEPSPEED_ADAM, logit_bytes=14,  # the model's own loss, as transformers has it
+        adam=DEEPSPEED_ADAM, logit_bytes=14,  # the model's loss, as transformers has it
         splits_sequence=False, splits_logits=False,  # module_inject/auto_tp.py
     ),),
 })  # fmt: skip

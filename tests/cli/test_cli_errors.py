@@ -68,7 +68,7 @@ TOML = bundled_profiles()["rtx2080ti-x64"].read_text(encoding="utf-8")
     ((*SIZES,), 2, ("a whole model lacks --vocab",)),
     ((*PLAN, "--pp", "2"), 2, ("--pp is for whole models",)),
     (("plan", "--model", "mixtral-8x7b", "--profile", "h100-x8", "--moe-every", "2"), 2,
-     ("--moe-every is for a model by its sizes, and mixtral-8x7b has its own",)),
+     ("--moe-every is for a model by its sizes, and mixtral-8x7b has fixed sizes",)),
     ((*QWEN[:-2],), 2, ("--seq",)),
     ((*QWEN, "--dtype", "float64"), 2, ("float64",)),
     ((*QWEN, "--target", "megatron", "--stages", "Et*40|t*7L"), 2, ("47",)),

@@ -100,7 +100,7 @@ def test_a_training_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) ->
     found = why(cli, "plan.json", "--layout", "tp=1,pp=1,ep=1")
     smallest = refused.document["plan"]
     assert found["verdict"] == "too_large"
-    assert found["refused"]["what"] == "the plan's own --zero 1 leaves no room for it"
+    assert found["refused"]["what"] == "the plan's --zero 1 leaves no room for it"
     without = ("plan", *TRAINING, "--target", "megatron", "--memory-limit", "40GiB", *on_device[2:])
     freed = cli(*without, *pins, "--json").document
     assert freed["fits"]

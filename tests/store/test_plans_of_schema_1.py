@@ -107,7 +107,7 @@ def test_a_plan_whose_profile_is_gone_or_changed_says_so(old: ServicePlanner) ->
     gone = replace(plan.inputs, profile="of-nobody")
     found = old.explain(replace(plan, inputs=gone, id=gone.plan_id))
     assert found.profile is None
-    assert "'of-nobody' was not found" in found.missing
+    assert "there is no profile 'of-nobody'" in found.missing
     changed = replace(plan.inputs, profile_fingerprint="ab" * 32)
     found = old.explain(replace(plan, inputs=changed, id=changed.plan_id))
     assert found.profile is None
