@@ -71,7 +71,7 @@ def test_rules_refuse_and_name_the_nearest(cli: Cli, planned: Planned) -> None:
     planned("training.json", *MEGATRON)
     found = why(cli, "training.json", "--layout", "tp=3")
     assert "num_heads (16) does not divide by tp (3)" in found["refused"]["what"]
-    assert cli("explain", "training.json", "--layout", "tp=3").out.startswith("It cannot be had: ")
+    assert cli("explain", "training.json", "--layout", "tp=3").out.startswith("It is impossible: ")
 
 
 def test_what_does_not_fit_says_what_it_would_take(cli: Cli) -> None:
@@ -123,7 +123,7 @@ def test_a_layout_that_the_runtime_refuses_is_no_matter_of_memory(cli: Cli) -> N
     assert (found["verdict"], found["other"]) == ("refused", None)
     assert "tp 3" in found["refused"]["what"]
     assert "as pinned a step would take" in found["refused"]["hint"]
-    assert found["words"][0].startswith("It cannot be had: megatron ")
+    assert found["words"][0].startswith("It is impossible: megatron ")
     assert not any("memory" in words for words in found["words"])
 
 
