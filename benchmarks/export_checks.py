@@ -79,9 +79,9 @@ def prepare(megatron_lm: Path) -> None:
     importlib.import_module("megatron.core.utils").get_te_version = lambda: version  # type: ignore[attr-defined]
 
 
-def module_of(found: ExportDocument) -> ModuleType:
+def module_of(document: ExportDocument) -> ModuleType:
     module = ModuleType("exported")
-    exec(compile(found.text, found.file_name, "exec"), module.__dict__)  # noqa: S102
+    exec(compile(document.text, document.file_name, "exec"), module.__dict__)  # noqa: S102
     return module
 
 
@@ -89,9 +89,9 @@ def names(cls: Any) -> list[str]:
     return sorted(item.name for item in dataclasses.fields(cls))
 
 
-def check_torchtitan(found: ExportDocument, plan: dict[str, Any]) -> int:
+def check_torchtitan(document: ExportDocument, plan: dict[str, Any]) -> int:
     """Build the configuration, validate it again, and lay out its mesh."""
-    config = module_of(found).planned()
+    config = module_of(document).planned()
     config.__post_init__()
     given = config.parallelism
     dims = take("torchtitan.distributed", "ParallelDims")(
@@ -109,12 +109,12 @@ def check_torchtitan(found: ExportDocument, plan: dict[str, Any]) -> int:
         take("torch.distributed.pipelining.schedules", "get_schedule_class")(
             given.pipeline_parallel_schedule
         )
-    return len(keywords(found.text))
+    return len(keywords(document.text))
 
 
-def check_transformers(found: ExportDocument, plan: dict[str, Any]) -> int:
+def check_transformers(document: ExportDocument, plan: dict[str, Any]) -> int:
     """Make the DistributedConfig and the TrainingArguments."""
-    module = module_of(found)
+    module = module_of(document)
     layout = module.LAYOUT.to_dict()
     assert module.LAYOUT.dp_size == plan["layout"]["dp"]
     assert layout["ep_size"] == plan["layout"]["ep"]
@@ -128,7 +128,7 @@ def check_transformers(found: ExportDocument, plan: dict[str, Any]) -> int:
         * plan["layout"]["dp"]
         == plan["inputs"]["global_batch"]
     )
-    return len(keywords(found.text))
+    return len(keywords(document.text))
 
 
 class Read(dict[str, Any]):
@@ -150,10 +150,10 @@ class Read(dict[str, Any]):
         return self
 
 
-def check_deepspeed(found: ExportDocument, plan: dict[str, Any]) -> int:
+def check_deepspeed(document: ExportDocument, plan: dict[str, Any]) -> int:
     """Read `CONFIG` with DeepSpeedConfig and AutoEP's checks; each key must have been read."""
-    layout, plain = plan["layout"], module_of(found).CONFIG
-    tree = Read({key: Read(one) if isinstance(one, dict) else one for key, one in plain.items()})
+    layout, plain = plan["layout"], module_of(document).CONFIG
+    tree = Read({key: Read(raw) if isinstance(raw, dict) else raw for key, raw in plain.items()})
     replicas = plan["inputs"]["world_size"] // layout["tp"]
     mpu = SimpleNamespace(get_data_parallel_world_size=lambda: replicas)
     settings = importlib.import_module("deepspeed.runtime.config")
@@ -173,12 +173,12 @@ def check_deepspeed(found: ExportDocument, plan: dict[str, Any]) -> int:
         assert tensor["autotp_size"] == config.tensor_parallel_config.autotp_size == layout["tp"]
     assert set(tree) <= tree.seen, set(tree) - tree.seen
     assert set(plain["zero_optimization"]) <= set(type(config.zero_config).model_fields)
-    return sum(len(one) if isinstance(one, dict) else 1 for one in plain.values())
+    return sum(len(value) if isinstance(value, dict) else 1 for value in plain.values())
 
 
-def check_moetune(found: ExportDocument, _plan: dict[str, Any]) -> int:
+def check_moetune(document: ExportDocument, _plan: dict[str, Any]) -> int:
     """Import the module; its functions need a GPU."""
-    return len(keywords(found.text)) * bool(module_of(found).make_layer)
+    return len(keywords(document.text)) * bool(module_of(document).make_layer)
 
 
 CHECKS: dict[str, Callable[[ExportDocument, dict[str, Any]], int]] = {
@@ -189,13 +189,13 @@ CHECKS: dict[str, Callable[[ExportDocument, dict[str, Any]], int]] = {
 
 def keywords(text: str) -> list[str]:
     """Return the named arguments of calls and the attributes that are set."""
-    found = []
+    names = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.keyword) and node.arg:
-            found.append(node.arg)
+            names.append(node.arg)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            found.append(node.attr)
-    return found
+            names.append(node.attr)
+    return names
 
 
 def facts() -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -209,9 +209,9 @@ def facts() -> Iterator[tuple[str, str, dict[str, Any]]]:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     take("megatron.training.arguments", "add_megatron_arguments")(parser)
     flags = {
-        flag: sorted(map(str, one.choices)) if one.choices else None
-        for one in parser._actions
-        for flag in one.option_strings
+        flag: sorted(map(str, action.choices)) if action.choices else None
+        for action in parser._actions
+        for flag in action.option_strings
     }
     yield "megatron-lm", "core_v0.16.1", {"flags": dict(sorted(flags.items()))}
     training = importlib.import_module("megatron.bridge.training.config")
@@ -259,7 +259,7 @@ def main() -> int:
         plan = json.loads(path.read_text(encoding="utf-8"))
         for target in (name for name in TARGETS if name in CHECKS):
             try:
-                found = export_plan(
+                export = export_plan(
                     load_plan_file(path).as_model(),
                     to=target,
                     model=None,
@@ -269,7 +269,7 @@ def main() -> int:
                 print(f"{path.stem:24} {target:13} none: {error.what}")
                 continue
             try:
-                print(f"{path.stem:24} {target:13} {CHECKS[target](found, plan)} names")
+                print(f"{path.stem:24} {target:13} {CHECKS[target](export, plan)} names")
             except (Exception, SystemExit) as error:  # noqa: BLE001 - of any kind: it is a finding
                 failed += 1
                 print(f"{path.stem:24} {target:13} FAILED: {type(error).__name__}: {error}")

@@ -182,11 +182,11 @@ def _counts(config: Any) -> dict[str, int]:  # noqa: ANN401 - as above
             else config.vocab_size * config.hidden_size
         )
     routed = sum(
-        one.numel()
-        for name, one in model.named_parameters()
+        leaf.numel()
+        for name, leaf in model.named_parameters()
         if ".experts." in name and not {"shared", "router", "norm"} & set(re.split(r"[._]", name))
     )
-    return {"parameters": head + sum(one.numel() for one in model.parameters()), "routed": routed}
+    return {"parameters": head + sum(leaf.numel() for leaf in model.parameters()), "routed": routed}
 
 
 def _text_model(config: Any, auto: Any) -> Any:  # noqa: ANN401 - as above

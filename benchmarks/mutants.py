@@ -131,27 +131,27 @@ def _merged(
 def _lines(data: Path) -> dict[str, dict[str, list[str]]]:
     from coverage import CoverageData
 
-    found = CoverageData(basename=str(data))
-    found.read()
+    coverage = CoverageData(basename=str(data))
+    coverage.read()
     return {
         str(Path(file).relative_to(ROOT)): {
             str(line): sorted({name.partition("|")[0] for name in names if name})
-            for line, names in found.contexts_by_lineno(file).items()
+            for line, names in coverage.contexts_by_lineno(file).items()
         }
-        for file in found.measured_files()
+        for file in coverage.measured_files()
     }
 
 
 def _seconds(report: Path) -> dict[str, float]:
     import xml.etree.ElementTree as ET
 
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for case in ET.parse(report).getroot().iter("testcase"):  # noqa: S314 - our own
         if case.find("failure") is not None or case.find("error") is not None:
             continue  # it would fail with every fault
         name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
-        found[name] = float(case.get("time", 0))
-    return found
+        seconds[name] = float(case.get("time", 0))
+    return seconds
 
 
 def mutants_of(path: Path) -> Iterator[Mutant]:
@@ -217,29 +217,29 @@ def judge(mutant: Mutant, tree: Path, collected: Collected) -> Verdict:
 
 def _tests_of(mutant: Mutant, collected: Collected) -> list[str]:
     lines, seconds = collected["lines"].get(mutant.path, {}), collected["seconds"]
-    found, named = lines.get(str(mutant.line), []), set[str]()
-    if not found:
+    tests, named = lines.get(str(mutant.line), []), set[str]()
+    if not tests:
         # A value at module level is made at the import, and ranks run lines that coverage does not
         # see: whatever runs the file may see it, and tests of its name first.
         stem = Path(mutant.path).stem
         named = {name for name in seconds if stem in name.partition("::")[0]}
         frozen = (name for name in seconds if name.startswith(_FROZEN))
-        found = sorted({*frozen, *named, *(name for names in lines.values() for name in names)})
+        tests = sorted({*frozen, *named, *(name for names in lines.values() for name in names)})
     chosen, total = list[str](), 0.0
     sizes = collected["sizes"]
-    for name in sorted(found, key=lambda name: (name not in named, sizes.get(name, 0))):
+    for name in sorted(tests, key=lambda name: (name not in named, sizes.get(name, 0))):
         total += seconds.get(name, 1.0)
         if chosen and total > MOST_SECONDS:
             break
         chosen.append(name)
-    return chosen + [name for name in found if name.startswith(_FROZEN) and name not in chosen]
+    return chosen + [name for name in tests if name.startswith(_FROZEN) and name not in chosen]
 
 
 def verdicts_of(seed: int) -> list[Verdict]:
     """Return the verdicts so far on a sample."""
     kept = ROOT / f".mutants-{seed}.jsonl"
     lines = kept.read_text().splitlines() if kept.exists() else []
-    return [Verdict(**{**one, "mutant": Mutant(**one["mutant"])}) for one in map(json.loads, lines)]
+    return [Verdict(**{**row, "mutant": Mutant(**row["mutant"])}) for row in map(json.loads, lines)]
 
 
 def run(mutants: Sequence[Mutant], seed: int, workers: int) -> None:
@@ -252,7 +252,7 @@ def run(mutants: Sequence[Mutant], seed: int, workers: int) -> None:
             copy_tree(tree)
             trees.put(tree)
 
-        def one(mutant: Mutant) -> None:
+        def work(mutant: Mutant) -> None:
             tree = trees.get()
             try:
                 verdict = judge(mutant, tree, collected)
@@ -262,13 +262,13 @@ def run(mutants: Sequence[Mutant], seed: int, workers: int) -> None:
             with (ROOT / f".mutants-{seed}.jsonl").open("a") as kept:
                 kept.write(json.dumps(asdict(verdict)) + "\n")
 
-        for _ in pool.map(one, mutants):
+        for _ in pool.map(work, mutants):
             pass
 
 
 def table(verdicts: Sequence[Verdict], seed: int) -> str:
     """Return the share that was noticed, and every survivor, as Markdown."""
-    killed = sum(one.outcome == "killed" for one in verdicts)
+    killed = sum(verdict.outcome == "killed" for verdict in verdicts)
     lines = [
         (
             f"`python -m benchmarks.mutants run --count {len(verdicts)} --seed {seed}`: {killed} "
@@ -279,10 +279,10 @@ def table(verdicts: Sequence[Verdict], seed: int) -> str:
         "| where | line before | line after | outcome |",
         "|---|---|---|---|",
     ]
-    for one in verdicts:
-        if one.outcome != "killed":
-            where = f"{one.mutant.path}:{one.mutant.line}"
-            cells = (where, f"`{one.before}`", f"`{one.after}`", one.outcome)
+    for verdict in verdicts:
+        if verdict.outcome != "killed":
+            where = f"{verdict.mutant.path}:{verdict.mutant.line}"
+            cells = (where, f"`{verdict.before}`", f"`{verdict.after}`", verdict.outcome)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
 
@@ -299,8 +299,8 @@ def main() -> None:
     if arguments.action == "collect":
         collect(arguments.tests)
     else:
-        judged = {one.mutant for one in verdicts_of(arguments.seed)}
-        left = [one for one in sample(arguments.count, arguments.seed) if one not in judged]
+        judged = {verdict.mutant for verdict in verdicts_of(arguments.seed)}
+        left = [fault for fault in sample(arguments.count, arguments.seed) if fault not in judged]
         run(left[: arguments.batch], arguments.seed, arguments.workers)
         print(table(verdicts_of(arguments.seed), arguments.seed))
 

@@ -174,9 +174,9 @@ def main() -> None:
     text = report(
         (
             evaluate("moetune", Problem.ours, cases),
-            evaluate("Theorem 1", lambda one: one.paper(rejects_failures=False), cases),
+            evaluate("Theorem 1", lambda case: case.paper(rejects_failures=False), cases),
             evaluate(
-                "Theorem 1, failures dropped", lambda one: one.paper(rejects_failures=True), cases
+                "Theorem 1, failures dropped", lambda case: case.paper(rejects_failures=True), cases
             ),
         )
     )

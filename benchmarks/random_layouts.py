@@ -50,7 +50,7 @@ def main() -> None:
     held: list[Held] = []
     for num_ranks, count, seed in _batches(arguments.worlds, arguments.seed):
         held += _hold(num_ranks, count, seed)
-        worst = max(one.difference for one in held)
+        worst = max(result.difference for result in held)
         seconds = time.monotonic() - start
         print(f"{len(held)} worlds in {seconds:.0f} s, {worst:.1e}", flush=True)
         arguments.output.write_text(_page(held, seconds), encoding="utf-8")
@@ -74,12 +74,12 @@ def _hold(num_ranks: int, count: int, seed: int) -> list[Held]:
     """
     pairs = trained_worlds(num_ranks, count, seed)
     with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "differences"
+        file = Path(folder) / "differences"
         reports = run_ranks(
-            layout_workers.layouts_train_equally, num_ranks, pickle.dumps(pairs), str(told),
+            layout_workers.layouts_train_equally, num_ranks, pickle.dumps(pairs), str(file),
             timeout_seconds=_LIMIT_SECONDS,
         )  # fmt: skip
-        lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     if any(reports):
         failed = pairs[len(lines)][0] if len(lines) < len(pairs) else None
         raise SystemExit("\n".join([f"seed {seed}, {num_ranks} ranks: {failed}", *reports]))
@@ -89,10 +89,10 @@ def _hold(num_ranks: int, count: int, seed: int) -> list[Held]:
     ]
 
 
-def _features(one: Held) -> Iterator[str]:
+def _features(result: Held) -> Iterator[str]:
     """Yield what a world's layout has."""
-    layout, world = one.world.layout, one.world
-    yield f"{one.num_ranks} ranks"
+    layout, world = result.world.layout, result.world
+    yield f"{result.num_ranks} ranks"
     for name in ("dp", "tp", "pp", "ep"):
         if getattr(layout, name) > 1:
             yield f"{name} above 1"
@@ -126,13 +126,13 @@ def _page(held: Sequence[Held], seconds: float) -> str:
     """Return the page in Markdown."""
     counts: Counter[str] = Counter()
     worst: dict[str, float] = {}
-    for one in held:
-        for what in _features(one):
+    for result in held:
+        for what in _features(result):
             counts[what] += 1
-            worst[what] = max(worst.get(what, 0.0), one.difference)
+            worst[what] = max(worst.get(what, 0.0), result.difference)
     rows = [f"| {what} | {count} | {worst[what]:.1e} |" for what, count in counts.items()]
-    largest = max(one.difference for one in held)
-    layouts = len({one.world.layout for one in held})
+    largest = max(result.difference for result in held)
+    layouts = len({result.world.layout for result in held})
     return f"""# Random layouts
 
 `python -m benchmarks.random_layouts` draws small models, and layouts from the space that a search

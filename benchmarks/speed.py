@@ -88,9 +88,9 @@ def _plan_seconds(profile: Profile, strategy: Strategy | None = None) -> float:
         store.save_profile(profile)
 
         def plan() -> None:
-            found = store.profile(profile.name)
-            assert found is not None  # noqa: S101 - just saved
-            store.save_plan(make_plan(request, profile=found))
+            stored = store.profile(profile.name)
+            assert stored is not None  # noqa: S101 - just saved
+            store.save_plan(make_plan(request, profile=stored))
 
         return _median(plan, repeat=7)
 

@@ -91,7 +91,7 @@ class Theorem1:
 
     def _slsqp(self, objective: _Function, *, sign: float, max_degree: int) -> tuple[float, float]:
         """Return (seconds, real degree) of the case with Q2 of that sign."""
-        found = minimize(
+        solution = minimize(
             lambda degrees: objective(degrees[0]),
             [START],
             method="SLSQP",
@@ -101,6 +101,6 @@ class Theorem1:
                 {"type": "ineq", "fun": lambda degrees: sign * self._not_q2(degrees[0])},
             ],
         )
-        if self.rejects_failures and not found.success:
+        if self.rejects_failures and not solution.success:
             return math.inf, START
-        return float(found.fun), float(found.x[0])
+        return float(solution.fun), float(solution.x[0])

@@ -187,11 +187,11 @@ def summary(
     times: list[tuple[float, float]], model: nn.Module, book: moetune.PlanBook | None, step: int
 ) -> str:
     shapes = {each.shape for each in model.modules() if isinstance(each, RoutedLayer)}
-    plans = [one for one in (book.plans if book else ()) if one.inputs.layer in shapes]
+    plans = [plan for plan in (book.plans if book else ()) if plan.inputs.layer in shapes]
     predicted = "no plan"
     if plans:
-        found = plans[0].predicted
-        predicted = f"predicted {format_seconds(found.forward_seconds + found.backward_seconds)}"
+        phases = plans[0].predicted
+        predicted = f"predicted {format_seconds(phases.forward_seconds + phases.backward_seconds)}"
     if not times:
         return f"step {step}: nothing left to train"
     took, hidden = (median(each) for each in zip(*times, strict=True))

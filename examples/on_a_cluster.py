@@ -7,8 +7,9 @@ from moetune.cli.render import Screen
 from moetune.domain.targets import find_target
 from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.domain.training_document import TrainingDocument
+from moetune.domain.units import format_share
 from moetune.huggingface.registry import named_model
-from moetune.report.section import Cell, Table, percent
+from moetune.report.section import Cell, Table
 
 _MACHINE, RANKS = "h100-x8", 64
 MODELS = ("mixtral-8x7b", "qwen3-30b-a3b")
@@ -47,5 +48,5 @@ def _row(plan: TrainingDocument) -> tuple[Cell, ...]:
         Cell.words(plan.layout.words),
         Cell.seconds(predicted.step_seconds),
         Cell(text=f"{per_gpu:,.0f}", value=per_gpu),
-        Cell(text=percent(saved), value=saved),
+        Cell(text=format_share(saved), value=saved),
     )

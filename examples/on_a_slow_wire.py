@@ -63,22 +63,22 @@ def show_slow_wire(screen: Screen) -> None:
     Raises:
         MoetuneError: the machine cannot build the lab, or a rank failed.
     """
-    found = _measure()
-    predicted, degrees = found.plan.predicted, found.plan.pipeline
+    steps = _measure()
+    predicted, degrees = steps.plan.predicted, steps.plan.pipeline
     rows = (
-        _row("one chunk", "1/1", predicted.sequential_step_seconds, found.one_chunk_seconds),
+        _row("one chunk", "1/1", predicted.sequential_step_seconds, steps.one_chunk_seconds),
         _row(
             "plan",
             f"{degrees.forward_degree}/{degrees.backward_degree}",
             predicted.step_seconds,
-            found.planned_seconds,
+            steps.planned_seconds,
         ),
     )
     header = ("", "chunks", "predicted step", "measured", "error")
     screen.table(Table(name="wire", header=header, rows=rows))
     screen.say()
     screen.say(
-        f"The plan is {found.speedup:.2f} × as fast as one chunk; {found.predicted_speedup:.2f} × "
+        f"The plan is {steps.speedup:.2f} × as fast as one chunk; {steps.predicted_speedup:.2f} × "
         "was predicted."
     )
 

@@ -18,11 +18,8 @@ from moetune.app.export import ExportDocument
 from moetune.app.observe import ObservedPart
 from moetune.app.plan import SentInputs
 from moetune.app.profiles import ProfileInfo
-from moetune.app.sensitivity import Sensitivity
-from moetune.app.subjects.values import StepDifference
 from moetune.app.trace import Overlap
 from moetune.app.verify import Verification
-from moetune.app.why_not import ComparedVerdict, WhyNotAnswer
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.budget import Budget, Spread, TrainingRun
 from moetune.domain.cluster import Machine
@@ -42,6 +39,8 @@ from moetune.huggingface.registry import RegisteredModel
 from moetune.launches.reading import Problem, Row
 from moetune.logs.kineto import TracedStep
 from moetune.logs.reading import SteadySteps
+from moetune.report.sensitivity import Sensitivity
+from moetune.report.why_not import ComparedVerdict, StepDifference, WhyNotAnswer
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "docs" / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

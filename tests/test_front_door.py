@@ -18,7 +18,7 @@ HEAVY = {"torch", "numpy", "sqlalchemy", "alembic", "optuna", "click", "rich"}
 BANNED = re.compile(
     "_*(one|found|own|others?|every|known|each|at|many|told|kept|alike|apart|heed|beside)_*"
 )
-IN_DOCUMENTS = {("domain", "others"), ("app", "other")}  # keys of plans' and profiles' JSON
+IN_DOCUMENTS = {("domain", "others"), ("report", "other")}  # keys of plans' and profiles' JSON
 
 
 def test_names_of_the_front_door_are_sorted_and_no_name_is_twice() -> None:
@@ -35,7 +35,7 @@ def test_every_name_of_the_front_door_can_be_imported(name: str) -> None:
 def test_every_error_has_a_name_at_the_front_door() -> None:
     tree = {errors.MoetuneError.__name__}
     known = errors.MoetuneError.__subclasses__()
-    tree |= {one.__name__ for one in known if one.__module__ == errors.__name__}
+    tree |= {kind.__name__ for kind in known if kind.__module__ == errors.__name__}
     assert tree <= set(moetune.__all__)
 
 

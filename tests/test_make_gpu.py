@@ -30,18 +30,18 @@ def test_every_path_runs_on_a_cpu_without_database_or_search(tmp_path: Path) -> 
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     scale = dry_scale()
-    found = {part: list(Rows(rows, part)) for part in PARTS}
-    assert [row["passed"] for row in found["tests"]] == [True]
-    assert {"gemm"} <= {row["kind"] for row in found["profile"]}
-    layers = {(row["ranks"], row["degree"]) for row in found["layers"]}
+    written = {part: list(Rows(rows, part)) for part in PARTS}
+    assert [row["passed"] for row in written["tests"]] == [True]
+    assert {"gemm"} <= {row["kind"] for row in written["profile"]}
+    layers = {(row["ranks"], row["degree"]) for row in written["layers"]}
     assert layers == {(ranks, degree) for ranks in (1, 2) for degree in scale.degrees}
-    assert all(row["seconds"] > 0 and row["deviation"] < 1e-4 for row in found["layers"])
-    assert {row["strategy"] for row in found["reuse"]} == set(STRATEGIES)
-    assert all(row["forward_peak_bytes"] > 0 for row in found["reuse"])
-    assert [(row["name"], row["way"]) for row in found["chunks"]] == [
+    assert all(row["seconds"] > 0 and row["deviation"] < 1e-4 for row in written["layers"])
+    assert {row["strategy"] for row in written["reuse"]} == set(STRATEGIES)
+    assert all(row["forward_peak_bytes"] > 0 for row in written["reuse"])
+    assert [(row["name"], row["way"]) for row in written["chunks"]] == [
         (job.name, job.way) for job in scale.jobs
     ]
-    assert not any("failure" in row for row in found["chunks"])
+    assert not any("failure" in row for row in written["chunks"])
     text = (output / "gpu.md").read_text()
     for title in ("Operations", "Degrees", "Memory reuse", "Model states in"):
         assert f"## {title}" in text
@@ -93,7 +93,7 @@ def test_a_part_that_raises_is_an_outcome(tmp_path: Path) -> None:
     assert outcome.failure
 
 
-def test_all_parts_fit_eight_minutes_by_their_own_estimate() -> None:
+def test_all_parts_fit_eight_minutes_by_their_estimate() -> None:
     estimates = gpu_scale().estimates()
     assert set(estimates) == set(PARTS)
     assert sum(estimates.values()) < LIMIT_SECONDS == 480

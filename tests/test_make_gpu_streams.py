@@ -27,7 +27,7 @@ def scale(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scale]:
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: ALLOCATED_BYTES)
         monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
-        jobs = tuple(one for one in dry_scale().jobs if one.way == "plain")
+        jobs = tuple(job for job in dry_scale().jobs if job.way == "plain")
         yield replace(dry_scale(), device="cuda", num_ranks=1, jobs=jobs)
 
 

@@ -77,7 +77,7 @@ def test_a_transfer_takes_at_least_the_time_its_link_needs(direction: str) -> No
 
 
 @needs_lab
-def test_every_rank_has_its_own_network_its_core_and_one_thread() -> None:
+def test_every_rank_has_a_network_a_core_and_one_thread() -> None:
     script = (
         "import json, os, socket; print(json.dumps([os.environ['RANK'], os.environ['LOCAL_RANK'],"
         "os.environ['WORLD_SIZE'], os.environ['GLOO_SOCKET_IFNAME'], os.environ['OMP_NUM_THREADS'],"

@@ -62,7 +62,7 @@ def test_steps_take_turns_and_the_slowest_rank_counts() -> None:
     assert seen[0] == seen[1]
     times, calls = seen[0]
     rounds = ["".join(calls[at : at + 3]) for at in range(0, 12, 3)]
-    assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
+    assert all(sorted(times) == ["a", "b", "c"] for times in rounds)
     assert len(set(rounds)) > 1
     assert all(seconds >= 0.05 for seconds in times["a"])
     assert all(seconds >= 0.02 for seconds in times["b"])

@@ -19,16 +19,16 @@ _GOOD = {
 
 
 def test_figures_are_ratios_of_medians() -> None:
-    one = Summary(cell=_cell(_GOOD, predicted={1: 0.190, 4: 0.108}))
-    assert one.error(1) == pytest.approx(-0.05)
-    assert one.error(4) == pytest.approx(0.08)
-    assert one.best_degree == 4
-    assert one.regret == pytest.approx(0.02)
-    assert one.speed_up == pytest.approx(200 / 102)
-    assert one.own_cost == pytest.approx(10 / 190)
-    assert one.own_cost_over_ffn == pytest.approx(8 / 192)
-    assert one.peer_ratio == pytest.approx(240 / 102)
-    assert one.peer_share == pytest.approx(90 / 240)
+    row = Summary(cell=_cell(_GOOD, predicted={1: 0.190, 4: 0.108}))
+    assert row.error(1) == pytest.approx(-0.05)
+    assert row.error(4) == pytest.approx(0.08)
+    assert row.best_degree == 4
+    assert row.regret == pytest.approx(0.02)
+    assert row.speed_up == pytest.approx(200 / 102)
+    assert row.overhead == pytest.approx(10 / 190)
+    assert row.overhead_over_ffn == pytest.approx(8 / 192)
+    assert row.peer_ratio == pytest.approx(240 / 102)
+    assert row.peer_share == pytest.approx(90 / 240)
 
 
 def test_one_slow_round_does_not_move_a_figure() -> None:
@@ -61,7 +61,7 @@ def test_every_target_is_met_by_a_good_cell() -> None:
 )
 def test_a_broken_promise_is_named(change: Mapping[str, float], promise: str) -> None:
     cell = _cell({**_GOOD, **change}, predicted={1: 0.2, 4: 0.1})
-    missed = [one.promise for one in check_targets([Summary(cell=cell)]) if not one.is_met]
+    missed = [target.promise for target in check_targets([Summary(cell=cell)]) if not target.is_met]
     assert any(promise in text for text in missed)
 
 
@@ -83,10 +83,10 @@ def test_deepspeed_may_be_near_where_communication_is_little() -> None:
 def test_loopback_is_met_only_by_degree_one() -> None:
     for degree, is_met in ((1, True), (2, False)):
         cell = _cell(_GOOD, predicted={1: 0.2, 4: 0.1}, rate_mbit=None, degree=degree)
-        found = [t for t in check_targets([Summary(cell=cell)]) if "loopback" in t.promise]
-        assert [(target.is_met, cell.plan.decision.why in target.found) for target in found] == [
-            (is_met, True)
-        ]
+        targets = [t for t in check_targets([Summary(cell=cell)]) if "loopback" in t.promise]
+        assert [
+            (target.is_met, cell.plan.decision.why in target.measured) for target in targets
+        ] == [(is_met, True)]
 
 
 def test_tables_have_a_row_per_cell_and_degree_also_without_deepspeed() -> None:

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text = page(folder, outcomes, machine=_machine())
             _write(text, folder, options.output, is_dry=is_dry)
     print(text)
-    return int(any(one.failure for one in outcomes))
+    return int(any(outcome.failure for outcome in outcomes))
 
 
 def _run(part: str, scale: Scale, folder: Path, options: argparse.Namespace) -> Outcome:

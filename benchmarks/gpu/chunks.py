@@ -40,10 +40,10 @@ def run_chunks(scale: Scale, folder: Path) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, CAP_BYTES / total))
     for job in scale.jobs:
         try:
-            found = _measure(job, device)
+            measured = _measure(job, device)
         except Exception as error:  # noqa: BLE001 - one way's failure leaves the others
-            found = {"failure": f"{type(error).__name__}: {error}".splitlines()[0][:100]}
-        rows.add(name=job.name, way=job.way, **found)
+            measured = {"failure": f"{type(error).__name__}: {error}".splitlines()[0][:100]}
+        rows.add(name=job.name, way=job.way, **measured)
         _forget(device)
 
 

@@ -31,12 +31,12 @@ def run_layers(scale: Scale, folder: Path) -> None:
         for tokens in scale.tokens:
             for num_ranks in dict.fromkeys((1, scale.num_ranks)):
                 workload = scale.workload(model, tokens, num_ranks)
-                for one in _measured(scale, workload):
+                for steps in _measured(scale, workload):
                     rows.add(
                         model=model, tokens=tokens, ranks=num_ranks,
-                        degree=one.decision.forward_degree, macs=6 * workload.macs,
-                        seconds=statistics.median(one.step_seconds), deviation=one.deviation,
-                        predicted_seconds=_predicted(profile, workload, one.decision),
+                        degree=steps.decision.forward_degree, macs=6 * workload.macs,
+                        seconds=statistics.median(steps.step_seconds), deviation=steps.deviation,
+                        predicted_seconds=_predicted(profile, workload, steps.decision),
                     )  # fmt: skip
 
 
@@ -46,17 +46,17 @@ def link(device: torch.device) -> Communicator:
 
 
 def _measured(scale: Scale, workload: Workload) -> tuple[MeasuredSteps, ...]:
-    decisions = [Decision(forward_degree=one, backward_degree=one) for one in scale.degrees]
+    decisions = [Decision(forward_degree=count, backward_degree=count) for count in scale.degrees]
     if workload.world_size == 1:
         device = scale.torch_device
         steps = random_steps(workload, device=device, communicator=link(device))
         return measure_steps(steps, decisions, num_rounds=scale.num_rounds)
-    found: tuple[MeasuredSteps, ...] = run_on_ranks(
+    measured: tuple[MeasuredSteps, ...] = run_on_ranks(
         _on_rank, (workload, decisions, scale.num_rounds),
         num_ranks=workload.world_size, launch=None, environ=config.environment(),
         oversubscribe=False,
     )  # fmt: skip
-    return found
+    return measured
 
 
 def _on_rank(given: Any, _: object) -> tuple[MeasuredSteps, ...]:  # noqa: ANN401 - a tuple of the above

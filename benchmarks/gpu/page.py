@@ -22,25 +22,25 @@ def page(folder: Path, outcomes: Sequence[Outcome], *, machine: str) -> str:
         machine: the device and the software, in words.
     """
     names = ("tests", "profile", "layers", "reuse", "published", "uneven", "chunks")
-    found = {name: list(Rows(folder, name)) for name in names}
-    peak = _peak(found["profile"])
+    tables = {name: list(Rows(folder, name)) for name in names}
+    peak = _peak(tables["profile"])
     lines = ["# On a GPU", "", machine, ""]
-    lines += _parts(outcomes, found["tests"])
-    lines += _profile(found["profile"])
-    lines += _layers(found["layers"], peak)
-    lines += _reuse(found["reuse"])
-    lines += published_section(found["published"])
-    lines += uneven_section(found["uneven"])
-    lines += _chunks(found["chunks"])
+    lines += _parts(outcomes, tables["tests"])
+    lines += _profile(tables["profile"])
+    lines += _layers(tables["layers"], peak)
+    lines += _reuse(tables["reuse"])
+    lines += published_section(tables["published"])
+    lines += uneven_section(tables["uneven"])
+    lines += _chunks(tables["chunks"])
     return "\n".join(lines) + "\n"
 
 
 def _parts(outcomes: Sequence[Outcome], tests: Sequence[Row]) -> Iterator[str]:
     yield from ("| part | estimated | took | |", "|---|---:|---:|---|")
-    for one in outcomes:
+    for outcome in outcomes:
         yield (
-            f"| {one.part} | {one.estimated_seconds:.0f} s | {one.seconds:.0f} s "
-            f"| {one.failure or 'done'} |"
+            f"| {outcome.part} | {outcome.estimated_seconds:.0f} s | {outcome.seconds:.0f} s "
+            f"| {outcome.failure or 'done'} |"
         )
     for row in tests:
         yield from ("", f"Tests: {'passed' if row['passed'] else 'FAILED'}; {row['words']}")

@@ -118,25 +118,25 @@ def profile_rows(profile: Profile) -> Iterator[Row]:
 
 def _has_interference(profile: Profile) -> bool:
     """Return whether each class that was measured beside others was measured alone, too."""
-    points = [one.point for one in profile.samples if isinstance(one.point, InterferencePoint)]
-    beside = {point.victim for point in points if point.others}
-    return bool(beside) and beside <= {point.victim for point in points if not point.others}
+    points = [item.point for item in profile.samples if isinstance(item.point, InterferencePoint)]
+    overlapped = {point.victim for point in points if point.others}
+    return bool(overlapped) and overlapped <= {point.victim for point in points if not point.others}
 
 
 def _dtypes(profile: Profile) -> set[str]:
     return {
-        one.point.dtype
-        for one in profile.samples
-        if isinstance(one.point, GemmPoint) and not one.error
+        sample.point.dtype
+        for sample in profile.samples
+        if isinstance(sample.point, GemmPoint) and not sample.error
     }
 
 
 def peak_macs_per_second(profile: Profile, dtype: str) -> float:
     """Return the rate of the best product."""
     return max(
-        one.point.macs / one.median_seconds
-        for one in profile.samples
-        if isinstance(one.point, GemmPoint) and one.point.dtype == dtype and not one.error
+        sample.point.macs / sample.median_seconds
+        for sample in profile.samples
+        if isinstance(sample.point, GemmPoint) and sample.point.dtype == dtype and not sample.error
     )
 
 

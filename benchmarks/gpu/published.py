@@ -74,7 +74,7 @@ def _measured(layer: MoELayer, workload: Workload, device: torch.device) -> dict
     shape = workload.tokens_per_rank, workload.layer.d_model
     x_TD, grad_TD = torch.randn(2, *shape, device=device, dtype=getattr(torch, workload.dtype))
     x_TD = x_TD.requires_grad_()
-    found: dict[str, list[float]] = {}
+    measured: dict[str, list[float]] = {}
     for _ in range(_WARM_UP + _ROUNDS):
         layer.zero_grad()
         y_TD, issued, forward = _timed(lambda: layer(x_TD), device)
@@ -83,8 +83,8 @@ def _measured(layer: MoELayer, workload: Workload, device: torch.device) -> dict
             ("forward_seconds", forward), ("backward_seconds", backward),
             ("host_forward_seconds", issued), ("host_backward_seconds", issued_backward),
         ):  # fmt: skip
-            found.setdefault(name, []).append(seconds)
-    return {name: statistics.median(times[_WARM_UP:]) for name, times in found.items()}
+            measured.setdefault(name, []).append(seconds)
+    return {name: statistics.median(times[_WARM_UP:]) for name, times in measured.items()}
 
 
 def _timed(

@@ -33,15 +33,15 @@ def run_reuse(scale: Scale, folder: Path) -> None:
         for strategy in STRATEGIES
         for degree in scale.reuse_degrees
     ]
-    for one in measure_steps(steps, decisions, num_rounds=scale.num_rounds):
-        decision = one.decision
+    for measured in measure_steps(steps, decisions, num_rounds=scale.num_rounds):
+        decision = measured.decision
         memory = layer_memory(
             workload=workload, degree=decision.degree, strategy=decision.strategy,
         )  # fmt: skip
         forward_bytes, backward_bytes = _peak_bytes(steps, decision, device)
         rows.add(
             model=model, tokens=tokens, strategy=decision.strategy,
-            degree=decision.forward_degree, seconds=statistics.median(one.step_seconds),
+            degree=decision.forward_degree, seconds=statistics.median(measured.step_seconds),
             forward_peak_bytes=forward_bytes, backward_peak_bytes=backward_bytes,
             formula_bytes=memory.activation_bytes + memory.buffer_bytes,
             **_predictions(profile, workload, decision),

@@ -99,11 +99,11 @@ def _in_turns(
     runs: Mapping[tuple[str, GemmForm], Callable[[], object]], device: Device
 ) -> dict[tuple[str, GemmForm], float]:
     """Return the median time of each; each has every place in a round, as clocks drift."""
-    seconds: dict[tuple[str, GemmForm], list[float]] = {one: [] for one in runs}
+    seconds: dict[tuple[str, GemmForm], list[float]] = {key: [] for key in runs}
     order = list(runs)
     with device.use():
         for number in range(_ROUNDS):
-            for one in order[number % len(order) :] + order[: number % len(order)]:
-                device.seconds(lambda run=runs[one]: run())  # type: ignore[misc]
-                seconds[one].append(device.seconds(lambda run=runs[one]: run()))  # type: ignore[misc]
-    return {one: statistics.median(times) for one, times in seconds.items()}
+            for key in order[number % len(order) :] + order[: number % len(order)]:
+                device.seconds(lambda run=runs[key]: run())  # type: ignore[misc]
+                seconds[key].append(device.seconds(lambda run=runs[key]: run()))  # type: ignore[misc]
+    return {key: statistics.median(times) for key, times in seconds.items()}

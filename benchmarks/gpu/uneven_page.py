@@ -11,7 +11,7 @@ def uneven_section(rows: Sequence[Row]) -> Iterator[str]:
     """Yield lines of Markdown: a line for each shape, number of rows and law."""
     if not rows:
         return
-    found, taken_as_even = (
+    error, taken_as_even = (
         statistics.median(abs(prediction_error(row[name], row["seconds"])) for row in rows)
         for name in ("predicted_seconds", "even_seconds")
     )
@@ -19,7 +19,7 @@ def uneven_section(rows: Sequence[Row]) -> Iterator[str]:
     yield (
         "Times of one kernel for all experts over those of even loads: forward, gradients of the "
         "input, gradients of the weights. In parentheses what `moetune` takes them for, from even "
-        f"loads and one expert with half of the rows. Median |error| {found:.1%}; with all loads "
+        f"loads and one expert with half of the rows. Median |error| {error:.1%}; with all loads "
         f"taken as even {taken_as_even:.1%}."
     )
     yield from ("", "| experts | shape | rows | loads | forward | input | weights |")

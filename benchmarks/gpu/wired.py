@@ -24,13 +24,13 @@ def wired(profile: Profile, workload: Workload) -> LayerCosts:
         else sample
         for sample in profile.samples
     )
-    found = fit_profile(
+    fitted = fit_profile(
         name=profile.name, machine=profile.machine, fingerprint=profile.fingerprint,
         samples=samples,
     )  # fmt: skip
     layer = replace(workload.layer, num_experts=_PRETENDED_RANKS)
     key = LayerKey(layer=layer, num_ranks=_PRETENDED_RANKS, dtype=workload.dtype)
-    return AllToAllCosts(key=key, costs=costs_of(found))
+    return AllToAllCosts(key=key, costs=costs_of(fitted))
 
 
 def layer_costs(profile: Profile, workload: Workload) -> LayerCosts:

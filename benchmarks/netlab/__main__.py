@@ -100,7 +100,7 @@ def _report(cells: Sequence[CellResult], *, machine: str) -> str:
         "",
         "## Targets",
         "",
-        *(f"- {'met' if t.is_met else '**missed**'}: {t.promise}: {t.found}" for t in targets),
+        *(f"- {'met' if t.is_met else '**missed**'}: {t.promise}: {t.measured}" for t in targets),
         "",
         "## Plans",
         "",

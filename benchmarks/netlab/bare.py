@@ -93,10 +93,10 @@ def ffn_step(cell: Cell) -> Step:
 
     def step() -> torch.Tensor:
         experts.zero_grad(set_to_none=True)
-        for one in inputs:
-            one.grad = None
+        for rows in inputs:
+            rows.grad = None
         exchange.dispatch()
-        outputs = [expert(one) for expert, one in zip(experts, inputs, strict=True)]
+        outputs = [expert(rows) for expert, rows in zip(experts, inputs, strict=True)]
         exchange.combine()
         exchange.dispatch()
         torch.autograd.backward(outputs, grads)

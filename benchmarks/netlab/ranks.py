@@ -94,14 +94,14 @@ def _measure(cell: Cell, variants: Sequence[str], rounds: int) -> Iterator[dict[
     time_steps(steps, rounds=_WARM_UP_ROUNDS)
     for variant, seconds in time_steps(steps, rounds=rounds).items():
         yield {
-            "variant": _told(variant),
+            "variant": _label(variant),
             "tokens": cell.tokens,
             "imbalance": imbalance,
             "seconds": seconds,
         }
 
 
-def _told(variant: str) -> str:
+def _label(variant: str) -> str:
     """Return the variant's name without the folder that its plans come from."""
     name = variant.partition(":")[0]
     return name if name == "planned" else variant

@@ -14,7 +14,7 @@ _MIN_BEST_SPEED_UP = 1.7
 _MAX_SLOWDOWN = 0.02
 _MIN_PEER_RATIO = 1.5
 _PEER_SHARE = 1 / 3
-_MAX_OWN_COST = 0.06
+_MAX_OVERHEAD = 0.06
 _SAFE = (1, 1)
 
 
@@ -95,12 +95,12 @@ class Summary:
         return self.planned / max(self.measured("bare_collectives"), self.measured("bare_gemms"))
 
     @property
-    def own_cost(self) -> float:
+    def overhead(self) -> float:
         """What degree 1 costs more than its bare products and collectives."""
         return self.degree(1) / self.measured("bare") - 1
 
     @property
-    def own_cost_over_ffn(self) -> float:
+    def overhead_over_ffn(self) -> float:
         """What degree 1 costs more than torch's FFNs between the bare collectives."""
         return self.degree(1) / self.measured("ffn") - 1
 
@@ -124,29 +124,29 @@ class Target:
     """One promise and whether it was kept."""
 
     promise: str
-    found: str
+    measured: str
     is_met: bool
 
 
 def check_targets(summaries: Sequence[Summary]) -> tuple[Target, ...]:
     """Return every target that these cells can be checked against."""
-    lab = [one for one in summaries if one.cell.rate_mbit is not None]
-    loopback = [one for one in summaries if one.cell.rate_mbit is None]
+    lab = [row for row in summaries if row.cell.rate_mbit is not None]
+    loopback = [row for row in summaries if row.cell.rate_mbit is None]
     return (
         *(_lab_targets(lab) if lab else ()),
         *(_loopback_targets(loopback) if loopback else ()),
         *_peer_targets(summaries),
-        *_own_cost_targets(summaries),
+        *_overhead_targets(summaries),
     )
 
 
 def degree_table(summaries: Sequence[Summary]) -> str:
     """Return predicted and measured steps of every cell and degree as Markdown."""
     rows = [
-        (one.rate, f"{one.cell.tokens}", f"{degree}", _ms(seconds), _ms(one.degree(degree)),
-         f"{one.error(degree):+.1%}")
-        for one in summaries
-        for degree, seconds in one.cell.predicted_seconds.items()
+        (row.rate, f"{row.cell.tokens}", f"{degree}", _ms(seconds), _ms(row.degree(degree)),
+         f"{row.error(degree):+.1%}")
+        for row in summaries
+        for degree, seconds in row.cell.predicted_seconds.items()
     ]  # fmt: skip
     return _table(("link", "tokens a rank", "degree", "predicted ms", "measured ms", "error"), rows)
 
@@ -162,30 +162,30 @@ def cell_table(summaries: Sequence[Summary]) -> str:
         "bare ms (collectives, products)", "cost over bare", "over torch's FFN",
         "busiest expert / mean",
     )  # fmt: skip
-    return _table(header, [_cell_row(one) for one in summaries])
+    return _table(header, [_cell_row(row) for row in summaries])
 
 
-def _cell_row(one: Summary) -> tuple[str, ...]:
-    peer = one.measured("deepspeed") if one.peer_ratio else None
+def _cell_row(row: Summary) -> tuple[str, ...]:
+    peer = row.measured("deepspeed") if row.peer_ratio else None
     return (
-        one.rate,
-        f"{one.cell.tokens}",
-        "{}, {}".format(*one.planned_degrees),
-        _ms(one.cell.plan.predicted.step_seconds),
-        _ms(one.planned),
-        f"{one.planned_error:+.1%}",
-        f"{one.best_degree}",
-        f"{one.regret:+.1%}",
-        f"{one.speed_up:.2f}",
-        f"{one.ceiling:.2f}",
-        f"{one.plain_speed_up:.2f}",
+        row.rate,
+        f"{row.cell.tokens}",
+        "{}, {}".format(*row.planned_degrees),
+        _ms(row.cell.plan.predicted.step_seconds),
+        _ms(row.planned),
+        f"{row.planned_error:+.1%}",
+        f"{row.best_degree}",
+        f"{row.regret:+.1%}",
+        f"{row.speed_up:.2f}",
+        f"{row.ceiling:.2f}",
+        f"{row.plain_speed_up:.2f}",
         _ms(peer) if peer else "–",
-        f"{one.peer_ratio:.2f}" if one.peer_ratio else "–",
-        f"{one.peer_share:.0%}" if one.peer_share else "–",
-        _floor(one),
-        f"{one.own_cost:+.1%}",
-        f"{one.own_cost_over_ffn:+.1%}",
-        f"{one.cell.imbalance:.2f}",
+        f"{row.peer_ratio:.2f}" if row.peer_ratio else "–",
+        f"{row.peer_share:.0%}" if row.peer_share else "–",
+        _floor(row),
+        f"{row.overhead:+.1%}",
+        f"{row.overhead_over_ffn:+.1%}",
+        f"{row.cell.imbalance:.2f}",
     )
 
 
@@ -195,107 +195,107 @@ def _lab_targets(lab: Sequence[Summary]) -> Iterator[Target]:
 
 
 def _prediction_targets(lab: Sequence[Summary]) -> Iterator[Target]:
-    errors = [abs(one.error(degree)) for one in lab for degree in one.cell.predicted_seconds]
+    errors = [abs(row.error(degree)) for row in lab for degree in row.cell.predicted_seconds]
     error = statistics.median(errors)
     yield Target(
         promise=f"median |predicted − measured| over cells and degrees ≤ {_MAX_MEDIAN_ERROR:.0%}",
-        found=f"{error:.1%} of {len(errors)}",
+        measured=f"{error:.1%} of {len(errors)}",
         is_met=error <= _MAX_MEDIAN_ERROR,
     )
     yield Target(
         promise=f"the largest of them ≤ {_MAX_ERROR:.0%}",
-        found=f"{max(errors):.1%}",
+        measured=f"{max(errors):.1%}",
         is_met=max(errors) <= _MAX_ERROR,
     )
-    worst = max(lab, key=lambda one: one.regret)
+    worst = max(lab, key=lambda row: row.regret)
     yield Target(
         promise=f"the plan is within {_MAX_REGRET:.0%} of the best degree in every cell",
-        found=f"at worst {worst.regret:+.1%} ({_name(worst)})",
+        measured=f"at worst {worst.regret:+.1%} ({_name(worst)})",
         is_met=worst.regret <= _MAX_REGRET,
     )
 
 
 def _speed_targets(lab: Sequence[Summary]) -> Iterator[Target]:
-    best = max(lab, key=lambda one: one.speed_up)
+    best = max(lab, key=lambda row: row.speed_up)
     yield Target(
         promise=f"≥ {_MIN_BEST_SPEED_UP} × as fast as degree 1 in the best cell",
-        found=f"{best.speed_up:.2f} × ({_name(best)}); perfect overlap would give "
-        f"{best.ceiling:.2f} × there, and {max(one.ceiling for one in lab):.2f} × at best",
+        measured=f"{best.speed_up:.2f} × ({_name(best)}); perfect overlap would give "
+        f"{best.ceiling:.2f} × there, and {max(row.ceiling for row in lab):.2f} × at best",
         is_met=best.speed_up >= _MIN_BEST_SPEED_UP,
     )
     yield Target(
         promise=f"that cell takes ≤ {_MAX_OVER_BOUND} × its communication or its computation",
-        found=f"{best.over_bound:.2f} ×",
+        measured=f"{best.over_bound:.2f} ×",
         is_met=best.over_bound <= _MAX_OVER_BOUND,
     )
-    plain = max(lab, key=lambda one: one.plain_speed_up)
+    plain = max(lab, key=lambda row: row.plain_speed_up)
     yield Target(
         promise="the same over one chunk with gloo's all-to-all, which peers use",
-        found=f"{plain.plain_speed_up:.2f} × ({_name(plain)})",
+        measured=f"{plain.plain_speed_up:.2f} × ({_name(plain)})",
         is_met=plain.plain_speed_up >= _MIN_BEST_SPEED_UP,
     )
-    slowest = min(lab, key=lambda one: one.speed_up)
+    slowest = min(lab, key=lambda row: row.speed_up)
     yield Target(
         promise=f"nowhere slower than degree 1 by more than {_MAX_SLOWDOWN:.0%}",
-        found=f"at worst {slowest.speed_up:.2f} × ({_name(slowest)})",
+        measured=f"at worst {slowest.speed_up:.2f} × ({_name(slowest)})",
         is_met=1 / slowest.speed_up - 1 <= _MAX_SLOWDOWN,
     )
 
 
 def _loopback_targets(loopback: Sequence[Summary]) -> Iterator[Target]:
-    plans = ", ".join("{}+{}".format(*one.planned_degrees) for one in loopback)
+    plans = ", ".join("{}+{}".format(*row.planned_degrees) for row in loopback)
     yield Target(
         promise="on plain loopback the plan says degree 1, and why",
-        found=f"{plans}: {loopback[-1].cell.plan.decision.why}",
-        is_met=all(one.planned_degrees == _SAFE for one in loopback),
+        measured=f"{plans}: {loopback[-1].cell.plan.decision.why}",
+        is_met=all(row.planned_degrees == _SAFE for row in loopback),
     )
 
 
 def _peer_targets(summaries: Sequence[Summary]) -> Iterator[Target]:
-    ratios = [(one, one.peer_ratio, one.peer_share) for one in summaries]
-    known = [(one, ratio, share) for one, ratio, share in ratios if ratio and share]
-    bound = [(ratio, _name(one)) for one, ratio, share in known if share >= _PEER_SHARE]
+    ratios = [(row, row.peer_ratio, row.peer_share) for row in summaries]
+    known = [(row, ratio, share) for row, ratio, share in ratios if ratio and share]
+    bound = [(ratio, _name(row)) for row, ratio, share in known if share >= _PEER_SHARE]
     if bound:
         ratio, name = min(bound)
         yield Target(
             promise=f"DeepSpeed takes ≥ {_MIN_PEER_RATIO} × as long where communication is a "
             "third or more of its step",
-            found=f"at least {ratio:.2f} × ({name}), in {len(bound)} cells",
+            measured=f"at least {ratio:.2f} × ({name}), in {len(bound)} cells",
             is_met=ratio >= _MIN_PEER_RATIO,
         )
     if known:
-        ratio, name = min((ratio, _name(one)) for one, ratio, _ in known)
+        ratio, name = min((ratio, _name(row)) for row, ratio, _ in known)
         yield Target(
             promise="DeepSpeed is nowhere faster",
-            found=f"at least {ratio:.2f} × ({name})",
+            measured=f"at least {ratio:.2f} × ({name})",
             is_met=ratio >= 1,
         )
 
 
-def _own_cost_targets(summaries: Sequence[Summary]) -> Iterator[Target]:
-    worst = max(summaries, key=lambda one: one.own_cost)
-    least, most = (extreme(one.own_cost for one in summaries) for extreme in (min, max))
+def _overhead_targets(summaries: Sequence[Summary]) -> Iterator[Target]:
+    worst = max(summaries, key=lambda row: row.overhead)
+    least, most = (extreme(row.overhead for row in summaries) for extreme in (min, max))
     yield Target(
-        promise=f"degree 1 costs ≤ {_MAX_OWN_COST:.0%} more than its bare products and collectives",
-        found=f"{least:+.1%} to {most:+.1%} ({_name(worst)})",
-        is_met=most <= _MAX_OWN_COST,
+        promise=f"degree 1 costs ≤ {_MAX_OVERHEAD:.0%} more than its bare products and collectives",
+        measured=f"{least:+.1%} to {most:+.1%} ({_name(worst)})",
+        is_met=most <= _MAX_OVERHEAD,
     )
-    worst = max(summaries, key=lambda one: one.own_cost_over_ffn)
-    least, most = (extreme(one.own_cost_over_ffn for one in summaries) for extreme in (min, max))
+    worst = max(summaries, key=lambda row: row.overhead_over_ffn)
+    least, most = (extreme(row.overhead_over_ffn for row in summaries) for extreme in (min, max))
     yield Target(
-        promise=f"and ≤ {_MAX_OWN_COST:.0%} more than torch's FFNs between these collectives",
-        found=f"{least:+.1%} to {most:+.1%} ({_name(worst)})",
-        is_met=most <= _MAX_OWN_COST,
+        promise=f"and ≤ {_MAX_OVERHEAD:.0%} more than torch's FFNs between these collectives",
+        measured=f"{least:+.1%} to {most:+.1%} ({_name(worst)})",
+        is_met=most <= _MAX_OVERHEAD,
     )
 
 
-def _floor(one: Summary) -> str:
-    parts = (_ms(one.measured(name)) for name in ("bare_collectives", "bare_gemms"))
-    return f"{_ms(one.measured('bare'))} ({', '.join(parts)})"
+def _floor(row: Summary) -> str:
+    parts = (_ms(row.measured(name)) for name in ("bare_collectives", "bare_gemms"))
+    return f"{_ms(row.measured('bare'))} ({', '.join(parts)})"
 
 
-def _name(one: Summary) -> str:
-    return f"{one.rate}, {one.cell.tokens} tokens"
+def _name(row: Summary) -> str:
+    return f"{row.rate}, {row.cell.tokens} tokens"
 
 
 def _ms(seconds: float) -> str:

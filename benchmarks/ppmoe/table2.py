@@ -95,7 +95,7 @@ ROWS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Prediction:
     """What the planner says of a row; `best` is None where nothing fits."""
 
     row: Row
@@ -103,14 +103,14 @@ class Found:
     tokens_per_second: float = 0.0
 
 
-def predict(row: Row, profile: Profile) -> Found:
+def predict(row: Row, profile: Profile) -> Prediction:
     """Return the row at its best micro-batch."""
     sizes = [2**power for power in range(_LARGEST_MICRO_BATCH.bit_length())]
-    found = (_at(row, profile, size, zero) for zero in _ZERO for size in sizes)
-    return max(found, key=lambda one: one.tokens_per_second)
+    predictions = (_at(row, profile, size, zero) for zero in _ZERO for size in sizes)
+    return max(predictions, key=lambda answer: answer.tokens_per_second)
 
 
-def _at(row: Row, profile: Profile, sequences: int, zero: ZeroStage) -> Found:
+def _at(row: Row, profile: Profile, sequences: int, zero: ZeroStage) -> Prediction:
     shape = WHOLE_MODELS[row.model].shape
     count = _MICRO_BATCHES_PER_STAGE * row.pp if row.is_ppmoe else 1
     job = TrainingJob(
@@ -119,34 +119,34 @@ def _at(row: Row, profile: Profile, sequences: int, zero: ZeroStage) -> Found:
     )  # fmt: skip
     pins = replace(row.pins, micro_batch=sequences, zero=row.pins.zero or zero)
     if zero > 1 and row.tp * row.pp > 1:
-        return Found(row=row)  # the runtime shards parameters of single ranks alone
+        return Prediction(row=row)  # the runtime shards parameters of single ranks alone
     request = TrainingRequest(job=job, pins=pins, target=_PAPERS)
     try:
         plan = plan_training(request, profile)
     except LayoutTooLargeError:
-        return Found(row=row)
+        return Prediction(row=row)
     speed = plan.predicted.tokens_per_second_per_device
-    return Found(row=row, best=plan.best, tokens_per_second=speed)
+    return Prediction(row=row, best=plan.best, tokens_per_second=speed)
 
 
-def ratio(found: Sequence[Found], model: str, *, measured: bool) -> float:
+def ratio(predictions: Sequence[Prediction], model: str, *, measured: bool) -> float:
     """Return PPMoE's tokens a second over those of the best DPMoE."""
     by_name: dict[str, float] = {"PPMoE": 0.0, "DPMoE": 0.0}
-    for one in found:
-        if one.row.model == model:
-            value = one.row.tokens_per_second if measured else one.tokens_per_second
-            by_name[one.row.name] = max(by_name[one.row.name], value)
+    for answer in predictions:
+        if answer.row.model == model:
+            value = answer.row.tokens_per_second if measured else answer.tokens_per_second
+            by_name[answer.row.name] = max(by_name[answer.row.name], value)
     return by_name["PPMoE"] / by_name["DPMoE"] if by_name["DPMoE"] else math.inf
 
 
-def is_in_order(found: Sequence[Found], model: str) -> bool:
+def is_in_order(predictions: Sequence[Prediction], model: str) -> bool:
     """Return whether the model's rows are predicted in the order they were measured in."""
-    rows = [one for one in found if one.row.model == model]
-    measured = sorted(rows, key=lambda one: one.row.tokens_per_second)
-    return measured == sorted(rows, key=lambda one: one.tokens_per_second)
+    rows = [answer for answer in predictions if answer.row.model == model]
+    measured = sorted(rows, key=lambda answer: answer.row.tokens_per_second)
+    return measured == sorted(rows, key=lambda answer: answer.tokens_per_second)
 
 
-def _report(found: Sequence[Found]) -> Iterator[str]:
+def _report(predictions: Sequence[Prediction]) -> Iterator[str]:
     yield "# PPMoE's Table 2 (modelled)"
     yield ""
     yield (
@@ -158,24 +158,24 @@ def _report(found: Sequence[Found]) -> Iterator[str]:
     yield ""
     yield "| model | layout | dp | tp | pp | paper | of best | ours | of best | how | why |"
     yield "|---|---|---:|---:|---:|---:|---:|---:|---:|---|---|"
-    for model, rows in itertools.groupby(found, key=lambda one: one.row.model):
+    for model, rows in itertools.groupby(predictions, key=lambda answer: answer.row.model):
         mine = list(rows)
-        best = max(one.tokens_per_second for one in mine)
-        best_measured = max(one.row.tokens_per_second for one in mine)
-        for one in mine:
-            row = one.row
+        best = max(answer.tokens_per_second for answer in mine)
+        best_measured = max(answer.row.tokens_per_second for answer in mine)
+        for answer in mine:
+            row = answer.row
             yield (
                 f"| {model} | {row.name} | {row.dp} | {row.tp} | {row.pp} "
                 f"| {row.tokens_per_second:,.0f} | {row.tokens_per_second / best_measured:.2f} "
-                f"| {one.tokens_per_second:,.0f} | {one.tokens_per_second / best:.2f} "
-                f"| {_how(one.best)} | {_largest_parts(one.best)} |"
+                f"| {answer.tokens_per_second:,.0f} | {answer.tokens_per_second / best:.2f} "
+                f"| {_how(answer.best)} | {_largest_parts(answer.best)} |"
             )
     yield ""
     yield "| model | in the paper's order | PPMoE ÷ best DPMoE, paper | ours | off by |"
     yield "|---|---|---:|---:|---:|"
     for model in dict.fromkeys(row.model for row in ROWS):
-        paper, ours = (ratio(found, model, measured=way) for way in (True, False))
-        order = "yes" if is_in_order(found, model) else "no"
+        paper, ours = (ratio(predictions, model, measured=way) for way in (True, False))
+        order = "yes" if is_in_order(predictions, model) else "no"
         off = ours / paper - 1
         met = "" if abs(off) <= _CLOSE else " (missed)"
         yield f"| {model} | {order} | {paper:.2f} | {ours:.2f} | {100 * off:+.0f} %{met} |"
@@ -200,8 +200,8 @@ def _largest_parts(best: TrainingAnswer | None) -> str:
 
 def main() -> None:
     profile = profile_from_document(tomllib.loads(_PROFILE.read_text(encoding="utf-8")))
-    found = [predict(row, profile) for row in ROWS]
-    text = "\n".join([*_report(found), "", _NOTE, ""])
+    predictions = [predict(row, profile) for row in ROWS]
+    text = "\n".join([*_report(predictions), "", _NOTE, ""])
     RESULT.write_text(text, encoding="utf-8")
     print(text)
 

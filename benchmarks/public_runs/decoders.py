@@ -33,7 +33,7 @@ def decoder_named(text: str, note: str = "") -> Decoder:
     decoder = _decoder(_written()["names"].get(name, name))
     if cut is None:
         return decoder
-    return shortened(decoder, int(next(one for one in cut.groups() if one)))
+    return shortened(decoder, int(next(group for group in cut.groups() if group)))
 
 
 def shortened(decoder: Decoder, num_layers: int) -> Decoder:
@@ -68,5 +68,5 @@ def _ungated_block(block: Block) -> Block:
 
 @cache
 def _written() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
-    return found
+    models: dict[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
+    return models

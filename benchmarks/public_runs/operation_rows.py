@@ -268,9 +268,9 @@ def _attention(row: Row, _: DevicePrices) -> Iterator[Question]:
 
 
 def _bytes(text: str) -> float:
-    found = re.search(r"([\d.]+) (MiB|GiB|MB|GB)", text)
-    assert found is not None  # noqa: S101 - collectives have a size
-    return float(found[1]) * _UNITS[found[2]]
+    match = re.search(r"([\d.]+) (MiB|GiB|MB|GB)", text)
+    assert match is not None  # noqa: S101 - collectives have a size
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def _rates(row: Row) -> list[float]:

@@ -41,12 +41,12 @@ def section(folder: Path) -> Iterator[str]:
     """Yield the page's section on single operations."""
     with (folder / "operations.csv").open(encoding="utf-8", newline="") as file:
         rows = [*csv.DictReader(file)]
-    found: dict[tuple[str, str, str], list[Priced]] = defaultdict(list)
+    groups: dict[tuple[str, str, str], list[Priced]] = defaultdict(list)
     skipped: dict[str, int] = defaultdict(int)
     for row in rows:
         try:
             for priced in _priced(row):
-                found[priced.group].append(priced)
+                groups[priced.group].append(priced)
         except (ValueError, MoetuneError) as error:
             skipped[" ".join(str(error).split())] += 1
     yield from ("", "## Single operations", "")
@@ -59,8 +59,8 @@ def section(folder: Path) -> Iterator[str]:
     )
     yield from ("", "| operation | source | machine | times | off | worst | measured / predicted |")
     yield "|---|---|---|---:|---:|---:|---:|"
-    for group in sorted(found):
-        yield f"| {' | '.join(group)} | {' | '.join(_scores(found[group]))} |"
+    for group in sorted(groups):
+        yield f"| {' | '.join(group)} | {' | '.join(_scores(groups[group]))} |"
     yield ""
     for reason, count in sorted(skipped.items(), key=lambda item: -item[1]):
         yield f"- {count} {'row' if count == 1 else 'rows'} not priced: {reason}"

@@ -90,16 +90,16 @@ def _summary(
             f"more than {_FAR:.0%} off without one."
         )
     pairs = pairs_of_one_change(timed)
-    right = sum(is_sign_right(one, other) for one, other, _ in pairs)
+    right = sum(is_sign_right(row, other) for row, other, _ in pairs)
     yield f"- Pairs that differ in one thing: {right} of {len(pairs)} in the right order."
     for words, names in _RUNTIMES.items():
         rows = [row for row in timed if row.run.target in names]
         if len({row.run.job.decoder.name for row in rows}) > 1:
-            found = record_errors(rows)
+            record = record_errors(rows)
             yield (
                 f"- {words}, measured over predicted seconds without a factor, each set counted "
-                f"once: {found.p05_ratio:.2f} to {found.p95_ratio:.2f} (5 % and 95 %); between "
-                f"layouts of a set ±{found.own_spread:.2f} (logarithm). Ranges made without a "
+                f"once: {record.p05_ratio:.2f} to {record.p95_ratio:.2f} (5 % and 95 %); between "
+                f"layouts of a set ±{record.set_spread:.2f} (logarithm). Ranges made without a "
                 f"run's model hold {share_inside(rows):.0%} of the {len(rows)} runs."
             )
 
@@ -139,7 +139,7 @@ def _scores(rows: Sequence[Scored], errors: Mapping[str, float]) -> Iterator[str
     steps = _step_errors(timed)
     after = [errors[row.run.name] for row in timed if row.run.name in errors]
     pairs = pairs_of_one_change(timed)
-    right = sum(is_sign_right(one, other) for one, other, _ in pairs)
+    right = sum(is_sign_right(row, other) for row, other, _ in pairs)
     yield str(len(rows))
     yield f"{sum(row.fits for row in ran)} of {len(ran)}" if ran else ""
     yield f"{sum(not row.fits for row in out)} of {len(out)}" if out else ""
@@ -156,7 +156,7 @@ def _kinds(row: Scored) -> list[str]:
     """Return the kinds that a run belongs to, one of each dimension."""
     run, layout = row.run, row.run.layout
     is_moe = run.job.decoder.num_moe_layers > 0
-    found = [
+    kinds = [
         "model: MoE" if is_moe else "model: dense",
         f"runtime: {run.target}",
         f"precision: {run.job.dtype}",
@@ -164,8 +164,8 @@ def _kinds(row: Scored) -> list[str]:
         f"recompute: {_recompute_kind(row)}",
     ]
     if is_moe:
-        found += [f"dispatcher: {layout.dispatcher}", f"overlap: {layout.overlap}"]
-    return found
+        kinds += [f"dispatcher: {layout.dispatcher}", f"overlap: {layout.overlap}"]
+    return kinds
 
 
 def _recompute_kind(row: Scored) -> str:
@@ -222,12 +222,12 @@ def _memory(rows: Sequence[Scored]) -> Iterator[str]:
         measured, memory = row.run.measured, row.measured_rank
         assert measured is not None  # noqa: S101 - the caller chose such rows
         sizes = " | ".join(f"{memory.parts[name] / 1e9:.1f}" for name in parts)
-        found = row.predicted_bytes
-        assert found is not None  # noqa: S101 - as above
+        predicted = row.predicted_bytes
+        assert predicted is not None  # noqa: S101 - as above
         yield (
             f"| {row.run.name} {row.run.job.decoder.name} | {_layout(row)} | {measured.scope} | "
-            f"{measured.bytes / 1e9:.1f} | {found / 1e9:.1f} | "
-            f"{prediction_error(found, measured.bytes):+.0%} | {sizes} |"
+            f"{measured.bytes / 1e9:.1f} | {predicted / 1e9:.1f} | "
+            f"{prediction_error(predicted, measured.bytes):+.0%} | {sizes} |"
         )
 
 
@@ -261,8 +261,8 @@ def _steps(timed: Sequence[Scored], errors: Mapping[str, float]) -> Iterator[str
 def _skipped(skipped: Sequence[Skipped]) -> Iterator[str]:
     yield from ("", "## Not priced", "")
     by_reason: dict[str, list[str]] = defaultdict(list)
-    for one in skipped:
-        by_reason[" ".join(one.reason.split())].append(one.name)
+    for run in skipped:
+        by_reason[" ".join(run.reason.split())].append(run.name)
     for reason, names in by_reason.items():
         yield f"- {reason}: {', '.join(names)}"
 

@@ -24,11 +24,11 @@ def with_recipe(
     """Return the layout with its recipe's settings, and whether there is a recipe."""
     sizes = (layout.tp, layout.pp, layout.vpp, layout.ep, layout.micro_batch)
     key = (release, job.decoder.name, profile, job.dtype, *map(str, sizes))
-    found = _recipes().get(key)
-    if found is None:
+    recipe = _recipes().get(key)
+    if recipe is None:
         return layout, False
-    dispatcher, overlap, graphs, recompute = found
-    modules = tuple(one for one in recompute.split("+") if one in job.decoder.modules)
+    dispatcher, overlap, graphs, recompute = recipe
+    modules = tuple(module for module in recompute.split("+") if module in job.decoder.modules)
     return replace(
         layout,
         dispatcher=dispatcher,  # type: ignore[arg-type]

@@ -238,13 +238,13 @@ def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
         micro_batch=row["MBS"], dispatcher="hybrid_ep", recompute=(), overlap="none",
         zero=3 if row["FSDP"] not in ("", "0") else 1,
     )  # fmt: skip
-    layout, found = with_recipe(plain, job, release=release, profile=profile)
+    layout, has_recipe = with_recipe(plain, job, release=release, profile=profile)
     return PublicRun(
         name=name, set_name=f"Bridge {row['release']}, {row['model']}, {profile}",
         profile=profile, release=f"Bridge {row['release']}", job=job, layout=layout,
         tokens=float(_first(row["Tokens / sec / GPU"])), measured=None, routing="forced",
         target="bridge", facts=system_of("Megatron-Bridge").facts,
-        assumed=(*dropped, *(() if found else _PLAIN)),
+        assumed=(*dropped, *(() if has_recipe else _PLAIN)),
     )  # fmt: skip
 
 
@@ -306,11 +306,11 @@ def _dispatcher(row: Mapping[str, str], assumed: list[str]) -> TokenDispatcher:
     if text == "deepep(uccl)":
         raise ValueError("UCCL's library is none of the dispatchers")
     if not text:
-        found: TokenDispatcher = "all_to_all"
+        dispatcher: TokenDispatcher = "all_to_all"
         if row["framework"] == "Megatron-Bridge" and int(row["ep"]) > 1:
-            found = "hybrid_ep" if row["hardware"].startswith(("GB", "B")) else "deepep"
-        assumed.append(found)
-        return found
+            dispatcher = "hybrid_ep" if row["hardware"].startswith(("GB", "B")) else "deepep"
+        assumed.append(dispatcher)
+        return dispatcher
     if text.startswith("deep"):
         return "deepep"
     return {"alltoall": "all_to_all", "hybridep": "hybrid_ep", "allgather": "all_gather"}[text]  # type: ignore[return-value]
@@ -322,5 +322,5 @@ def _overlap(text: str) -> Overlap:
 
 def read_modules(text: str) -> tuple[Recompute, ...]:
     """Return the modules of a text, each once."""
-    found = (one for name in text.split(",") for one in _MODULES[name.strip()])
-    return tuple(dict.fromkeys(found))
+    modules = (module for name in text.split(",") for module in _MODULES[name.strip()])
+    return tuple(dict.fromkeys(modules))

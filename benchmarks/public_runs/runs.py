@@ -85,12 +85,12 @@ def read_more(folder: Path) -> Iterator[PublicRun | Skipped]:
 
 def _with_recipe(row: _Row) -> _Row:
     """Return a row whose empty fields are as its recipe sets them."""
-    found, recipe = dict(row), ""
+    fields, recipe = dict(row), ""
     for name in (row["id"], row["id"].rpartition("-")[0], _recipe_name(row)):
         said = _recipes().get(name, {})
-        found |= {key: value for key, value in said.items() if value and not found.get(key)}
+        fields |= {key: value for key, value in said.items() if value and not fields.get(key)}
         recipe = recipe or said.get("source", "")
-    return {**found, "recipe": recipe}
+    return {**fields, "recipe": recipe}
 
 
 def _recipe_name(row: _Row) -> str:
@@ -127,37 +127,37 @@ def _read(name: str, row: _Row) -> PublicRun:
 
 def _facts(row: _Row, system: System, job: TrainingJob) -> Mapping[str, Any]:
     """Return what of the target's facts the run has otherwise."""
-    found = dict(system.facts)
+    facts = dict(system.facts)
     if _hides_tensor_comm(row, system, job):
-        found |= {"overlaps_input_scatter": True, "multiplies_in_pieces": True}
+        facts |= {"overlaps_input_scatter": True, "multiplies_in_pieces": True}
     if system.target == "torchtitan":
-        found |= _of_torchtitan(row, job)
+        facts |= _of_torchtitan(row, job)
     if row.get("fuses_activations") == "no":
-        found["kernels"] = _UNFUSED
+        facts["kernels"] = _UNFUSED
     if row.get("in_pieces") == "yes":
-        found |= {"overlaps_input_scatter": False, "multiplies_in_pieces": True}
+        facts |= {"overlaps_input_scatter": False, "multiplies_in_pieces": True}
     if row.get("logit_bytes"):
-        found["logit_bytes"] = int(row["logit_bytes"])
+        facts["logit_bytes"] = int(row["logit_bytes"])
     for name in _YES_OR_NO:
         if row.get(name):
-            found[name] = row[name] == "yes"
-    return found
+            facts[name] = row[name] == "yes"
+    return facts
 
 
 def _of_torchtitan(row: _Row, job: TrainingJob) -> dict[str, Any]:
     """Return what of torchtitan's facts the run has otherwise, by its date."""
-    date, tp, found = row["source_date"], _size(row["tp"]), dict[str, Any]()
+    date, tp, facts = row["source_date"], _size(row["tp"]), dict[str, Any]()
     if date < CHUNKED_LOSS:
-        found["loss_chunks"] = 1
+        facts["loss_chunks"] = 1
     if "compile" in row["dispatcher_overlap_note"] or row.get("compiled") == "yes":
-        found["kernels"] = _COMPILED
+        facts["kernels"] = _COMPILED
         if date > _COMPILES_LOSS:
-            found["logit_bytes"] = _COMPILED_LOGIT_BYTES
+            facts["logit_bytes"] = _COMPILED_LOGIT_BYTES
     if job.decoder.name.startswith("qwen3") and date < _GATHERS_HEADS and tp > 1:
-        found["kernels"] = replace(TORCHTITAN, rotary=(_OF_ALL_HEADS * tp - 2, 8))
+        facts["kernels"] = replace(TORCHTITAN, rotary=(_OF_ALL_HEADS * tp - 2, 8))
     if row.get("in_pieces") == "yes":
-        found["copies_sequence"] = False
-    return found
+        facts["copies_sequence"] = False
+    return facts
 
 
 def _hides_tensor_comm(row: _Row, system: System, job: TrainingJob) -> bool:
@@ -197,10 +197,10 @@ def _device(row: _Row) -> Device:
     gpu = row["gpu"]
     if not gpu:
         raise ValueError("its GPU is not said")
-    found = next((device for word, device in DEVICES.items() if gpu.startswith(word)), None)
-    if found is None:
+    device = next((device for word, device in DEVICES.items() if gpu.startswith(word)), None)
+    if device is None:
         raise ValueError(f"there is no reference profile of {gpu!r}")
-    return found
+    return device
 
 
 def _layout(row: _Row, system: System, decoder: Decoder, assumed: list[str]) -> FoldedLayout:
@@ -301,8 +301,8 @@ def _contradicts(row: _Row, of_batch: float) -> bool:
     """Return whether tokens a second are other than those of the whole batch: without padding."""
     if not (row["step_seconds"] and row["global_batch"]):
         return False
-    found = float(row["tokens_per_s_per_gpu"]) * float(row["step_seconds"])
-    return abs(found / of_batch - 1) > _SAME_TOKENS
+    tokens = float(row["tokens_per_s_per_gpu"]) * float(row["step_seconds"])
+    return abs(tokens / of_batch - 1) > _SAME_TOKENS
 
 
 def _memory(row: _Row) -> MeasuredMemory | None:
@@ -325,8 +325,8 @@ def _memory(row: _Row) -> MeasuredMemory | None:
 
 
 def _size(text: str) -> int:
-    found = re.match(r"\d+", text)
-    return int(found[0]) if found else 1
+    match = re.match(r"\d+", text)
+    return int(match[0]) if match else 1
 
 
 def _schedule(row: _Row, note: str) -> tuple[Schedule | None, int]:
@@ -338,9 +338,9 @@ def _schedule(row: _Row, note: str) -> tuple[Schedule | None, int]:
 
 
 def _dispatcher(note: str, system: System, assumed: list[str]) -> TokenDispatcher:
-    for word, found in _DISPATCHERS.items():
+    for word, dispatcher in _DISPATCHERS.items():
         if word in note:
-            return found
+            return dispatcher
     if note.startswith("a1 "):
         return "hybrid_ep"
     assumed.append(system.dispatcher)
@@ -372,10 +372,10 @@ def _graphs(note: str) -> CudaGraphs:
 
 
 def _stages(note: str) -> tuple[str, ...] | None:
-    found = re.search(r"layout (\S+)", note)
-    if found is None:
+    match = re.search(r"layout (\S+)", note)
+    if match is None:
         return None
-    return read_stages(found[1].replace("tl", "tL").replace("l", "L").replace("e", "E"))
+    return read_stages(match[1].replace("tl", "tL").replace("l", "L").replace("e", "E"))
 
 
 def _recompute(
@@ -388,7 +388,7 @@ def _recompute(
     if text.startswith("selective") and "moe_act" not in text:
         return system.selective
     modules = read_modules(text.split("(")[0].removeprefix("selective "))
-    return tuple(one for one in modules if one in decoder.modules)
+    return tuple(module for module in modules if module in decoder.modules)
 
 
 def _source(row: _Row) -> str:

@@ -74,9 +74,9 @@ class Scored:
     @property
     def memory_error(self) -> float:
         """Relative error of the memory of a run that has one."""
-        measured, found = self.run.measured, self.predicted_bytes
-        assert measured is not None and found is not None  # noqa: S101, PT018 - as the caller says
-        return found / measured.bytes - 1
+        measured, predicted = self.run.measured, self.predicted_bytes
+        assert measured is not None and predicted is not None  # noqa: S101, PT018 - as the caller says
+        return predicted / measured.bytes - 1
 
     @property
     def fits(self) -> bool:
@@ -97,12 +97,12 @@ class Scored:
 def kendall(rows: Sequence[Scored]) -> float | None:
     """Return Kendall's τ of the tokens a second; None without a pair that differs."""
     agree = total = 0
-    for one, other in itertools.combinations(rows, 2):
-        measured = math.log(one.run.speed / other.run.speed)
+    for row, other in itertools.combinations(rows, 2):
+        measured = math.log(row.run.speed / other.run.speed)
         if abs(measured) < _SAME:
             continue
         total += 1
-        predicted = _log_speed(one) - _log_speed(other)
+        predicted = _log_speed(row) - _log_speed(other)
         if abs(predicted) > _TIE:
             agree += 1 if predicted * measured > 0 else -1
     return agree / total if total else None
@@ -111,30 +111,30 @@ def kendall(rows: Sequence[Scored]) -> float | None:
 def regret(rows: Sequence[Scored]) -> float:
     """Return by how much the row that is predicted fastest is slower than the fastest one."""
     chosen = max(rows, key=_log_speed)
-    return max(one.run.speed for one in rows) / chosen.run.speed - 1
+    return max(row.run.speed for row in rows) / chosen.run.speed - 1
 
 
 def pairs_of_one_change(rows: Sequence[Scored]) -> list[tuple[Scored, Scored, str]]:
     """Return the pairs of one machine and job whose layouts differ in one thing, and that thing."""
-    found = []
-    for one, other in itertools.combinations(rows, 2):
-        if (one.run.job, one.run.profile) != (other.run.job, other.run.profile):
+    pairs = []
+    for row, other in itertools.combinations(rows, 2):
+        if (row.run.job, row.run.profile) != (other.run.job, other.run.profile):
             continue
         differ = [
             item.name
-            for item in fields(one.run.layout)
+            for item in fields(row.run.layout)
             if item.name != "dp"
-            and getattr(one.run.layout, item.name) != getattr(other.run.layout, item.name)
+            and getattr(row.run.layout, item.name) != getattr(other.run.layout, item.name)
         ]
-        if len(differ) == 1 and abs(math.log(one.run.speed / other.run.speed)) >= _SAME:
-            found.append((one, other, differ[0]))
-    return found
+        if len(differ) == 1 and abs(math.log(row.run.speed / other.run.speed)) >= _SAME:
+            pairs.append((row, other, differ[0]))
+    return pairs
 
 
-def is_sign_right(one: Scored, other: Scored) -> bool:
+def is_sign_right(row: Scored, other: Scored) -> bool:
     """Return whether the faster run of a pair is predicted faster."""
-    measured = one.run.speed - other.run.speed
-    return (_log_speed(one) - _log_speed(other)) * measured > 0
+    measured = row.run.speed - other.run.speed
+    return (_log_speed(row) - _log_speed(other)) * measured > 0
 
 
 def errors_left_out(rows: Iterable[Scored]) -> dict[str, float]:
@@ -148,7 +148,7 @@ def errors_left_out(rows: Iterable[Scored]) -> dict[str, float]:
     errors = {}
     for group in groups.values():
         for row in group:
-            rest = [one.log_ratio for one in group if one is not row]
+            rest = [peer.log_ratio for peer in group if peer is not row]
             if rest:
                 errors[row.run.name] = math.exp(statistics.median(rest) - row.log_ratio) - 1
     return errors
@@ -160,12 +160,12 @@ class RecordErrors:
 
     Args:
         p05_ratio, p95_ratio: quantiles of measured over predicted seconds.
-        own_spread: of the ratio's logarithm between layouts of a set.
+        set_spread: of the ratio's logarithm between layouts of a set.
     """
 
     p05_ratio: float
     p95_ratio: float
-    own_spread: float
+    set_spread: float
 
 
 def record_errors(rows: Sequence[Scored]) -> RecordErrors:
@@ -174,31 +174,31 @@ def record_errors(rows: Sequence[Scored]) -> RecordErrors:
     The spread is 1.4826 times the median deviation from a set's median, times √(n / (n − 1)).
     """
     ratios: list[tuple[float, float]] = []
-    own: list[tuple[float, float]] = []
+    deviations: list[tuple[float, float]] = []
     for members in _sets_of(rows).values():
-        found = [one.log_ratio for one in members]
-        middle, count = statistics.median(found), len(found)
-        ratios += [(one, 1 / count) for one in found]
+        log_ratios = [row.log_ratio for row in members]
+        middle, count = statistics.median(log_ratios), len(log_ratios)
+        ratios += [(ratio, 1 / count) for ratio in log_ratios]
         if count > _FEW:
             scale = 1.4826 * math.sqrt(count / (count - 1))
-            own += [(abs(one - middle) * scale, 1 / count) for one in found]
+            deviations += [(abs(ratio - middle) * scale, 1 / count) for ratio in log_ratios]
     return RecordErrors(
         p05_ratio=math.exp(_quantile(ratios, 0.05)),
         p95_ratio=math.exp(_quantile(ratios, 0.95)),
-        own_spread=_quantile(own, 0.5) if own else 0.0,
+        set_spread=_quantile(deviations, 0.5) if deviations else 0.0,
     )
 
 
 def share_inside(rows: Sequence[Scored]) -> float:
     """Return the share of runs inside the ranges that the runs of all other models make."""
     inside = 0
-    for name in {one.run.job.decoder.name for one in rows}:
-        others = [one for one in rows if one.run.job.decoder.name != name]
+    for name in {row.run.job.decoder.name for row in rows}:
+        others = [row for row in rows if row.run.job.decoder.name != name]
         errors = record_errors(others)
         inside += sum(
-            math.log(errors.p05_ratio) <= one.log_ratio <= math.log(errors.p95_ratio)
-            for one in rows
-            if one.run.job.decoder.name == name
+            math.log(errors.p05_ratio) <= row.log_ratio <= math.log(errors.p95_ratio)
+            for row in rows
+            if row.run.job.decoder.name == name
         )
     return inside / len(rows)
 

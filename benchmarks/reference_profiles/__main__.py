@@ -107,14 +107,14 @@ def _print_network(numbers: network.Numbers) -> None:
     for (row, small, large), (_, small_left_out, large_left_out) in pairs:
         print(
             f"{row.machine}  {row.nodes}"
-            f"  {row.at_64_mib}  {_beside(small, row.at_64_mib)}"
-            f"  {_beside(small_left_out, row.at_64_mib)}"
-            f"  {row.peak}  {_beside(large, row.peak)}  {_beside(large_left_out, row.peak)}"
+            f"  {row.at_64_mib}  {_with_error(small, row.at_64_mib)}"
+            f"  {_with_error(small_left_out, row.at_64_mib)}"
+            f"  {row.peak}  {_with_error(large, row.peak)}  {_with_error(large_left_out, row.peak)}"
         )
 
 
-def _beside(found: float, published: float) -> str:
-    return f"{found:.1f} ({found / published - 1:+.1%})"
+def _with_error(value: float, published: float) -> str:
+    return f"{value:.1f} ({value / published - 1:+.1%})"
 
 
 if __name__ == "__main__":

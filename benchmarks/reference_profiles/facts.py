@@ -78,8 +78,8 @@ class Fact:
     @property
     def rates(self) -> dict[str, float]:
         """Rates of GEMMs in narrow formats over that of bfloat16."""
-        found: dict[str, float] = {"fp8_rowwise": self.eight_bits_rate} if self.has_fp8 else {}
-        return found | (
+        rates: dict[str, float] = {"fp8_rowwise": self.eight_bits_rate} if self.has_fp8 else {}
+        return rates | (
             {"mxfp8": self.eight_bits_rate, "nvfp4": self.nvfp4_rate} if self.nvfp4_rate else {}
         )
 

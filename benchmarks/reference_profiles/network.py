@@ -50,31 +50,31 @@ def fitted(rows: tuple[ManyNodes, ...] = BETWEEN_NODES) -> Numbers:
     """Return the numbers with the smallest largest error over the rows."""
     grid = itertools.product(
         [0.9, 0.92, 0.94, 0.96, 0.98, 1.0],
-        [one / 1000 for one in range(2, 21, 2)],
-        [one / 10**6 for one in range(60, 301, 20)],
-        [one / 10**6 for one in range(0, 13, 2)],
+        [number / 1000 for number in range(2, 21, 2)],
+        [number / 10**6 for number in range(60, 301, 20)],
+        [number / 10**6 for number in range(0, 13, 2)],
     )
     return min(grid, key=lambda numbers: _largest_error(rows, numbers))
 
 
 def left_out() -> list[tuple[ManyNodes, float, float]]:
     """Return each row with the rule's GB/s as fitted to the other rows."""
-    found = []
+    rows = []
     for row in BETWEEN_NODES:
         network = network_of(
-            row.nic * 1e9, fitted(tuple(one for one in BETWEEN_NODES if one != row))
+            row.nic * 1e9, fitted(tuple(entry for entry in BETWEEN_NODES if entry != row))
         )
-        found.append((row, bus_bandwidth(row, network, MESSAGE), bus_bandwidth(row, network, 1e15)))
-    return found
+        rows.append((row, bus_bandwidth(row, network, MESSAGE), bus_bandwidth(row, network, 1e15)))
+    return rows
 
 
 def errors(numbers: Numbers) -> list[tuple[ManyNodes, float, float]]:
     """Return each row with the rule's GB/s at 64 MiB and at the peak."""
-    found = []
+    rows = []
     for row in BETWEEN_NODES:
         network = network_of(row.nic * 1e9, numbers)
-        found.append((row, bus_bandwidth(row, network, MESSAGE), bus_bandwidth(row, network, 1e15)))
-    return found
+        rows.append((row, bus_bandwidth(row, network, MESSAGE), bus_bandwidth(row, network, 1e15)))
+    return rows
 
 
 def _largest_error(rows: tuple[ManyNodes, ...], numbers: Numbers) -> float:

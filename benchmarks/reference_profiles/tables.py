@@ -124,8 +124,8 @@ def _kept_gemms(
         )
         errors, missed = [], False
         for shape, curve in curves.items():
-            found = surface.complete_series((1, *shape))
-            predicted = curve_through(sizes=found.sizes, seconds=found.medians)
+            series = surface.complete_series((1, *shape))
+            predicted = curve_through(sizes=series.sizes, seconds=series.medians)
             for rows in curve.keys() - kept[shape].keys():
                 error = abs(predicted.predict(rows).seconds / curve[rows] - 1)
                 if error > BOUND:
@@ -166,11 +166,11 @@ def collective_tables(folder: Path, fact: Fact) -> tuple[list[CollectiveTable], 
             curves[op, size][num_bytes] = float(row["median_us"]) * 1e-6
     tables, report = [], []
     for op in OPS.values():
-        sizes = sorted(size for one, size in curves if one == op)
+        sizes = sorted(size for name, size in curves if name == op)
         kept = {size: thinned(curves[op, size]) for size in sizes}
         report.append(_report(op, [(curves[op, size], kept[size]) for size in sizes]))
         tables += [_collective(fact, op, size, curve) for size, curve in kept.items()]
-    pair = next(one for one in tables if (one.op, one.group_size) == ("all_to_all", 2))
+    pair = next(table for table in tables if (table.op, table.group_size) == ("all_to_all", 2))
     return [*tables, _send(pair)], report
 
 

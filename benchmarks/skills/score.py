@@ -41,8 +41,8 @@ def _value(key: Key, document: object) -> Json:
     for name in filter(None, key.path.split(".")):
         value = value[int(name)] if isinstance(value, list) else value[name]
     if key.pattern:
-        found = re.search(key.pattern, str(value))
-        return found and found[1]
+        match = re.search(key.pattern, str(value))
+        return match and match[1]
     if isinstance(value, bool | str | None):
         return value
     return float(value) / key.unit
@@ -71,14 +71,14 @@ def _is_right(key: Key, given: Json, truth: Json) -> bool:
 def last_object(text: str) -> dict[str, Any]:
     """Return the last JSON object in a text; empty without any."""
     decoder, place = json.JSONDecoder(), text.find("{")
-    found: dict[str, Any] = {}
+    last: dict[str, Any] = {}
     while place >= 0:
         try:
-            found, end = decoder.raw_decode(text, place)
+            last, end = decoder.raw_decode(text, place)
         except json.JSONDecodeError:
             end = place + 1
         place = text.find("{", end)
-    return found
+    return last
 
 
 def table(questions: Sequence[Question], folders: Sequence[Path]) -> Iterator[str]:

@@ -15,16 +15,16 @@ from typing import cast
 
 import moetune
 from moetune.app.subjects.model import kinds_of
-from moetune.app.views.model_words import (
+from moetune.domain.training_document import TrainingDocument
+from moetune.domain.units import format_bytes
+from moetune.report.figure import Axis, Bar, Figure, Series, seconds_unit
+from moetune.report.model_words import (
     binding_words,
     decision_words,
     how_sure,
     origin_words,
     saving_words,
 )
-from moetune.domain.training_document import TrainingDocument
-from moetune.domain.units import format_bytes
-from moetune.report.figure import Axis, Bar, Figure, Series, seconds_unit
 from moetune.report.section import seconds_span
 from moetune.report.svg import STATIC, drawing_of
 

@@ -11,8 +11,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any
 
-from moetune.app.stand_ins import stand_ins_of
-from moetune.app.training import step_spread, tight_words
+from moetune.app.training import stand_in_ratios, step_spread
 from moetune.app.training_plan import answer_of
 from moetune.domain.budget import Budget, Spread, TrainingRun
 from moetune.domain.errors import MoetuneError
@@ -30,8 +29,10 @@ from moetune.fit.costs import costs_of
 from moetune.fit.missing import check_numbers
 from moetune.launches.files import LaunchFile
 from moetune.launches.reading import SEVERITIES, Problem, Reading
+from moetune.report.model_warnings import tight_words
 from moetune.solve.model.alternatives import LEAST_SAVED
 from moetune.solve.model.best import BestLayouts, with_room
+from moetune.solve.model.memory import is_tight
 from moetune.solve.model.profiled import search_of, step_prices, usable_bytes
 from moetune.solve.model.search import FoldedSearch, PricedLayout
 from moetune.solve.model.uncertainty import confidence_of
@@ -196,9 +197,8 @@ class LaunchCheck:
     def _seconds(self, priced: PricedLayout) -> Spread:
         """Return the seconds of a step with their range, computed as for a plan."""
         job, target = self.job, self._search(self.facts).target
-        costs = costs_of(self.profile, allow_modelled=True)
         price = partial(step_prices, job, target, self.profile)
-        ratios = stand_ins_of(price, self.profile, priced, costs).ratios
+        ratios = stand_in_ratios(price, self.profile, priced)
         sure = confidence_of(
             [priced.step.seconds], ratios=ratios, target=target.name, calibration=self.calibration
         )
@@ -271,7 +271,7 @@ class LaunchCheck:
     def _bounded(self, facts: Mapping[str, Any], priced: PricedLayout | None) -> FoldedSearch:
         """Return the search, limited to the launch's memory if the launch is tight."""
         search = self._search(facts)
-        if priced is None or not any(tight_words(priced.memory, self.limit_bytes)):
+        if priced is None or not is_tight(priced.memory, self.limit_bytes):
             return search
         tight = partial(replace, search, limit_bytes=priced.memory.peak_bytes)
         return search.remembered("no more than the launch", tight)

@@ -14,13 +14,13 @@ from moetune.app import wiring
 from moetune.app.plan import inputs_sent, layer_inputs, plan_for, read_inputs, sound_numbers
 from moetune.app.profiles import ResolvedProfile, is_path
 from moetune.app.requests import is_of_model, layer_question, training_request
-from moetune.app.sensitivity import Sensitivity, sensitivity_of
+from moetune.app.sensitivity import sensitivity_of
 from moetune.app.solvers import SolverPool, Turns
 from moetune.app.sources import Sources, StoredSources
 from moetune.app.subjects import Subject, WhyNot, subject_of
 from moetune.app.trace import Trace, predicted_trace
 from moetune.app.training import plan_training
-from moetune.app.why_not import WhyNotAnswer, answer_why_not
+from moetune.app.why_not import answer_why_not
 from moetune.config import Settings
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, MoetuneError, ProfileError
@@ -31,6 +31,8 @@ from moetune.domain.records import ObservedRun
 from moetune.domain.request import PlanInputs
 from moetune.domain.spelling import AS_KEYS, spelled
 from moetune.domain.training_document import TrainingDocument
+from moetune.report.sensitivity import Sensitivity
+from moetune.report.why_not import WhyNotAnswer
 
 if TYPE_CHECKING:
     from moetune.store import SqlStore

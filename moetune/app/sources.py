@@ -16,7 +16,7 @@ from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.records import ObservedRun
 from moetune.domain.spelling import about
-from moetune.report.section import plural
+from moetune.report.words import earlier_runs_words
 
 if TYPE_CHECKING:
     from moetune.store import SqlStore
@@ -146,8 +146,4 @@ def earlier_runs_note(store: "SqlStore | None", profile: Profile) -> str:
     runs = store.observed_runs(profile=profile.name) if store is not None else ()
     if not runs or any(run.value.profile_fingerprint == profile.digest for run in runs):
         return ""
-    observed = plural(len(runs), "observed run")
-    return (
-        f"profile {profile.name} has changed since its {observed}, so that no plan is calibrated: "
-        "observe again with a new plan"
-    )
+    return earlier_runs_words(profile.name, len(runs))

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from moetune.domain.profile import Profile
+from moetune.report.words import stale_words
 
 
 def software_here() -> dict[str, str]:
@@ -33,9 +34,4 @@ def stale_note(profile: Profile) -> str:
     if profile.provenance != "measured" or not is_of_this_processor(profile):
         return ""
     changed = profile.fingerprint.software_changes(software_here())
-    if not changed:
-        return ""
-    return (
-        f"profile {profile.name!r} is stale, the software changed: {', '.join(changed)}; "
-        f"measure it again: `moetune profile --name {profile.name}`"
-    )
+    return stale_words(profile.name, changed) if changed else ""

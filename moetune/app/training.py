@@ -1,14 +1,14 @@
 """The plan of a decoder's training: the search for the fastest layout, or why nothing fits."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
 from moetune.app.plan import sound_numbers
-from moetune.app.stand_ins import StandIns, stand_ins_of
 from moetune.app.training_plan import TrainingRequest, answer_of, plan_id, saving_of
 from moetune.domain.budget import Spread
+from moetune.domain.costs import Costs
 from moetune.domain.errors import (
     InfeasiblePlanError,
     InputError,
@@ -26,31 +26,35 @@ from moetune.domain.training import (
     FoldedLayout,
     LayoutRequest,
 )
-from moetune.domain.training_document import PlanOrigin, TrainingDocument, TrainingMemory
+from moetune.domain.training_document import PlanOrigin, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.costs import costs_of
 from moetune.fit.missing import check_numbers
 from moetune.fit.quality import quality_of
+from moetune.fit.variants import RESAMPLING_SEED, resample_costs
 from moetune.report.doubts import uncounted_words
-from moetune.report.reasons import placement_words
-from moetune.report.section import percent
+from moetune.report.model_warnings import (
+    host_memory_words,
+    loading_words,
+    network_words,
+    routing_words,
+    stand_in_words,
+    tight_words,
+    unpublished_words,
+)
+from moetune.report.reasons import placement_reason
 from moetune.solve.model.activations import ELEMENT
 from moetune.solve.model.alternatives import Savings, memory_front, with_graphs
 from moetune.solve.model.best import BestLayouts, with_room
-from moetune.solve.model.memory import (
-    ERROR_SHARE,
-    ROUTING,
-    MemoryModel,
-    RankMemory,
-    room_for_errors,
-)
+from moetune.solve.model.memory import MemoryModel
 from moetune.solve.model.model_chunks import chunks_of
 from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.placement import solve_placed
 from moetune.solve.model.profiled import search_of, step_prices, usable_bytes
 from moetune.solve.model.search import FoldedSearch, PricedLayout
+from moetune.solve.model.step import StepPrices
 from moetune.solve.model.trained import trained_of
-from moetune.solve.model.uncertainty import confidence_of, public_ratios
+from moetune.solve.model.uncertainty import confidence_of, drawn_ratios, public_ratios
 
 
 def plan_training(
@@ -118,6 +122,7 @@ def _solve(request: TrainingRequest, profile: Profile) -> _Solved:
     return solved if solved.plan.fits else _on_host(solved, request, profile)
 
 
+_NUM_DRAWS = 20
 _ON_HOST = LayoutRequest(tp=1, cp=1, pp=1, vpp=1, zero=3, offload_optimizer=1.0)
 """Pins of layouts that keep states in chunks in host memory, as `moetune.shard` does."""
 
@@ -154,7 +159,7 @@ def _check_placement_rule(request: TrainingRequest) -> None:
         )
     if rule != "natural" and not target.places_experts:
         raise InputError(
-            f"--expert-placement {rule}: {target.name} keeps experts in their own order",
+            f"--expert-placement {rule}: {target.name} keeps experts in the model's order",
             "omit --expert-placement, or plan with --target moetune",
         )
 
@@ -186,22 +191,19 @@ def _search(request: TrainingRequest, profile: Profile, *, asks_runtime: bool = 
             search = with_room(search, pins)
         if isinstance(request.job.routing, RecordedLayers):
             placed = solve_placed(search, request.pins)
-            why = placement_words(placed, target=search.target.name, zero=request.pins.zero)
+            why = placement_reason(placed, target=search.target.name, zero=request.pins.zero)
             layouts, placement = placed.layouts, replace(placed.placement, why=why)
         else:
             layouts = BestLayouts.of(search, pins)
         search, best = layouts.search, layouts.best()
         ranked = (with_graphs(search, pins, best) or layouts).ranked()
-        price = partial(step_prices, search.wholes.job, search.target, profile)
-        stand_ins = stand_ins_of(price, profile, ranked[0], costs)
-    plan = _document(request, profile, search, ranked, stand_ins)
+        plan = _document(request, profile, search, ranked)
     return _Solved(plan=replace(plan, placement=placement), best=ranked[0], search=search)
 
 
 def _document(
-    request: TrainingRequest, profile: Profile, search: FoldedSearch, ranked: list[PricedLayout],
-    stand_ins: StandIns,
-) -> TrainingDocument:  # fmt: skip
+    request: TrainingRequest, profile: Profile, search: FoldedSearch, ranked: list[PricedLayout]
+) -> TrainingDocument:
     """Return the plan of ranked layouts; the calibration of the first holds for all of them."""
     request = request.calibrated(ranked[0].layout)
     limit = request.memory_limit_bytes or usable_bytes(profile.machine)
@@ -210,8 +212,10 @@ def _document(
     chosen, *alternatives = (
         answer_of(row, request.job, device, facts, factor=request.factor) for row in ranked
     )  # fmt: skip
+    price = partial(step_prices, search.wholes.job, search.target, profile)
     sure = confidence_of(
-        [row.step.seconds for row in ranked], ratios=stand_ins.ratios, target=target,
+        [row.step.seconds for row in ranked], target=target,
+        ratios=stand_in_ratios(price, profile, ranked[0]),
         calibration=request.calibration,
     )  # fmt: skip
     return TrainingDocument(
@@ -220,10 +224,11 @@ def _document(
         confidence=sure, run=inputs.run(step_spread(chosen.predicted.step_seconds, sure)),
         trust=search.prices.device.trusts.least, profile_quality=quality_of(profile),
         warnings=(
-            *uncounted_words(request.job.decoder), *stand_ins.words,
-            *_routing_words(request, ranked[0].layout, limit), *_loading_words(request, limit),
-            *_host_words(ranked[0], search, profile),
-            *tight_words(ranked[0].memory, usable_bytes(profile.machine)),
+            *uncounted_words(request.job.decoder),
+            *_missing_words(
+                price(costs_of(profile, allow_modelled=True)), profile, ranked[0].layout
+            ),
+            *_memory_words(request, ranked[0], search, profile, limit),
         ),
         alternatives=tuple(alternatives),
         origin=PlanOrigin(
@@ -235,50 +240,52 @@ def _document(
     )  # fmt: skip
 
 
+def stand_in_ratios(
+    price: Callable[[Costs], StepPrices], profile: Profile, chosen: PricedLayout
+) -> tuple[float, float]:
+    """Return quantiles, 5 % and 95 %, of a step over its prediction from stand-ins alone.
+
+    For published machines with a network, the record of public runs already has the error. Else
+    the step is priced under drawn costs, as another link, another group or a reference machine may
+    stand in, and samples have noise.
+    """
+    if profile.network is not None and profile.provenance == "published":
+        return 1.0, 1.0
+    drawn = resample_costs(profile, num=_NUM_DRAWS, seed=RESAMPLING_SEED, allow_modelled=True)
+    return drawn_ratios(map(price, drawn), chosen)
+
+
+def _missing_words(prices: StepPrices, profile: Profile, layout: FoldedLayout) -> Iterator[str]:
+    """Yield what public runs and the profile lack of a layout, for prices of nothing else."""
+    prices.step(layout)
+    yield from unpublished_words(layout, prices.target)
+    yield from network_words(prices.job.world_size, profile)
+    yield from stand_in_words(prices.device.trusts.doubts)
+
+
 def step_spread(seconds: float, sure: Confidence) -> Spread:
     """Return the seconds of a step with their range."""
     return Spread(p05=sure.p05_step_seconds, predicted=seconds, p95=sure.p95_step_seconds)
 
 
-def _routing_words(request: TrainingRequest, layout: FoldedLayout, limit: int) -> Iterator[str]:
-    """Yield what natural routing would need, if that exceeds the limit of a balanced plan."""
-    job = request.job
-    if job.leaves_room or job.routing != BALANCED or not job.decoder.num_moe_layers:
-        return
-    roomy = replace(job, leaves_room=True)
-    memory = MemoryModel(job=roomy, stages=DecoderStages(job.decoder), target=request.target)
-    need, there = memory.needs(layout)[0], format_bytes(limit)
-    if need > limit:
-        needed = f"natural routing would need {format_bytes(round(need))} per device"
-        yield f"{needed}, more than the {there} there are; without --routing a plan leaves room"
-
-
-def _loading_words(request: TrainingRequest, limit: int) -> Iterator[str]:
-    """Yield what loading takes before experts are quantized, if that exceeds the limit."""
-    need, decoder = ELEMENT * round(request.job.decoder.parameters.total), request.job.decoder
-    if request.job.tuning.base != "bfloat16" and decoder.num_moe_layers and need > limit:
-        yield (
-            f"loading takes {format_bytes(need)} before experts are quantized, more than the "
-            f"{format_bytes(limit)} there are: quantize the checkpoint on a larger GPU first"
-        )
-
-
-def _host_words(best: PricedLayout, search: FoldedSearch, profile: Profile) -> Iterator[str]:
-    """Yield the memory that each host needs, if the profile does not know the hosts' memory."""
+def _memory_words(
+    request: TrainingRequest, best: PricedLayout, search: FoldedSearch, profile: Profile, limit: int
+) -> Iterator[str]:
+    """Yield what routing, loading, hosts and errors of the prediction need beyond what there is."""
+    job, has_experts = request.job, bool(request.job.decoder.num_moe_layers)
+    if has_experts and job.routing == BALANCED and not job.leaves_room:
+        stages, roomy = DecoderStages(job.decoder), replace(job, leaves_room=True)
+        memory = MemoryModel(job=roomy, stages=stages, target=request.target)
+        if (need := memory.needs(best.layout)[0]) > limit:
+            yield routing_words(need, limit)
+    need = ELEMENT * round(job.decoder.parameters.total)
+    if has_experts and job.tuning.base != "bfloat16" and need > limit:
+        yield loading_words(need, limit)
     rank_bytes = round(best.memory.host_bytes)
     if rank_bytes and search.host_bytes == inf:
         sharers = min(search.job.world_size, site_of(profile).devices_per_node)
-        needed = f"{format_bytes(rank_bytes * sharers)} more than its system's"
-        yield f"profile {profile.name} does not know its hosts' memory: each host needs {needed}"
-
-
-def tight_words(memory: RankMemory | TrainingMemory, limit_bytes: int) -> Iterator[str]:
-    """Yield that memory is tight, if a layout fits without room for errors of its bytes."""
-    free, there = limit_bytes - memory.peak_bytes, format_bytes(limit_bytes)
-    if 0 <= free < room_for_errors(memory.peak_bytes, memory.parts[ROUTING], ERROR_SHARE):
-        more = f"over {percent(ERROR_SHARE, digits=0)} more than predicted"
-        left = f"memory is tight: it leaves {format_bytes(round(free))} of {there}"
-        yield f"{left}, and a tenth of public runs took {more}"
+        yield host_memory_words(profile.name, rank_bytes * sharers)
+    yield from tight_words(best.memory, usable_bytes(profile.machine))
 
 
 def _of_layouts(pins: LayoutRequest) -> LayoutRequest:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from moetune.app.compare import changed_inputs, compare
 from moetune.app.plan import answers_again, plan_again
 from moetune.app.planner import Planner
 from moetune.app.requests import ask, check_served, is_of_model, layer_question, training_request
@@ -18,10 +17,9 @@ from moetune.domain.question import ASKS, Question
 from moetune.domain.spelling import Spelling, flag_of, nearest_or, spelled
 from moetune.domain.training_document import TrainingInputs
 from moetune.fit.speeds import Speeds, scale_profile
-from moetune.report.section import sentence
+from moetune.report.comparison import WhatIfAnswer
 from moetune.solve.model.profiled import usable_bytes
 
-WHATIF_SCHEMA = "moetune.whatif/1"
 AS_CHANGES = Spelling(key="changes.{}", constraint="changes.constraints.{}")
 _ARGUMENTS: Mapping[str, str] = {"tokens_per_rank": "tokens", "memory_limit_bytes": "memory_limit"}
 """Arguments of `moetune.plan` for the keys of a plan's inputs that have another name."""
@@ -41,28 +39,6 @@ class WhatIf:
     changes: Mapping[str, object] = field(default_factory=dict)
     speeds: Mapping[str, float] = field(default_factory=dict)
     spelling: Spelling = AS_CHANGES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIfAnswer:
-    """Both plans and their differences; the second plan is not stored."""
-
-    before: AnyPlan
-    after: AnyPlan
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """Sentences on the differences: first the changes, then the effects by importance."""
-        changed = ", ".join(changed_inputs(self.before, self.after))
-        title = f"{'' if changed.startswith('without ') else 'with '}{changed}"
-        title = title if changed else "the plan is already made for these inputs"
-        return sentence(title), *compare(self.before, self.after)
-
-    @property
-    def document(self) -> dict[str, object]:
-        """The JSON document of `moetune whatif` and of the service."""
-        plans = {"before": encode(self.before), "after": encode(self.after)}
-        return {"schema": WHATIF_SCHEMA, **plans, "words": list(self.words)}
 
 
 def whatif(

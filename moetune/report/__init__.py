@@ -1,5 +1,1 @@
-"""Neutral sections, figures of profiles and plans, the HTML around them, and a layer's reasons.
-
-A figure has panels of marks, which `svg.py` draws. Functions take values of the domain and return
-a `Figure`.
-"""
+"""What people read of plans and profiles: sentences, sections, figures, and HTML around them."""

@@ -267,7 +267,7 @@ def _placed_words(choice: PlacementChoice) -> str:
     )
 
 
-def placement_words(placed: PlacedLayouts, *, target: str, zero: int | None) -> str:
+def placement_reason(placed: PlacedLayouts, *, target: str, zero: int | None) -> str:
     """Return why a model's experts are placed by their loads, or keep their order."""
     choice = placed.placement
     rows = f"× the mean rows, the mean of {len(choice.layers)} layers"

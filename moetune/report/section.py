@@ -61,7 +61,7 @@ class Cell:
     @classmethod
     def share(cls, number: float | None, *, digits: int = 1, sign: bool = False) -> "Cell":
         """Return a cell with a percentage; an empty cell for None."""
-        text = "" if number is None else percent(number, digits=digits, sign=sign)
+        text = "" if number is None else format_share(number, digits=digits, sign=sign)
         return cls(text=text, value=number, unit="1")
 
 
@@ -225,11 +225,6 @@ def sentence(text: str) -> str:
 def plural(count: int, noun: str, nouns: str = "") -> str:
     """Return "1 chunk" or "2 chunks"; `nouns` is an irregular plural."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {nouns or noun + 's'}"
-
-
-def percent(share: float, *, digits: int = 1, sign: bool = False) -> str:
-    """Return a share as "12.3 %", with `sign` as "+12.3 %"."""
-    return format_share(share, digits=digits, sign=sign)
 
 
 def chance(share: float) -> str:

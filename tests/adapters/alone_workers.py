@@ -14,7 +14,7 @@ import moetune
 from moetune.adapters import saving
 from moetune.domain.errors import CollectiveError
 from tests.adapters.tiny_models import tiny
-from tests.app import parallelize_workers as own
+from tests.app import parallelize_workers as par
 
 _TIMEOUT_SECONDS, _LONGEST_SECONDS = 4.0, 60.0
 
@@ -44,8 +44,8 @@ def evaluates_a_layer(folder: str) -> None:
 
 def evaluates_stages(folder: str) -> None:
     layout = {"pp": 2} if dist.get_world_size() == 2 else {"dp": 2, "pp": 2, "ep": 2}
-    trained = own._parallel(layout)
-    batch = [*map(trained.local_batch, own.batch_of(0))]
+    trained = par._parallel(layout)
+    batch = [*map(trained.local_batch, par.batch_of(0))]
     trained.evaluate(*batch)
     _alone(folder, lambda: trained.evaluate(*batch), "the agreement on the evaluation")
 

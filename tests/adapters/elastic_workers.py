@@ -25,8 +25,8 @@ DIES_IN_STEP = 2
 
 def losses_in(folder: Path) -> dict[int, float]:
     """Return the losses that a job has printed, by step."""
-    found = re.findall(r"^step (\d+): loss (\S+),", (folder / "output").read_text(), re.MULTILINE)
-    return {int(step): float(loss) for step, loss in found}
+    lines = re.findall(r"^step (\d+): loss (\S+),", (folder / "output").read_text(), re.MULTILINE)
+    return {int(step): float(loss) for step, loss in lines}
 
 
 def train(folder: Path, weights: Path, steps: int, stop_in_step: int | None = None) -> None:

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 import moetune
 from moetune.domain.plan import Decision
 from tests.adapters.tiny_models import loss_of, tiny, tokens_of
-from tests.adapters.workers import TOLERANCE, layers_of, mean_reference, own_part, rank_of
+from tests.adapters.workers import TOLERANCE, layers_of, local_part, mean_reference, rank_of
 from tests.runtime.poison import poison
 
 
@@ -32,12 +32,12 @@ def _check(adapted: Any, whole: Any) -> None:
     """Hold all gradients against those of the mean loss on one rank."""
     experts = {id(each) for layer in layers_of(adapted) for each in layer.experts.parameters()}
     pairs = zip(adapted.named_parameters(), whole.named_parameters(), strict=True)
-    for (name, found), (_, one) in pairs:
-        if one.grad is None or not found.requires_grad:
-            assert found.grad is None or not found.grad.any(), name
+    for (name, weight), (_, exact) in pairs:
+        if exact.grad is None or not weight.requires_grad:
+            assert weight.grad is None or not weight.grad.any(), name
             continue
-        wanted = own_part(adapted, found, one.grad) if id(found) in experts else one.grad
-        grad = torch.zeros_like(wanted) if found.grad is None else found.grad
+        wanted = local_part(adapted, weight, exact.grad) if id(weight) in experts else exact.grad
+        grad = torch.zeros_like(wanted) if weight.grad is None else weight.grad
         assert torch.isfinite(grad).all(), name
         assert (grad - wanted).abs().max() <= TOLERANCE, name
 

@@ -34,15 +34,15 @@ def test_a_job_that_sigterm_ends_on_two_ranks_goes_on_with_the_same_losses_on_th
     assert run_ranks(workers.train, 2, stopped, weights, 6, 3) == [""] * 2
     assert list(workers.losses_in(stopped)) == [1, 2, 3]
     assert run_ranks(workers.train, 3, stopped, weights, 6) == [""] * 3
-    found, wanted = workers.losses_in(stopped), workers.losses_in(whole)
-    assert list(found) == list(wanted) == [1, 2, 3, 4, 5, 6]
+    losses, wanted = workers.losses_in(stopped), workers.losses_in(whole)
+    assert list(losses) == list(wanted) == [1, 2, 3, 4, 5, 6]
     for step, loss in wanted.items():
-        assert found[step] == pytest.approx(loss, abs=1e-10, rel=0)
+        assert losses[step] == pytest.approx(loss, abs=1e-10, rel=0)
     output = (stopped / "output").read_text()
     assert "resumed step 3 on 3 ranks\n" in output
 
 
-def test_ranks_that_one_leaves_name_the_collective(weights: Path) -> None:
+def test_ranks_that_a_rank_leaves_name_the_collective(weights: Path) -> None:
     assert run_ranks(workers.lose_a_rank, 3, weights) == ["", "", KILLED]
 
 
@@ -57,5 +57,5 @@ def test_a_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(
 
 
 @pytest.mark.parametrize("method", ["backward", "total_loss"])
-def test_stages_that_one_leaves_name_the_collective(method: str) -> None:
+def test_stages_that_a_rank_leaves_name_the_collective(method: str) -> None:
     assert run_ranks(workers.lose_a_stage, 3, method) == ["", "", KILLED]

@@ -59,8 +59,8 @@ def test_a_step_is_repeated_whole_under_selective_checkpointing() -> None:
         module.moetune = None  # so that the first pass counts its rows as the repeated one does not
         run(x.clone().requires_grad_(), scores, chosen, counts).backward(dy)
         grads.append([each.grad for each in module.parameters()])
-    for one, other in zip(*grads, strict=True):
-        assert torch.equal(one, other)
+    for grad, other in zip(*grads, strict=True):
+        assert torch.equal(grad, other)
 
 
 def other_config() -> Any:
@@ -96,8 +96,8 @@ def test_one_graph_has_the_numbers_of_the_eager_layer(experts: Any) -> None:
         x, scores, chosen, counts, dy = titan_workers.inputs(0)
         module(x.requires_grad_(), scores.requires_grad_(), chosen, counts).backward(dy)
         grads.append([x.grad, scores.grad, *(each.grad for each in module.parameters())])
-    for one, other in zip(*grads, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    for grad, other in zip(*grads, strict=True):
+        torch.testing.assert_close(grad, other, rtol=1e-12, atol=1e-12)
 
 
 def test_checked_types_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,8 +97,8 @@ def equal_dense(experts: Any, plan: str | None = None) -> None:
         x, scores, chosen, counts, dy = inputs(rank)
         y = mine(x.requires_grad_(), scores.requires_grad_(), chosen, counts)
         y.backward(dy)
-        for found, other in zip((y, x.grad, scores.grad), wanted, strict=True):
-            torch.testing.assert_close(found, other, rtol=1e-10, atol=1e-10)
+        for value, other in zip((y, x.grad, scores.grad), wanted, strict=True):
+            torch.testing.assert_close(value, other, rtol=1e-10, atol=1e-10)
         for (name, part), parameter in zip(
             mine.inner_experts.named_parameters(), whole.inner_experts.parameters(), strict=True
         ):

@@ -80,13 +80,13 @@ def layers_of(model: torch.nn.Module) -> list[RoutedLayer]:
 
 def reference(model: Any) -> torch.Tensor:
     """Run a model on all ranks' tokens, and return this rank's logits."""
-    (mine, num_ranks), found = rank_of(), torch.empty(0)
+    (mine, num_ranks), result = rank_of(), torch.empty(0)
     for rank in range(num_ranks):
         logits = model(input_ids=tokens_of(rank)).logits
         loss_of(logits, rank).backward()
         if rank == mine:
-            found = logits.detach()
-    return found
+            result = logits.detach()
+    return result
 
 
 def check_step(adapted: Any, whole: Any, wanted: torch.Tensor) -> None:
@@ -98,22 +98,22 @@ def check_step(adapted: Any, whole: Any, wanted: torch.Tensor) -> None:
     loss_of(logits, rank).backward()
     experts = {id(each) for layer in layers_of(adapted) for each in layer.experts.parameters()}
     pairs = zip(adapted.named_parameters(), whole.named_parameters(), strict=True)
-    for (name, found), (same_name, one) in pairs:
+    for (name, weight), (same_name, exact) in pairs:
         assert name == same_name
-        assert one.grad is not None, name
-        grad = one.grad
-        if id(found) in experts:
-            grad = own_part(adapted, found, grad)
+        assert exact.grad is not None, name
+        grad = exact.grad
+        if id(weight) in experts:
+            grad = local_part(adapted, weight, grad)
         elif num_ranks > 1:
-            found.grad = torch.zeros_like(one) if found.grad is None else found.grad
-            dist.all_reduce(found.grad)
-        assert found.grad is not None, name
-        assert found.grad.shape == grad.shape, name
-        assert (found.grad - grad).abs().max() <= TOLERANCE, name
+            weight.grad = torch.zeros_like(exact) if weight.grad is None else weight.grad
+            dist.all_reduce(weight.grad)
+        assert weight.grad is not None, name
+        assert weight.grad.shape == grad.shape, name
+        assert (weight.grad - grad).abs().max() <= TOLERANCE, name
         assert grad.abs().max() > TOLERANCE, name
 
 
-def own_part(adapted: Any, parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+def local_part(adapted: Any, parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of what all experts of a parameter have, by indices of its own."""
     layer = next(
         layer
@@ -232,10 +232,10 @@ def trains_in_chunks_of_states() -> None:
         mean_reference(whole)
         optimizer.step()
         optimizer.zero_grad()
-    found = whole_state(model)
+    state = whole_state(model)
     if rank_of()[0] == 0:
-        assert found.keys() == whole.state_dict().keys()
-        check_states({name: found[name] for name in whole.state_dict()}, whole.state_dict())
+        assert state.keys() == whole.state_dict().keys()
+        check_states({name: state[name] for name in whole.state_dict()}, whole.state_dict())
 
 
 def saves(folder: str, families: Sequence[str]) -> None:
@@ -260,7 +260,7 @@ def saves(folder: str, families: Sequence[str]) -> None:
         copied = copy.deepcopy(adapted.state_dict())
         for name, value in adapted.state_dict().items():
             made = offloaded[name], copied[name], value.new_empty([])
-            assert all(type(one) is type(value) for one in made), name
+            assert all(type(result) is type(value) for result in made), name
         for seed, state in enumerate((
             adapted.state_dict(), whole.state_dict(), offloaded,
             torch.load(f"{folder}/{family}-{rank_of()[0]}.pt"),
@@ -281,7 +281,7 @@ class Together(torch.nn.Module):
         )
 
     def forward(self, input_ids: torch.Tensor) -> CausalLMOutput:
-        return CausalLMOutput(logits=sum(one(input_ids=input_ids).logits for one in self.models))
+        return CausalLMOutput(logits=sum(net(input_ids=input_ids).logits for net in self.models))
 
 
 def reshards(folder: str) -> None:
@@ -298,10 +298,10 @@ def reshards(folder: str) -> None:
         if step:
             _load(adapted, mine, f"{folder}/{step - 1}")
         _train_on(wrapped, adapted, mine)
-        found = whole_state(adapted)
+        state = whole_state(adapted)
         if is_first:
             _train_whole_on(whole, optimizer)
-            check_states(found, whole.state_dict())
+            check_states(state, whole.state_dict())
         if step + 1 < len(LAYOUTS):
             weights, states = get_state_dict(adapted, mine)
             dcp_save({"model": weights, "optimizer": states}, checkpoint_id=f"{folder}/{step}")
@@ -362,8 +362,8 @@ def raised(work: Callable[[], object]) -> str:
 
 def same_on_all(text: str) -> str:
     """Return a text that is the same on all ranks."""
-    told = shared_communicator().all_gather_object(text, "the comparison of errors")
-    assert len(set(told)) == 1, told
+    texts = shared_communicator().all_gather_object(text, "the comparison of errors")
+    assert len(set(texts)) == 1, texts
     return text
 
 

@@ -65,8 +65,8 @@ def refuses_to_shard_what_ranks_have_alone() -> None:
         experts = adapted.model.layers[0].mlp.experts
         assert type(experts).__name__ == type(whole.model.layers[0].mlp.experts).__name__
         name = "model.layers.0.mlp.experts.down_proj"
-        found = adapted.model.layers[0].mlp.experts.state_dict()["down_proj"].full_tensor()
-        assert torch.equal(found, whole.get_parameter(name)), wrap
+        weight = adapted.model.layers[0].mlp.experts.state_dict()["down_proj"].full_tensor()
+        assert torch.equal(weight, whole.get_parameter(name)), wrap
     sharded = tiny("Qwen3Moe")
     fully_shard(sharded)
     assert "is a DTensor already" in same_on_all(raised(lambda: moetune.adapt(sharded)))
@@ -223,8 +223,8 @@ def trains_in_a_trainer(folder: str) -> None:
         trainer.train()
         trainer.save_model(f"{folder}/end")
     dist.barrier()
-    found = [each["grad_norm"] for each in trainer.state.log_history if "grad_norm" in each]
-    assert found == pytest.approx(norms, abs=1e-6)
+    logged = [each["grad_norm"] for each in trainer.state.log_history if "grad_norm" in each]
+    assert logged == pytest.approx(norms, abs=1e-6)
     check_states(whole_state(adapted), whole.state_dict())
     for place in ("checkpoint-3", "end"):
         again = type(whole).from_pretrained(f"{folder}/{place}", dtype=torch.float64)

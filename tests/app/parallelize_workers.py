@@ -210,13 +210,13 @@ def train(trained: moetune.ParallelModel, losses: Sequence[float]) -> float:
         assert all(module.training for module in trained.parts.modules())
         trained.clip_grad_norm_(0.5)
         optimizer.step()
-    found = trained.total_loss(torch.stack(shares + evaluated))
-    return float((found - torch.tensor(losses, dtype=torch.float64)).abs().max())
+    loss = trained.total_loss(torch.stack(shares + evaluated))
+    return float((loss - torch.tensor(losses, dtype=torch.float64)).abs().max())
 
 
 def whole(value: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
-    return found
+    full: torch.Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return full
 
 
 def checkpoints_and_the_meta_device(folder: str) -> None:
@@ -226,7 +226,7 @@ def checkpoints_and_the_meta_device(folder: str) -> None:
         empty = Decoder().double()
     empty.register_buffer("scale", decoder().scale)
     trained = _parallel({"dp": 2, "pp": 2, "ep": 2, "zero": 3, "micro_batch": 1}, empty)
-    assert not any(one.is_meta for one in trained.parts.parameters())
+    assert not any(parameter.is_meta for parameter in trained.parts.parameters())
     trained.load_state_dict(decoder().state_dict())
     assert train(trained, losses) < SAME
     save({"model": trained.state_dict()}, checkpoint_id=folder)
@@ -247,8 +247,8 @@ def values_do_not_depend_on_the_layout(folder: str) -> None:
         with torch.device("meta"):
             model = nn.ModuleDict({"blocks": nn.ModuleList(Block(each) for each in range(2))})
         drawn = _parallel(layout, _Chain(model.double()))
-        found = {name: whole(value) for name, value in drawn.state_dict().items()}
-        torch.save(found, Path(folder) / f"{number}-{dist.get_rank()}")
+        values = {name: whole(value) for name, value in drawn.state_dict().items()}
+        torch.save(values, Path(folder) / f"{number}-{dist.get_rank()}")
 
 
 class _Chain(nn.Module):
@@ -276,25 +276,25 @@ def balance_reaches_every_gate() -> None:
     )
     trained.backward(*batch_of(0))
     for part in trained.parts:
-        for name, one in part.named_parameters():
+        for name, parameter in part.named_parameters():
             if name.endswith("gate.weight"):
                 short = name.removeprefix("model.")
-                assert one.grad is not None
-                assert float((one.grad - wanted[short]).abs().max()) < SAME
+                assert parameter.grad is not None
+                assert float((parameter.grad - wanted[short]).abs().max()) < SAME
 
 
 def gate_gradients() -> dict[str, torch.Tensor]:
     model = decoder()
     tokens, wanted = batch_of(0)
     loss = loss_of(model(tokens), wanted)
-    layers = [one for one in model.modules() if isinstance(one, moetune.MoELayer)]
-    (loss + 0.5 * torch.stack([one.aux_loss for one in layers]).mean()).backward()
-    found = {}
-    for name, one in model.named_parameters():
+    layers = [module for module in model.modules() if isinstance(module, moetune.MoELayer)]
+    (loss + 0.5 * torch.stack([layer.aux_loss for layer in layers]).mean()).backward()
+    grads = {}
+    for name, parameter in model.named_parameters():
         if name.endswith("gate.weight"):
-            assert one.grad is not None
-            found[name] = one.grad
-    return found
+            assert parameter.grad is not None
+            grads[name] = parameter.grad
+    return grads
 
 
 class _Tied(Decoder):

@@ -57,7 +57,7 @@ def test_every_stand_in_is_a_comment_of_the_file() -> None:
     for description in (OURS, replace(OURS, nodes=1, nics=None, nic_rate="", memory="")):
         described = describe(description)
         assert len(described.stand_ins) >= 4
-        assert all(f"# - {one}\n" in described.text for one in described.stand_ins)
+        assert all(f"# - {stand_in}\n" in described.text for stand_in in described.stand_ins)
     least = " ".join(describe(replace(OURS, nodes=1, nics=None, nic_rate="", memory="")).stand_ins)
     assert "memory of a GPU" in least
     assert "network between nodes" in least
@@ -83,7 +83,7 @@ def test_each_gpu_has_one_reference_with_a_rule_and_a_data_sheet() -> None:
 def test_an_unknown_gpu_is_answered_with_those_that_there_are(gpu: str) -> None:
     with pytest.raises(InputError) as caught:
         describe(replace(OURS, gpu=gpu))
-    assert all(one in caught.value.hint for one in ("gb200", "[scaled]"))
+    assert all(text in caught.value.hint for text in ("gb200", "[scaled]"))
 
 
 @pytest.mark.parametrize(("gpu", "name"), [
@@ -122,12 +122,12 @@ def test_a_hosts_memory_is_the_references_where_a_node_is() -> None:
 def test_another_gpus_parts_are_scaled() -> None:
     before = {row.op: row.beta_seconds_per_element for row in reference_of("h100").rows}
     scaled = profile_in_toml(tomllib.loads(OTHER))
-    found = {row.op: row.beta_seconds_per_element for row in scaled.rows}
+    rates = {row.op: row.beta_seconds_per_element for row in scaled.rows}
     assert (scaled.machine.device, site_of(scaled).host_memory_bytes) == ("Some GPU", None)
-    assert found.keys() == before.keys() > {"adam", "gelu", "chunked_layer"}
+    assert rates.keys() == before.keys() > {"adam", "gelu", "chunked_layer"}
     for op, beta in before.items():
         times = 1 if op.startswith("chunked_layer") else 2  # the host's
-        assert found[op] == pytest.approx(times * beta, rel=1e-3)
+        assert rates[op] == pytest.approx(times * beta, rel=1e-3)
 
 
 @pytest.mark.parametrize(("changes", "words"), [
@@ -157,8 +157,8 @@ def test_a_stand_in_widens_the_range_of_a_whole_models_step() -> None:
     known = load_profile_file(bundled_profiles()["h100-x8"])
     same = describe(replace(OURS, nics=8)).profile
     other = profile_in_toml(tomllib.loads(OTHER.replace("494.75", "989")))
-    plans = [plan_training(request, one) for one in (known, same, other)]
-    widths = [one.confidence.p95_step_seconds / one.confidence.p05_step_seconds for one in plans]
+    plans = [plan_training(request, machine) for machine in (known, same, other)]
+    widths = [plan.confidence.p95_step_seconds / plan.confidence.p05_step_seconds for plan in plans]
     assert widths[0] < widths[1] < widths[2]
 
 

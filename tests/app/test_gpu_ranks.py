@@ -33,18 +33,18 @@ def _devices(*_: object) -> tuple[int, torch.device]:
 @pytest.mark.parametrize(
     ("num_devices", "rank", "wanted"), [(4, 0, 0), (4, 3, 3), (1, 3, 0), (2, 1, 1)]
 )
-def test_the_current_device_of_a_rank_is_its_own(
+def test_the_current_device_is_that_of_the_rank(
     monkeypatch: pytest.MonkeyPatch, num_devices: int, rank: int, wanted: int
 ) -> None:
     launch = _launch(monkeypatch, rank=rank, world_size=4)
     with FakeCuda(num_devices) as cuda, MirrorWorld(cuda, rank=rank, num_ranks=4):
-        found = run_on_ranks(
+        devices = run_on_ranks(
             _devices, None, num_ranks=4, launch=launch, environ={}, oversubscribe=False
         )
-    assert found == (wanted, torch.device("cuda", wanted))
+    assert devices == (wanted, torch.device("cuda", wanted))
 
 
-def test_a_rank_alone_has_the_first_device_and_without_one_the_cpu() -> None:
+def test_a_rank_alone_has_the_first_device_and_without_gpus_the_cpu() -> None:
     assert rank_device() == torch.device("cpu")
     with FakeCuda():
         assert rank_device() == torch.device("cuda", 0)
@@ -65,5 +65,5 @@ def test_the_second_ranks_step_is_verified_on_its_gpu(monkeypatch: pytest.Monkey
     ):
         with FakeCuda() as cuda, MirrorWorld(cuda, rank=1):
             assert run(**options) is None  # only the first rank answers
-            devices = {one.lane.device for one in cuda.operations}
+            devices = {operation.lane.device for operation in cuda.operations}
             assert devices == {torch.device("cpu"), torch.device("cuda", 1)}

@@ -29,7 +29,7 @@ from moetune.measure.session import Assignment, Estimates
 from moetune.store import SqlStore, open_store
 
 NAME = "rtx2080ti-x64"
-ONE, OTHER = (CopyPoint(direction="h2d", pinned=True, num_bytes=2**size) for size in (20, 21))
+SMALL, LARGE = (CopyPoint(direction="h2d", pinned=True, num_bytes=2**size) for size in (20, 21))
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def with_slower_products(profile: Profile) -> Profile:
     return replace(profile, gemm=tuple(slower))
 
 
-def test_the_profile_behind_a_plan_is_the_one_it_was_made_from_or_none(
+def test_the_profile_behind_a_plan_is_that_it_was_made_from_or_none(
     database: str, plan: Plan, profile: Profile, tmp_path: Path
 ) -> None:
     @contextmanager
@@ -109,8 +109,8 @@ def test_resumed_measuring_omits_what_has_times_and_nothing_that_failed(database
         everything = sorted(points_left(store), key=repr)
         timed, failed = everything[:5], everything[5:8]
         run = store.start_run(name="lab", cluster=cluster, preset="quick")
-        store.add_samples(run, [Sample(point=one, seconds=(1e-3,)) for one in timed])
-        wrong = [Sample(point=one, seconds=(), error="out of memory") for one in failed]
+        store.add_samples(run, [Sample(point=point, seconds=(1e-3,)) for point in timed])
+        wrong = [Sample(point=point, seconds=(), error="out of memory") for point in failed]
         store.add_samples(run, wrong)
         assert points_left(store) == set(everything) - set(timed)
 
@@ -146,8 +146,8 @@ def test_the_hosts_memory_is_that_of_all_devices_of_a_node_or_what_the_profile_k
         device="any", num_devices=12, devices_per_node=3, memory_bytes=2**30,
     )  # fmt: skip
     fingerprint = Fingerprint(hardware={HOST_MEMORY: known} if known else {}, software={})
-    found = replace(profile, machine=machine, fingerprint=fingerprint)
-    assert site_of(found).host_memory_bytes == expected
+    changed = replace(profile, machine=machine, fingerprint=fingerprint)
+    assert site_of(changed).host_memory_bytes == expected
 
 
 class LeftSeconds(Progress):
@@ -176,10 +176,10 @@ def test_the_time_left_is_that_of_all_visits_and_never_negative(
     cluster = Cluster(machine=profile.machine, fingerprint=profile.fingerprint)
     with open_store(database) as store:
         run = RecordedRun(store, name="lab", cluster=cluster, preset="quick", progress=shown)
-        run.receive(Estimates(seconds={ONE: 1.0, OTHER: 2.0}, total_seconds=7.0))
+        run.receive(Estimates(seconds={SMALL: 1.0, LARGE: 2.0}, total_seconds=7.0))
         now += 3.0
-        run.receive(Sample(point=ONE, seconds=(1.0,)))
+        run.receive(Sample(point=SMALL, seconds=(1.0,)))
         now += 5.0
-        run.receive(Sample(point=OTHER, seconds=(1.0,)))
+        run.receive(Sample(point=LARGE, seconds=(1.0,)))
     assert shown.total == 7.0
     assert shown.left == [4.0, 0.0]

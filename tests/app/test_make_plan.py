@@ -40,11 +40,11 @@ LAYERS = list(MODELS)
 @pytest.mark.parametrize("order", ["dispatch_first", "interleaved"])
 def test_a_plan_has_the_terms_it_was_made_from(profile: Profile, model: str, order: Order) -> None:
     plan = make_plan(Question(model=model, order=order), profile=profile)
-    found = plan.terms
-    assert found is not None
-    assert found.forward.seconds == plan.predicted.forward_seconds
-    assert found.backward.seconds == plan.predicted.backward_seconds
-    for terms in (found.forward, found.backward):
+    phases = plan.terms
+    assert phases is not None
+    assert phases.forward.seconds == plan.predicted.forward_seconds
+    assert phases.backward.seconds == plan.predicted.backward_seconds
+    for terms in (phases.forward, phases.backward):
         work = terms.total_transfer_seconds + terms.total_compute_seconds
         assert terms.hidden_seconds == pytest.approx(work - terms.seconds, abs=1e-12)
         hidden = terms.total_transfer_seconds - terms.exposed_communication_seconds
@@ -90,7 +90,7 @@ def test_the_default_dtype_is_what_the_machine_is_for(
     assert default_dtype(replace(profile, machine=machine, gemm=lines)) == expected
 
 
-def test_a_stand_in_group_size_is_named_only_where_one_stands_in(profile: Profile) -> None:
+def test_a_stand_in_group_size_is_named_only_where_it_stands_in(profile: Profile) -> None:
     request = Question(**encode(LAYER), tokens=512, world_size=32, allow_modelled=True)
     plan = make_plan(request, profile=profile)
     named = "not measured: all_to_all of 32 ranks; all_to_all of 64 ranks stands in"

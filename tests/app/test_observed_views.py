@@ -25,7 +25,7 @@ def verification(*steps: VerifiedStep) -> Verification:
 @pytest.mark.parametrize(("changes", "alone", "holds", "says"), [
     ({}, 2.5, True, "holds here: its step of 1.25 s is inside its range of 1.00 s to 2.00 s"),
     ({"range_seconds": None}, 2.5, True, "takes 1.25 s, and it promised no range"),
-    ({"range_seconds": (2.0, 3.0)}, 2.5, False, "missed its own range of 2.00 s to 3.00 s"),
+    ({"range_seconds": (2.0, 3.0)}, 2.5, False, "missed its range of 2.00 s to 3.00 s"),
     ({}, 1.0, False, "lost to one chunk, which is 25.0 % faster than its 1.25 s"),
     ({}, 1.24, True, "holds here"),
     ({"tolerance": 1e-9}, 2.5, False, "changed the numbers"),
@@ -33,11 +33,11 @@ def verification(*steps: VerifiedStep) -> Verification:
 def test_a_verification_ends_in_a_sentence(
     changes: dict[str, Any], alone: float, says: str, *, holds: bool
 ) -> None:
-    found = replace(verification(replace(ALONE, step_seconds=alone), PLANNED), **changes)
-    assert found.holds is holds
-    assert says in verdict(PLAN, found)
-    assert found.document["is_inside"] is not ("missed" in says)
-    assert found.document["has_lost"] is ("lost" in says)
+    outcome = replace(verification(replace(ALONE, step_seconds=alone), PLANNED), **changes)
+    assert outcome.holds is holds
+    assert says in verdict(PLAN, outcome)
+    assert outcome.document["is_inside"] is not ("missed" in says)
+    assert outcome.document["has_lost"] is ("lost" in says)
 
 
 @pytest.mark.parametrize(("seconds", "error"), [(1.0, "-20.0 %"), (1.5, "+20.0 %")])
@@ -52,10 +52,10 @@ def test_steps_by_another_kernel_are_listed_and_count_for_equal_numbers_alone() 
     other = replace(
         PLANNED, kernel="loop", is_planned=False, predicted_seconds=None, step_seconds=0.9
     )
-    found = replace(verification(alone, planned, other), kernel="grouped_mm")
-    assert (found.fastest, found.holds) == (planned, True)
-    [section] = verification_sections(PLAN, found)
+    outcome = replace(verification(alone, planned, other), kernel="grouped_mm")
+    assert (outcome.fastest, outcome.holds) == (planned, True)
+    [section] = verification_sections(PLAN, outcome)
     [table] = section.tables
     kernels = [row[table.header.index("kernel")] for row in table.rows]
     assert [cell.text for cell in kernels] == ["grouped_mm", "grouped_mm", "loop"]
-    assert not replace(found, steps=(alone, planned, replace(other, deviation=1.0))).is_equal
+    assert not replace(outcome, steps=(alone, planned, replace(other, deviation=1.0))).is_equal

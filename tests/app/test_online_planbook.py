@@ -44,16 +44,16 @@ def test_what_one_job_settles_the_next_runs_with(tmp_path: Path, plan: Plan) -> 
         book.step()
         if settled(tmp_path, plan):
             break
-    (one,) = settled(tmp_path, plan)
-    assert one.tokens_per_rank == 40
-    assert min(one.seconds) > 0
+    (size,) = settled(tmp_path, plan)
+    assert size.tokens_per_rank == 40
+    assert min(size.seconds) > 0
     assert [path.suffix for path in (tmp_path / "searches").iterdir()] == [".log"]
 
-    other = one.decision.with_degree(one.decision.degree + 1)
+    other = size.decision.with_degree(size.decision.degree + 1)
     with open_store(str(tmp_path / "it.db")) as store:
-        store.add_settled(replace(one, decision=other))
-        store.add_settled(replace(one, decision=replace(other, backward_degree=7)))  # of before
-        store.add_settled(replace(one, hardware_id="f" * 16))
+        store.add_settled(replace(size, decision=other))
+        store.add_settled(replace(size, decision=replace(other, backward_degree=7)))  # of before
+        store.add_settled(replace(size, hardware_id="f" * 16))
     layer, book = online(tmp_path)
     for _ in range(3):
         train(layer, 40)
@@ -98,7 +98,7 @@ def test_without_optuna_its_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
     assert "Optuna" in caught.value.what
 
 
-def test_searches_lie_beside_the_database_or_in_the_data_folder(
+def test_searches_lie_next_to_the_database_or_in_the_data_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))

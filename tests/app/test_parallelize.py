@@ -9,7 +9,7 @@ import torch
 import moetune
 from moetune.app import parallelize
 from moetune.domain.errors import InputError
-from tests.app import parallelize_workers as own
+from tests.app import parallelize_workers as par
 from tests.ranks import run_ranks
 from tests.training_plans import TRAINING, training_plan
 
@@ -35,10 +35,10 @@ FOUR: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize(
     ("num_ranks", "layouts"), [(2, TWO), pytest.param(4, FOUR, marks=pytest.mark.thorough)]
 )
-def test_a_model_of_ones_own_trains_as_one_process_does(
+def test_a_users_model_trains_as_one_process_does(
     num_ranks: int, layouts: tuple[dict[str, Any], ...]
 ) -> None:
-    assert run_ranks(own.layouts_train_equally, num_ranks, layouts) == [""] * num_ranks
+    assert run_ranks(par.layouts_train_equally, num_ranks, layouts) == [""] * num_ranks
 
 
 @pytest.mark.dist
@@ -47,7 +47,7 @@ def test_a_model_of_ones_own_trains_as_one_process_does(
 )
 def test_batches_of_other_shapes_are_one_error_on_all_ranks(layout: dict[str, Any]) -> None:
     num_ranks = layout["dp"] * layout["pp"]
-    assert run_ranks(own.different_batches_raise_an_error, num_ranks, layout) == [""] * num_ranks
+    assert run_ranks(par.different_batches_raise_an_error, num_ranks, layout) == [""] * num_ranks
 
 
 @pytest.mark.dist
@@ -56,50 +56,50 @@ def test_batches_of_other_shapes_are_one_error_on_all_ranks(layout: dict[str, An
 )
 def test_stages_without_experts_train_and_record(layout: dict[str, Any]) -> None:
     num_ranks = layout.get("dp", 1) * layout["pp"]
-    worker = own.stages_without_experts_train_and_record
+    worker = par.stages_without_experts_train_and_record
     assert run_ranks(worker, num_ranks, layout) == [""] * num_ranks
 
 
 @pytest.mark.dist
-def test_experts_of_transformers_in_a_model_of_ones_own_train_alike() -> None:
+def test_experts_of_transformers_in_a_users_model_train_alike() -> None:
     layouts = (
         {"dp": 2, "ep": 2}, {"pp": 2, "zero": 0}, {"dp": 2, "zero": 3},
         {"dp": 2, "ep": 2, "overlap": "chunks", "degree": {"forward": 2, "backward": 2}},
     )  # fmt: skip
-    assert run_ranks(own.experts_of_transformers_train_equally, 2, layouts) == ["", ""]
+    assert run_ranks(par.experts_of_transformers_train_equally, 2, layouts) == ["", ""]
 
 
 @pytest.mark.dist
 def test_states_load_into_another_layout_under_the_models_names(tmp_path: Path) -> None:
-    worker = own.checkpoints_and_the_meta_device
+    worker = par.checkpoints_and_the_meta_device
     assert run_ranks(worker, 4, str(tmp_path / "checkpoint")) == [""] * 4
 
 
 @pytest.mark.dist
 def test_a_model_without_memory_draws_the_same_values_under_every_layout(tmp_path: Path) -> None:
-    worker = own.values_do_not_depend_on_the_layout
+    worker = par.values_do_not_depend_on_the_layout
     assert run_ranks(worker, 2, str(tmp_path)) == ["", ""]
-    one = torch.load(tmp_path / "0-0")
-    two = torch.load(tmp_path / "1-0") | torch.load(tmp_path / "1-1")
-    assert one.keys() == two.keys()
-    assert all(bool((one[name] == two[name]).all()) for name in one)
-    assert float(one["inner.blocks.1.ffn.experts.w1"].std()) > 0
+    first = torch.load(tmp_path / "0-0")
+    second = torch.load(tmp_path / "1-0") | torch.load(tmp_path / "1-1")
+    assert first.keys() == second.keys()
+    assert all(bool((first[name] == second[name]).all()) for name in first)
+    assert float(first["inner.blocks.1.ffn.experts.w1"].std()) > 0
 
 
 @pytest.mark.dist
 def test_the_balance_loss_reaches_the_gates_of_every_stage() -> None:
-    assert run_ranks(own.balance_reaches_every_gate, 2) == ["", ""]
+    assert run_ranks(par.balance_reaches_every_gate, 2) == ["", ""]
 
 
 def test_without_a_process_group_it_says_what_to_call() -> None:
     with pytest.raises(InputError, match="needs a process group") as caught:
-        moetune.parallelize(own.decoder(), own.plan_of(1), loss_of=own.loss_of)
+        moetune.parallelize(par.decoder(), par.plan_of(1), loss_of=par.loss_of)
     assert "init_process_group" in str(caught.value.hint)
 
 
 @pytest.mark.dist
 def test_what_cannot_run_is_refused_by_name_on_all_ranks() -> None:
-    assert run_ranks(own.refusals, 2) == ["", ""]
+    assert run_ranks(par.refusals, 2) == ["", ""]
 
 
 def test_blocks_of_multi_token_prediction_are_refused_and_stages_without_them_are_not() -> None:

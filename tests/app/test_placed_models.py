@@ -31,8 +31,8 @@ def test_gradients_are_those_of_the_natural_order() -> None:
 
 
 @pytest.mark.dist
-def test_checkpoints_have_the_experts_own_order(tmp_path: Path) -> None:
-    worker = placed.checkpoints_have_the_experts_own_order
+def test_checkpoints_have_the_natural_order(tmp_path: Path) -> None:
+    worker = placed.checkpoints_have_the_natural_order
     assert run_ranks(worker, 2, str(tmp_path / "checkpoint")) == ["", ""]
 
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from moetune.app.subjects import LayerSubject
-from moetune.app.subjects.layer import placed_otherwise
 from moetune.app.views.layer import memory_words
-from moetune.app.views.words import device_word, plan_scope
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.report.section import chance
+from moetune.report.why_not import placed_otherwise
+from moetune.report.words import device_word, plan_scope
 from tests.golden.pages import placed
 from tests.report.lab import MACHINE, lab_plan, lab_profile
 
@@ -44,7 +44,7 @@ def test_memory_is_compared_with_the_plans_limit_else_the_devices() -> None:
 
 def test_a_rank_is_a_gpu_where_the_machine_has_them() -> None:
     cpu = replace(lab_profile(), machine=replace(MACHINE, kind="cpu"))
-    words = [device_word(one) for one in (None, cpu, lab_profile())]
+    words = [device_word(profile) for profile in (None, cpu, lab_profile())]
     assert words == ["rank", "rank", "GPU"]
     plan = lab_plan()
     assert "8 GPUs" in plan_scope(plan, profile=lab_profile())

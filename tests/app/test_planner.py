@@ -85,7 +85,7 @@ def test_a_known_question_is_not_solved_again_however_it_is_asked(
     assert len(solved) == 2
 
 
-def test_a_measured_profile_is_the_default_and_the_newest_one_counts(
+def test_a_measured_profile_is_the_default_and_the_newest_counts(
     planner: ServicePlanner, solved: list[PlanInputs]
 ) -> None:
     asked = {"layer": LAYER, "tokens_per_rank": 512, "constraints": QUICK}
@@ -113,8 +113,8 @@ def test_settings_say_what_is_planned_with_where_nothing_is_asked_for(tmp_path: 
         plan = planner.resolve({"model": "gpt-s"})
         assert (plan.inputs.profile, plan.inputs.dtype) == (PUBLISHED, "float16")
         other = {"model": "gpt-s", "profile": "rtx2080ti-x32", "dtype": "float32"}
-        found = planner.resolve(other).inputs
-        assert (found.profile, found.dtype) == ("rtx2080ti-x32", "float32")
+        inputs = planner.resolve(other).inputs
+        assert (inputs.profile, inputs.dtype) == ("rtx2080ti-x32", "float32")
     with (
         pytest.raises(InputError, match="profile"),
         open_planner(Settings(db=db, profile="lab.toml")),

@@ -119,24 +119,24 @@ def test_a_file_with_a_base_has_what_differs_from_it(tmp_path: Path) -> None:
         'schema = 1\nname = "own"\nbase = "h100-x8"\n'
         "[machine]\nnum_devices = 64\n[network]\nnic_bytes_per_second = 25e9\n"
     )
-    own = load_profile_file(path)
+    whole = load_profile_file(path)
     assert base.network is not None
     facts = dict(base.fingerprint.hardware)
     del facts["nics"]  # of another rate there may be others
-    assert own == replace(base, name="own", fingerprint=replace(base.fingerprint, hardware=facts),
-                          machine=replace(base.machine, num_devices=64),
-                          network=replace(base.network, nic_bytes_per_second=25e9))  # fmt: skip
+    assert whole == replace(base, name="own", fingerprint=replace(base.fingerprint, hardware=facts),
+                            machine=replace(base.machine, num_devices=64),
+                            network=replace(base.network, nic_bytes_per_second=25e9))  # fmt: skip
     assert load_profile_file(path).digest != base.digest
-    path.write_text(profile_to_toml(own))
-    assert load_profile_file(path) == own
+    path.write_text(profile_to_toml(whole))
+    assert load_profile_file(path) == whole
 
 
-def test_a_written_file_replaces_the_old_one_and_leaves_nothing_else(tmp_path: Path) -> None:
+def test_a_written_file_replaces_the_old_file_and_leaves_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     for text in ("old", "new µ"):
         write_text(path, text)
         assert path.read_text(encoding="utf-8") == text
-    assert [one.name for one in tmp_path.iterdir()] == ["plan.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
 
 
 def test_a_full_disk_leaves_the_old_file_whole(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ except InputError as error:
     )
     assert "plan.json cannot be written: File too large" in done.stdout
     assert path.read_text(encoding="utf-8") == "old"
-    assert [one.name for one in tmp_path.iterdir()] == ["plan.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
 
 
 def test_a_text_that_cannot_be_encoded_leaves_no_file(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
         writer.start()
     while any(writer.is_alive() for writer in writers):
         assert path.read_text(encoding="utf-8") in texts.values()
-    assert [one.name for one in tmp_path.iterdir()] == ["plan.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
 
 
 def test_a_folder_is_neither_read_nor_replaced(tmp_path: Path) -> None:

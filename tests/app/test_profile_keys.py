@@ -15,7 +15,7 @@ def read(document: dict[str, object]) -> dict[str, Any]:
 
 
 def test_every_key_with_a_unit_is_its_si_key() -> None:
-    found = read(
+    values = read(
         {
             "machine": {"memory": "80GB", "kind": "cuda", "host_memory": "1TiB"},
             "fingerprint": {"hardware": {"cores": "9"}},
@@ -30,7 +30,7 @@ def test_every_key_with_a_unit_is_its_si_key() -> None:
         }
     )  # fmt: skip
     approx = pytest.approx
-    assert found == {
+    assert values == {
         "machine": {"memory_bytes": 80 * 10**9, "kind": "cuda"},
         "fingerprint": {"hardware": {"cores": "9", "nics": "4", "host_memory_bytes": f"{2**40}"}},
         "network": {
@@ -52,11 +52,11 @@ def test_every_key_with_a_unit_is_its_si_key() -> None:
 @given(st.integers(1, 64), st.integers(1, 1600), st.integers(1, 72))
 def test_cards_are_shared_by_the_devices_of_a_node(nics: int, gbit: int, devices: int) -> None:
     network = {"nics": nics, "nic_rate": f"{gbit}Gbit/s"}
-    found: Any = in_si({"network": network}, devices_per_node=devices)["network"]
-    assert found["nic_bytes_per_second"] * devices * 8 == pytest.approx(nics * gbit * 1e9)
+    converted: Any = in_si({"network": network}, devices_per_node=devices)["network"]
+    assert converted["nic_bytes_per_second"] * devices * 8 == pytest.approx(nics * gbit * 1e9)
 
 
-@pytest.mark.parametrize("section", [one for one in UNIT_KEYS if UNIT_KEYS[one]])
+@pytest.mark.parametrize("section", [name for name in UNIT_KEYS if UNIT_KEYS[name]])
 def test_both_forms_a_bare_number_and_a_text_in_si_are_refused(section: str) -> None:
     is_list = section not in {"machine", "network"}
     for key, unit in UNIT_KEYS[section].items():

@@ -133,11 +133,11 @@ def test_a_device_without_an_end_is_refused() -> None:
 )
 def test_no_number_of_a_profile_may_be_negative_endless_or_none(name: str, tmp_path: Path) -> None:
     text = Path(str(bundled_profiles()[name])).read_text(encoding="utf-8")
-    firsts = {found[1]: found for found in reversed([*_NUMBER.finditer(text)])}
+    firsts = {match[1]: match for match in reversed([*_NUMBER.finditer(text)])}
     file = tmp_path / "wrong.toml"
-    for key, found in firsts.items():
+    for key, match in firsts.items():
         for wrong in ("nan", "-1", "inf"):
-            file.write_text(text[: found.start(2)] + wrong + text[found.end(2) :], encoding="utf-8")
+            file.write_text(text[: match.start(2)] + wrong + text[match.end(2) :], encoding="utf-8")
             with pytest.raises(InputError) as raised:
                 load_profile_file(file)
             assert "wrong.toml" in str(raised.value), (key, wrong)

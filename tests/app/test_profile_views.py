@@ -42,29 +42,29 @@ def test_the_worst_label_of_any_line_is_the_profiles() -> None:
         first, *rest = getattr(good, kind)
         for label in labels:
             worse: dict[str, Any] = {kind: (replace(first, error=error_of(quality=label)), *rest)}
-            found = quality_of(replace(good, **worse))
-            assert found is not None
-            assert found.label == label
-            assert len(found.suspect) == (label == "suspect")
+            quality = quality_of(replace(good, **worse))
+            assert quality is not None
+            assert quality.label == label
+            assert len(quality.suspect) == (label == "suspect")
 
 
 def test_a_suspect_group_has_the_errors_of_its_worst_fit() -> None:
     good = with_error(replace(lab_profile(), samples=()), error_of(quality="good"))
     first, *rest = good.copy
     bad = error_of(median=0.2, p95=0.5, quality="suspect")
-    found = quality_of(replace(good, copy=(replace(first, error=bad), *rest)))
+    quality = quality_of(replace(good, copy=(replace(first, error=bad), *rest)))
     copies = SuspectGroup(group="copies", median_error=0.2, p95_error=0.5)
-    assert found == ProfileQuality(label="suspect", suspect=(copies,))
+    assert quality == ProfileQuality(label="suspect", suspect=(copies,))
 
 
 def test_groups_without_fits_are_judged_by_their_samples() -> None:
     profile = with_error(lab_profile(), error_of(quality="good"))
-    rows = [one for one in profile.samples if isinstance(one.point, RowsPoint)]
+    rows = [row for row in profile.samples if isinstance(row.point, RowsPoint)]
     assert rows
-    marked = tuple(replace(one, marks=("busy",)) if one in rows else one for one in profile.samples)
-    found = quality_of(replace(profile, samples=marked))
-    assert found is not None
-    assert found.suspect == (SuspectGroup(group="memory-bound operations"),)
+    marked = tuple(replace(row, marks=("busy",)) if row in rows else row for row in profile.samples)
+    quality = quality_of(replace(profile, samples=marked))
+    assert quality is not None
+    assert quality.suspect == (SuspectGroup(group="memory-bound operations"),)
 
 
 def test_a_profile_is_listed_as_its_newest_run_with_samples_of_all(stores: StoreFinder) -> None:
@@ -73,10 +73,10 @@ def test_a_profile_is_listed_as_its_newest_run_with_samples_of_all(stores: Store
                      samples=first.samples[:10])  # fmt: skip
     with stores() as store:
         assert store is not None
-        for one in (first, lab_profile("other"), second):
-            store.save_profile(one)
-        listed = [one for one in list_profiles(store) if one.source == "store"]
-    assert [one.name for one in listed] == ["lab", "other"]
+        for profile in (first, lab_profile("other"), second):
+            store.save_profile(profile)
+        listed = [entry for entry in list_profiles(store) if entry.source == "store"]
+    assert [entry.name for entry in listed] == ["lab", "other"]
     newest = listed[0]
     assert (newest.num_runs, newest.device, newest.num_devices) == (2, "New GPU", 16)
     assert newest.num_samples == len(first.samples) + 10

@@ -28,12 +28,12 @@ def test_the_plan_is_made_from_the_profile_with_the_same_tokens_and_stored(home:
     assert (plan.inputs.layer, plan.inputs.dtype) == (old.inputs.layer, old.inputs.dtype)
     assert plan.inputs.constraints == old.inputs.constraints
     with open_store(db, read_only=True) as store:
-        assert {one.id for one in store.plans()} == {old.id, plan.id}
+        assert {stored.id for stored in store.plans()} == {old.id, plan.id}
     assert moetune.open_planbook(plan.id, db=db, renew=True).plans == (plan,)
-    assert [one.id for one in moetune.open_planbook(old.id, db=db).plans] == [old.id]
+    assert [stored.id for stored in moetune.open_planbook(old.id, db=db).plans] == [old.id]
 
 
-def test_the_service_is_asked_where_there_is_one() -> None:
+def test_a_configured_service_is_asked() -> None:
     old = small_plan(layer=SHAPE, world_size=2, tokens=40)
 
     def answer(exchange: Exchange, seen: Seen) -> None:
@@ -47,7 +47,7 @@ def test_the_service_is_asked_where_there_is_one() -> None:
 
     with serving(answer) as stub:
         book = moetune.open_planbook([old.id], service=stub.url, renew=True)
-        assert [one.path for one in stub.seen] == [f"/v1/plans/{old.id}", "/v1/plans:resolve"]
+        assert [call.path for call in stub.seen] == [f"/v1/plans/{old.id}", "/v1/plans:resolve"]
     assert book.plans == (ALONE,)
 
 

@@ -37,11 +37,11 @@ def test_the_newest_plans_are_reported_with_the_newest_profile(
         for plan in plans:
             store.save_plan(plan)
     file = tmp_path / "out.html"
-    found = report(stores, file)
-    assert found.file == file
-    assert found.profiles == ("lab",)
-    assert list(found.plans) == [one.id for one in reversed(plans)][:2]
-    counts = [headings(file, one.id) for one in plans]
+    result = report(stores, file)
+    assert result.file == file
+    assert result.profiles == ("lab",)
+    assert list(result.plans) == [plan.id for plan in reversed(plans)][:2]
+    counts = [headings(file, plan.id) for plan in plans]
     assert counts[0] == 0
     assert min(counts[1:]) >= 2  # in the contents and above the chapter
     assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", file.read_text(encoding="utf-8"))
@@ -86,20 +86,20 @@ def test_a_plan_of_a_file_is_reported_with_its_profile(stores: StoreFinder, tmp_
 
 @pytest.mark.parametrize("name", ["a100-x8", "h100-x8", "h200-x8", "b200-x8", "rtx2080ti-x64"])
 def test_reference_machines_are_reported(stores: StoreFinder, tmp_path: Path, name: str) -> None:
-    found = report(stores, tmp_path / "out.html", profile=name)
-    assert found.profiles == (name,)
+    result = report(stores, tmp_path / "out.html", profile=name)
+    assert result.profiles == (name,)
     assert "start-up" in (tmp_path / "out.html").read_text(encoding="utf-8")
 
 
-def test_a_plan_of_another_machine_is_not_reported_with_the_newest_measured_one(
+def test_a_plan_of_another_machine_is_not_reported_with_the_newest_measured_profile(
     stores: StoreFinder, tmp_path: Path
 ) -> None:
     with stores() as store:
         assert store is not None
         store.save_profile(lab_profile())
         store.save_plan(training_plan())
-    found = report(stores, tmp_path / "out.html", plans=(training_plan().id,), default="lab")
-    assert found.profiles == ("h100-x8",)
+    result = report(stores, tmp_path / "out.html", plans=(training_plan().id,), default="lab")
+    assert result.profiles == ("h100-x8",)
     assert report(stores, tmp_path / "b.html", default="lab").profiles == ("h100-x8",)
     with stores() as store:
         assert store is not None

@@ -80,8 +80,8 @@ def test_verify_runs_the_layer_with_the_plans_routing_and_placement(
     assert app.main([*common, *flags]) == 0
     plan = json.loads(capsys.readouterr().out)
     code = app.main([*common, "verify", plan["id"], "--nproc", "2", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert code == (0 if found["is_inside"] and not found["has_lost"] else 6)
-    assert found["imbalance"] == pytest.approx(imbalance, rel=0.02)
-    assert found["steps"]
-    assert all(step["deviation"] <= found["tolerance"] for step in found["steps"])
+    document = json.loads(capsys.readouterr().out)
+    assert code == (0 if document["is_inside"] and not document["has_lost"] else 6)
+    assert document["imbalance"] == pytest.approx(imbalance, rel=0.02)
+    assert document["steps"]
+    assert all(step["deviation"] <= document["tolerance"] for step in document["steps"])

@@ -140,7 +140,7 @@ def test_two_ranks_ask_once_together(
 ) -> None:
     monkeypatch.setenv("MOETUNE_URL", service.url)
     assert run_ranks(service_workers.asks_together, 2) == ["", ""]
-    assert [one["world_size"] for one in service.documents("/v1/plans:resolve")] == [2]
+    assert [body["world_size"] for body in service.documents("/v1/plans:resolve")] == [2]
     assert len(list((home / "cache" / "moetune" / "plans").iterdir())) == 1
 
 
@@ -152,4 +152,4 @@ def test_two_ranks_do_without_a_service_that_is_away(monkeypatch: pytest.MonkeyP
     with serving(lambda exchange, _: exchange.hang()) as hanging:
         monkeypatch.setenv("MOETUNE_URL", hanging.url)
         assert run_ranks(service_workers.does_without, 2, gone.url) == ["", ""]
-    assert [one["tokens_per_rank"] for one in hanging.documents("/v1/plans:resolve")] == [80] * 3
+    assert [body["tokens_per_rank"] for body in hanging.documents("/v1/plans:resolve")] == [80] * 3

@@ -42,8 +42,8 @@ def _write(path: Path, text: str) -> Path:
 
 def test_a_flag_beats_variable_project_user_and_default(tmp_path: Path, work: Path) -> None:
     def origin_and_db(*, db: str | None = None, **environ: str) -> tuple[str, str]:
-        found = load(environ={"HOME": str(tmp_path), **environ}, directory=work, db=db)
-        return found.origins["db"], found.settings.db
+        loaded = load(environ={"HOME": str(tmp_path), **environ}, directory=work, db=db)
+        return loaded.origins["db"], loaded.settings.db
 
     default = str(tmp_path / ".local" / "share" / "moetune" / "moetune.db")
     assert origin_and_db() == ("default", default)
@@ -64,18 +64,18 @@ def test_user_and_project_files_are_merged(tmp_path: Path, work: Path) -> None:
 
 def test_data_and_config_folders_of_xdg_are_used(tmp_path: Path, work: Path) -> None:
     _write(tmp_path / "c" / "moetune" / "moetune.toml", "max_degree = 7")
-    found = _load(
+    loaded = _load(
         tmp_path, work, XDG_CONFIG_HOME=str(tmp_path / "c"), XDG_DATA_HOME=str(tmp_path / "d")
     )
-    assert found.settings.max_degree == 7
-    assert found.settings.db == str(tmp_path / "d" / "moetune" / "moetune.db")
+    assert loaded.settings.max_degree == 7
+    assert loaded.settings.db == str(tmp_path / "d" / "moetune" / "moetune.db")
 
 
-def test_a_project_table_counts_and_the_file_beside_it_beats_it(tmp_path: Path, work: Path) -> None:
+def test_a_project_table_counts_and_the_file_next_to_it_wins(tmp_path: Path, work: Path) -> None:
     project = _write(work / "pyproject.toml", "[tool.moetune]\nmax_degree = 5")
-    found = _load(tmp_path, work)
-    assert found.settings.max_degree == 5
-    assert found.origins["max_degree"].startswith(str(project))
+    loaded = _load(tmp_path, work)
+    assert loaded.settings.max_degree == 5
+    assert loaded.origins["max_degree"].startswith(str(project))
     _write(work / "moetune.toml", "max_degree = 6")
     assert _load(tmp_path, work).settings.max_degree == 6
 
@@ -102,7 +102,7 @@ def test_a_named_file_replaces_others_and_no_files_reads_none(tmp_path: Path, wo
     assert (settings.max_degree, settings.min_chunk_tokens, settings.preset) == (64, 1, "quick")
 
 
-def test_files_in_a_settings_file_lie_beside_it(tmp_path: Path, work: Path) -> None:
+def test_files_in_a_settings_file_lie_next_to_it(tmp_path: Path, work: Path) -> None:
     _write(work.parent / "moetune.toml", 'db = "lab.db"\nprofile = "lab.toml"')
     settings = _load(tmp_path, work).settings
     assert settings.db == str(work.parent / "lab.db")
@@ -124,11 +124,11 @@ def test_files_in_a_settings_file_lie_beside_it(tmp_path: Path, work: Path) -> N
     ("MOETUNE_URL", "https://[::1]/moetune/", "url", "https://[::1]/moetune/"),
     ("MOETUNE_PROFILE", "", "profile", None),
 ])  # fmt: skip
-def test_variables_have_the_settings_own_type(
+def test_variables_have_the_type_of_their_setting(
     tmp_path: Path, name: str, text: str, attribute: str, expected: object
 ) -> None:
-    found = _load(tmp_path, tmp_path, **{name: text})
-    assert getattr(found.settings, attribute) == expected
+    loaded = _load(tmp_path, tmp_path, **{name: text})
+    assert getattr(loaded.settings, attribute) == expected
 
 
 @pytest.mark.parametrize(("name", "text"), [
@@ -159,20 +159,20 @@ def test_the_example_names_every_setting_with_its_default() -> None:
 def test_the_examples_database_is_the_default(tmp_path: Path) -> None:
     text = (ROOT / "moetune.toml").read_text(encoding="utf-8")
     shown = Path(tomllib.loads(re.sub(r"(?m)^# (db = )", r"\1", text))["db"])
-    found = Path(_load(tmp_path, tmp_path).settings.db)
-    assert found == tmp_path / shown.relative_to("~")
+    db = Path(_load(tmp_path, tmp_path).settings.db)
+    assert db == tmp_path / shown.relative_to("~")
 
 
 def test_a_launch_is_read_whole_and_a_process_started_by_hand_is_none() -> None:
     assert launch({"PATH": "/bin", "MASTER_ADDR": "x"}) is None
-    found = launch(
+    launched = launch(
         {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8",
          "MASTER_ADDR": "node0", "MASTER_PORT": "1234"}
     )  # fmt: skip
-    assert found is not None
-    assert (found.rank, found.world_size) == (9, 16)
-    assert (found.local_rank, found.local_world_size) == (1, 8)
-    assert (found.master_addr, found.master_port) == ("node0", 1234)
+    assert launched is not None
+    assert (launched.rank, launched.world_size) == (9, 16)
+    assert (launched.local_rank, launched.local_world_size) == (1, 8)
+    assert (launched.master_addr, launched.master_port) == ("node0", 1234)
 
 
 @pytest.mark.parametrize("environ", [
@@ -226,18 +226,18 @@ def test_the_cache_is_the_users(tmp_path: Path) -> None:
     assert cache_folder({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "moetune"
 
 
-def test_with_a_token_only_the_users_own_word_names_the_service(tmp_path: Path, work: Path) -> None:
-    found = _write(work / "moetune.toml", 'url = "https://stranger.example.org"')
+def test_with_a_token_only_the_user_names_the_service(tmp_path: Path, work: Path) -> None:
+    file = _write(work / "moetune.toml", 'url = "https://stranger.example.org"')
     plain = {"HOME": str(tmp_path)}
     secret = {**plain, "MOETUNE_TOKEN": "token-of-a-team"}
     assert _load(tmp_path, work).service_url(plain) == "https://stranger.example.org"
     with pytest.raises(InputError, match="would get MOETUNE_TOKEN") as caught:
         _load(tmp_path, work).service_url(secret)
-    assert str(found) in caught.value.what
+    assert str(file) in caught.value.what
     assert "token-of-a-team" not in str(caught.value)
     named = _load(tmp_path, work, MOETUNE_URL="https://own.example.org")
     assert named.service_url(secret) == "https://own.example.org"
-    found.unlink()
+    file.unlink()
     assert _load(tmp_path, work).service_url(secret) is None
     _write(tmp_path / ".config/moetune/moetune.toml", 'url = "https://team.example.org"')
     assert _load(tmp_path, work).service_url(secret) == "https://team.example.org"

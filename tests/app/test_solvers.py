@@ -50,7 +50,7 @@ def pool() -> Iterator[SolverPool]:
 
 def test_answers_and_errors_are_those_of_the_function(pool: SolverPool) -> None:
     pool.start()
-    assert [pool.run(double, one) for one in (1, 2)] == [2, 4]
+    assert [pool.run(double, number) for number in (1, 2)] == [2, 4]
     with pytest.raises(InfeasiblePlanError, match="no room") as caught:
         pool.run(fail, "no room")
     assert caught.value.hint == "give it more memory"
@@ -91,13 +91,13 @@ def test_questions_beyond_the_places_are_sent_away(pool: SolverPool) -> None:
     with ThreadPoolExecutor(4) as crowd:
         asked = {crowd.submit(pool.run, time.sleep, 600) for _ in range(4)}
         away, others = wait(asked, return_when=FIRST_COMPLETED)
-        (one,) = away
+        (future,) = away
         with pytest.raises(BusyError):
-            one.result()
+            future.result()
         pool.close()
-        for one in others:
+        for future in others:
             with pytest.raises(AbandonedError, match="ending"):
-                one.result()
+                future.result()
 
 
 def test_the_process_of_a_caller_that_hung_up_is_killed(pool: SolverPool) -> None:

@@ -53,9 +53,7 @@ def test_a_measured_step_is_what_a_plan_predicts_and_narrows_its_range(lab: Prof
     assert record.residual == pytest.approx(math.log(1.15), abs=0.02)
     before, after = planned(lab).predicted, planned(slow).predicted
     assert after.step_seconds / before.step_seconds == pytest.approx(1.15, rel=0.02)
-    widths = [
-        (one.p95_step_seconds - one.p05_step_seconds) / one.step_seconds for one in (before, after)
-    ]
+    widths = [(p.p95_step_seconds - p.p05_step_seconds) / p.step_seconds for p in (before, after)]
     assert widths[1] < 0.75 * widths[0]
 
 

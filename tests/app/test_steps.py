@@ -20,14 +20,14 @@ def steps_of(*, d_model: int = 16, num_experts: int = 4, tokens: int = 64) -> La
 def test_a_steps_results_are_its_output_and_every_gradient(decision: Decision) -> None:
     steps = steps_of()
     steps.run(decision)
-    found = steps.results()
+    results = steps.results()
     other = steps_of()
     x_TD = other.x_TD.detach().clone().requires_grad_()
     y_TD = other.layer(x_TD)
     y_TD.backward(other.grad_TD)
-    wanted = [y_TD, x_TD.grad, *(one.grad for one in other.layer.parameters())]
-    assert len(found) == len(wanted) == 2 + len(list(steps.layer.parameters()))
-    for mine, its in zip(found, wanted, strict=True):
+    wanted = [y_TD, x_TD.grad, *(parameter.grad for parameter in other.layer.parameters())]
+    assert len(results) == len(wanted) == 2 + len(list(steps.layer.parameters()))
+    for mine, its in zip(results, wanted, strict=True):
         assert its is not None
         torch.testing.assert_close(mine, its.detach())
         assert mine.abs().sum() > 0
@@ -55,12 +55,12 @@ def test_every_expert_gets_its_share_of_random_tokens() -> None:
 
 
 def test_every_decision_is_timed_in_every_round_and_compared_with_one_chunk() -> None:
-    found = measure_steps(steps_of(), CHUNKS, num_rounds=3)
-    assert [one.decision for one in found] == CHUNKS
-    for one in found:
-        assert len(one.forward_seconds) == len(one.backward_seconds) == len(one.step_seconds) == 3
-        rounds = zip(one.forward_seconds, one.backward_seconds, one.step_seconds, strict=True)
+    rows = measure_steps(steps_of(), CHUNKS, num_rounds=3)
+    assert [row.decision for row in rows] == CHUNKS
+    for row in rows:
+        assert len(row.forward_seconds) == len(row.backward_seconds) == len(row.step_seconds) == 3
+        rounds = zip(row.forward_seconds, row.backward_seconds, row.step_seconds, strict=True)
         for forward, backward, step in rounds:
             assert step == pytest.approx(forward + backward)
-        assert 0 <= one.deviation < 1e-5
-    assert found[0].deviation == 0.0
+        assert 0 <= row.deviation < 1e-5
+    assert rows[0].deviation == 0.0

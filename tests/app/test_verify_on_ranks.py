@@ -44,13 +44,13 @@ def test_verify_finds_equal_numbers_and_makes_no_store(
     path, db = plan_file(tmp_path), str(tmp_path / "m.db")
     arguments = ["--no-config", "--db", db, "verify", str(path), "--nproc", "2", "--json"]
     code = app.main(arguments)
-    found = json.loads(capsys.readouterr().out)
-    assert code == (0 if found["is_inside"] and not found["has_lost"] else 6)
-    assert {(step["forward_degree"], step["backward_degree"]) for step in found["steps"]} == {
+    document = json.loads(capsys.readouterr().out)
+    assert code == (0 if document["is_inside"] and not document["has_lost"] else 6)
+    assert {(step["forward_degree"], step["backward_degree"]) for step in document["steps"]} == {
         (1, 1), (2, 2), (4, 4), (8, 8), (16, 16),
     }  # fmt: skip
-    assert all(step["deviation"] <= found["tolerance"] for step in found["steps"])
-    assert [step["is_planned"] for step in found["steps"]].count(True) == 1
+    assert all(step["deviation"] <= document["tolerance"] for step in document["steps"])
+    assert [step["is_planned"] for step in document["steps"]].count(True) == 1
     assert not Path(db).exists()
 
 
@@ -61,15 +61,15 @@ def test_verify_of_reused_memory_compares_its_degrees_and_what_keeping_everythin
     path.write_text(canonical_json(small_plan(layer=LAYER, strategy="S4")))
     arguments = ["--no-config", "--db", db, "verify", str(path), "--nproc", "2", "--json"]
     assert app.main(arguments) in {0, 6}
-    found = json.loads(capsys.readouterr().out)
+    document = json.loads(capsys.readouterr().out)
     steps = {
         (step["strategy"], step["forward_degree"], step["backward_degree"])
-        for step in found["steps"]
+        for step in document["steps"]
     }
     assert steps == {
         ("none", 1, 1), ("none", 4, 4), ("S4", 2, 2), ("S4", 4, 4), ("S4", 8, 8), ("S4", 16, 16),
     }  # fmt: skip
-    assert all(step["deviation"] <= found["tolerance"] for step in found["steps"])
+    assert all(step["deviation"] <= document["tolerance"] for step in document["steps"])
 
 
 def test_verify_and_trace_of_a_tensor_plan_run_its_layer(
@@ -80,22 +80,22 @@ def test_verify_and_trace_of_a_tensor_plan_run_its_layer(
     path.write_text(canonical_json(plan))
     common = ["--no-config", "--db", db]
     assert app.main([*common, "verify", str(path), "--nproc", "2", "--json"]) in {0, 6}
-    found = json.loads(capsys.readouterr().out)
-    assert {(step["forward_degree"], step["backward_degree"]) for step in found["steps"]} == {
+    document = json.loads(capsys.readouterr().out)
+    assert {(step["forward_degree"], step["backward_degree"]) for step in document["steps"]} == {
         (1, 1), (2, 2), (4, 4), (8, 8), (16, 16),
     }  # fmt: skip
-    assert all(step["deviation"] <= found["tolerance"] for step in found["steps"])
+    assert all(step["deviation"] <= document["tolerance"] for step in document["steps"])
     assert app.main([*common, "trace", str(path), "--nproc", "2", "--output", str(output)]) == 0
     events = json.loads(output.read_text())["traceEvents"]
     for rank in range(2):
-        spans = [one for one in events if one["ph"] == "X" and one["pid"] == 1 + rank]
-        names = [one["name"] for one in spans]
+        spans = [event for event in events if event["ph"] == "X" and event["pid"] == 1 + rank]
+        names = [span["name"] for span in spans]
         assert len(names) == 2 * (4 + 4)
         assert names.count("forward sum 1") == 1
         assert names.count("backward experts 3") == 1
         # Every token's sum is sent once a phase.
-        sums = [one for one in spans if one["name"].startswith("forward sum")]
-        assert sum(one["args"]["bytes"] for one in sums) == 41 * 16 * 4
+        sums = [span for span in spans if span["name"].startswith("forward sum")]
+        assert sum(span["args"]["bytes"] for span in sums) == 41 * 16 * 4
 
 
 def test_verify_on_another_number_of_ranks_says_what_to_do(
@@ -132,11 +132,11 @@ def test_trace_of_a_real_step_is_a_chrome_trace(tmp_path: Path) -> None:
     assert app.main([*arguments, "--nproc", "2", "--output", str(output)]) == 0
     events = json.loads(output.read_text())["traceEvents"]
     for rank in range(2):
-        own = [event for event in events if event["pid"] == 1 + rank]
-        spans = [event for event in own if event["ph"] == "X"]
+        track = [event for event in events if event["pid"] == 1 + rank]
+        spans = [event for event in track if event["ph"] == "X"]
         assert len(spans) == 3 * (4 + 4) + 2  # combine weights and their gradients
         assert all(event["dur"] >= 0 for event in spans)
-        tracks = [event["args"]["name"] for event in own if event["name"] == "thread_name"]
+        tracks = [event["args"]["name"] for event in track if event["name"] == "thread_name"]
         assert tracks == ["compute", "link"]
 
 
@@ -207,7 +207,7 @@ def _environ() -> dict[str, str]:
 
 def test_ranks_tell_news_return_what_rank_0_returned_and_leave_before_an_abort() -> None:
     heard: list[tuple[int, bool, int, int]] = []
-    found = run_on_ranks(
+    returned = run_on_ranks(
         rank_and_size,
         7,
         num_ranks=2,
@@ -216,7 +216,7 @@ def test_ranks_tell_news_return_what_rank_0_returned_and_leave_before_an_abort()
         on_message=heard.append,
         oversubscribe=False,
     )
-    assert found == (7, 2)
+    assert returned == (7, 2)
     cores = sorted(os.sched_getaffinity(0))
     shares = [len(cores_of(rank, 2, cores)) for rank in range(2)]
     assert sorted(heard) == [(rank, True, shares[rank], shares[rank]) for rank in range(2)]

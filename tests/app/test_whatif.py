@@ -7,7 +7,7 @@ import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.app.plan import make_plan
-from moetune.app.whatif import WhatIf, WhatIfAnswer, change_plan
+from moetune.app.whatif import WhatIf, change_plan
 from moetune.domain.document import encode
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import LayerShape
@@ -15,6 +15,7 @@ from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.question import Question
 from moetune.fit.speeds import Speeds, scale_profile
+from moetune.report.comparison import WhatIfAnswer
 from tests.fit.measured import measured_profile
 from tests.solve.clusters import GB, cluster_profile
 

@@ -16,9 +16,9 @@ class Result:
     @property
     def document(self) -> dict[str, Any]:
         """The one JSON document on stdout, of the form that its schema says."""
-        found = read_document(self.out)
-        assert isinstance(found, dict)
-        return found
+        value = read_document(self.out)
+        assert isinstance(value, dict)
+        return value
 
 
 XL = ("--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--dtype", "float16")

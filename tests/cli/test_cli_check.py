@@ -47,16 +47,16 @@ def test_a_launch_is_priced_as_the_plan_of_its_layout(cli: Cli) -> None:
         "plan", "--model", "qwen3-30b-a3b", "--world-size", "16", "--global-batch", "128", "--seq",
         "4k", "--target", "megatron", *H100, *PINS, "--json",
     ).document  # fmt: skip
-    found = result.document
-    assert (result.code, found["starts"]) == (0, True)
-    assert found["inputs"]["model"] == "qwen3-30b-a3b"
-    assert found["predicted"] == planned["predicted"]
-    assert found["memory"] == planned["memory"]
-    assert [one["severity"] for one in found["problems"]] == []
-    assert len(found["better"]) == 3
-    steps = [one["step_seconds"] for one in found["better"]]
+    document = result.document
+    assert (result.code, document["starts"]) == (0, True)
+    assert document["inputs"]["model"] == "qwen3-30b-a3b"
+    assert document["predicted"] == planned["predicted"]
+    assert document["memory"] == planned["memory"]
+    assert [problem["severity"] for problem in document["problems"]] == []
+    assert len(document["better"]) == 3
+    steps = [row["step_seconds"] for row in document["better"]]
     assert steps == sorted(steps)
-    assert found["best"]["step_seconds"] <= steps[0]
+    assert document["best"]["step_seconds"] <= steps[0]
 
 
 @pytest.mark.parametrize("take", ["1", "2", "3", "best"])
@@ -64,8 +64,8 @@ def test_a_change_that_is_written_is_read_back_with_its_price_and_no_other_line_
     cli: Cli, take: str
 ) -> None:
     Path("run.sh").write_text(SCRIPT)
-    found = cli("check", "run.sh", *H100, "--write", "new.sh", "--take", take, "--json").document
-    wanted = found["best"] if take == "best" else found["better"][int(take) - 1]
+    document = cli("check", "run.sh", *H100, "--write", "new.sh", "--take", take, "--json").document
+    wanted = document["best"] if take == "best" else document["better"][int(take) - 1]
     again = cli("check", "new.sh", *H100, "--json")
     assert again.code == 0, again.document["problems"]
     assert again.document["predicted"]["step_seconds"] == pytest.approx(wanted["step_seconds"])
@@ -125,12 +125,12 @@ def test_what_is_broken_is_the_first_problem_with_its_line_and_its_fix(
 def test_what_the_machine_does_not_have_has_no_price_and_problems_all_the_same(cli: Cli) -> None:
     text = SCRIPT.replace("--bf16", "--bf16 --fp8-format hybrid")
     Path("run.sh").write_text(text.replace("    --sequence-parallel\n", ""))
-    found = cli("check", "run.sh", "--profile", "a100-x8", "--json").document
-    stops, narrow, *_, note = found["problems"]
+    document = cli("check", "run.sh", "--profile", "a100-x8", "--json").document
+    stops, narrow, *_, note = document["problems"]
     assert "no sequence" in stops["what"]
     assert "the dtype fp8 on a100" in narrow["what"]
     assert note["what"].startswith("it has no price: ")
-    assert (found["predicted"], found["better"], found["best"]) == (None, [], None)
+    assert (document["predicted"], document["better"], document["best"]) == (None, [], None)
 
 
 def test_words_say_what_runs_and_what_would_be_better(cli: Cli) -> None:

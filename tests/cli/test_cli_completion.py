@@ -48,8 +48,8 @@ def test_profiles_of_the_store_come_before_the_references(complete: Cli, cli: Cl
     assert complete("profiles", "remove", "").out == "\n"
     Path("lab.toml").write_text(cli("profiles", "export", "h100-x8").out, encoding="utf-8")
     assert cli("profiles", "import", "lab.toml", "--name", "h100-lab").code == 0
-    found = complete("profiles", "show", "h100").out.split()
-    assert found == ["h100-lab", *references]
+    names = complete("profiles", "show", "h100").out.split()
+    assert names == ["h100-lab", *references]
     assert complete("profiles", "remove", "").out.split() == ["h100-lab"]
 
 

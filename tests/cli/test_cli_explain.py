@@ -25,19 +25,19 @@ A100 = ("--model", "bert-l", "--world-size", "4", "--profile", "a100-x4")
 ])  # fmt: skip
 def test_the_plans_row_of_the_strategies_is_the_plan(cli: Cli, arguments: tuple[str, ...]) -> None:
     plan = cli("plan", *arguments, "--json").document
-    found = cli("explain", plan["id"], "--json").document
-    (row,) = (one for one in found["strategies"] if one["is_chosen"])
+    document = cli("explain", plan["id"], "--json").document
+    (row,) = (strategy for strategy in document["strategies"] if strategy["is_chosen"])
     pipeline, memory, predicted = plan["pipeline"], plan["memory"], plan["predicted"]
     assert row["step_seconds"] == predicted["step_seconds"]
     assert row["strategy"] == memory["strategy"]
-    assert row["forward_degree"] == found["forward"]["degree"] == pipeline["forward_degree"]
-    assert row["backward_degree"] == found["backward"]["degree"] == pipeline["backward_degree"]
+    assert row["forward_degree"] == document["forward"]["degree"] == pipeline["forward_degree"]
+    assert row["backward_degree"] == document["backward"]["degree"] == pipeline["backward_degree"]
     assert row["needed_bytes"] == sum(
         memory[f"{part}_bytes"] for part in ("state", "activation", "buffer")
     )
-    assert found["forward"]["seconds"] == predicted["forward_seconds"]
-    assert found["backward"]["seconds"] == predicted["backward_seconds"]
-    _check_losers(plan, found["strategies"])
+    assert document["forward"]["seconds"] == predicted["forward_seconds"]
+    assert document["backward"]["seconds"] == predicted["backward_seconds"]
+    _check_losers(plan, document["strategies"])
     assert cli("trace", plan["id"], "--output", "step.json").code == 0
     _check_timeline(plan, json.loads(Path("step.json").read_text(encoding="utf-8")))
 
@@ -45,9 +45,9 @@ def test_the_plans_row_of_the_strategies_is_the_plan(cli: Cli, arguments: tuple[
 def _check_losers(plan: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     """Hold the rows of other strategies against the alternatives that the plan names."""
     lost = {
-        one["strategy"]: one
-        for one in plan["alternatives"]
-        if one["strategy"] != plan["memory"]["strategy"]
+        row["strategy"]: row
+        for row in plan["alternatives"]
+        if row["strategy"] != plan["memory"]["strategy"]
     }
     for row in rows:
         if row["strategy"] in lost:
@@ -79,17 +79,17 @@ def test_the_explanation_of_a_plan_file_needs_no_profile(cli: Cli) -> None:
     arguments = ("--model", "bert-l", "--profile", "lab.toml", "--no-save", "--output", "plan.json")
     assert cli("plan", *arguments).code == 0
     known = cli("explain", "plan.json", "--profile", "lab.toml", "--json").document
-    found = cli("explain", "plan.json", "--json").document
-    assert "there is no profile 'lab'" in found.pop("note")
-    assert {**found, "note": ""} == known
+    document = cli("explain", "plan.json", "--json").document
+    assert "there is no profile 'lab'" in document.pop("note")
+    assert {**document, "note": ""} == known
     assert known["strategies"]
 
 
 def test_the_terms_are_part_of_the_plan_file(cli: Cli) -> None:
     plan = cli("plan", *BERT, "--json").document
-    found = cli("explain", plan["id"], "--json").document
+    document = cli("explain", plan["id"], "--json").document
     assert plan["schema"] == 2
-    assert plan["terms"] == {key: found[key] for key in ("forward", "backward", "strategies")}
+    assert plan["terms"] == {key: document[key] for key in ("forward", "backward", "strategies")}
 
 
 def traced(cli: Cli, folder: Path, *pins: str) -> tuple[Any, list[Any], str]:
@@ -101,30 +101,30 @@ def traced(cli: Cli, folder: Path, *pins: str) -> tuple[Any, list[Any], str]:
     return plan, json.loads(out.read_text())["traceEvents"], said
 
 
-def test_every_rank_runs_every_micro_batch_and_the_last_one_ends_the_step(
+def test_every_rank_runs_every_micro_batch_and_the_last_ends_the_step(
     cli: Cli, tmp_path: Path
 ) -> None:
     plan, events, _ = traced(
         cli, tmp_path, "--pp", "4", "--schedule", "interleaved", "--global-batch", "64"
     )
-    ranks = [one["pid"] for one in events if "pipeline rank" in str(one["args"].get("name", ""))]
+    ranks = [row["pid"] for row in events if "pipeline rank" in str(row["args"].get("name", ""))]
     assert ranks == [0, 1, 2, 3]
-    bars = [one for one in events if one["ph"] == "X" and one["pid"] in ranks]
-    end_microseconds = max(one["ts"] + one["dur"] for one in bars)
+    bars = [event for event in events if event["ph"] == "X" and event["pid"] in ranks]
+    end_microseconds = max(bar["ts"] + bar["dur"] for bar in bars)
     assert end_microseconds / 1e6 == pytest.approx(plan["predicted"]["step_seconds"], rel=1e-9)
     layout = plan["layout"]
     num_micro_batches = 64 // layout["dp"]
     passes = Counter(
-        (one["pid"], one["args"]["stage"], one["args"]["micro_batch"])
-        for one in bars
-        if one["name"].startswith("forward")
+        (bar["pid"], bar["args"]["stage"], bar["args"]["micro_batch"])
+        for bar in bars
+        if bar["name"].startswith("forward")
     )
     assert {*passes.values()} == {1}
     assert len(passes) == 4 * max(layout["vpp"], 1) * num_micro_batches
     for rank in ranks:
-        own = sorted((one["ts"], one["dur"]) for one in bars if one["pid"] == rank)
+        spans = sorted((bar["ts"], bar["dur"]) for bar in bars if bar["pid"] == rank)
         overlaps = [
-            before + lasts - after for (before, lasts), (after, _) in itertools.pairwise(own)
+            before + lasts - after for (before, lasts), (after, _) in itertools.pairwise(spans)
         ]
         assert max(overlaps) < 1e-3, "a rank computes one pass at a time"
 

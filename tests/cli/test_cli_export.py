@@ -27,9 +27,9 @@ def test_the_file_is_stdout_and_notes_are_stderr(cli: Cli, plan: str) -> None:
     assert "bash own.sh " in cli("export", plan, "--to", "megatron", "--output", "own.sh").err
 
 
-def test_the_plans_own_runtime_is_the_target_where_none_is_named(cli: Cli, plan: str) -> None:
-    own = json.loads(Path(plan).read_text(encoding="utf-8"))["inputs"]["target"]
-    assert cli("export", plan).out == cli("export", plan, "--target", own).out
+def test_the_plans_runtime_is_the_target_where_none_is_named(cli: Cli, plan: str) -> None:
+    target = json.loads(Path(plan).read_text(encoding="utf-8"))["inputs"]["target"]
+    assert cli("export", plan).out == cli("export", plan, "--target", target).out
 
 
 def test_output_writes_the_same_text(cli: Cli, plan: str) -> None:
@@ -43,7 +43,7 @@ def test_output_writes_the_same_text(cli: Cli, plan: str) -> None:
     assert document["version"] == "megatron-bridge 0.6.0"
 
 
-def test_what_a_program_cannot_say_stands_beside_it(cli: Cli, plan: str) -> None:
+def test_what_a_program_cannot_say_stands_next_to_it(cli: Cli, plan: str) -> None:
     Path(plan).write_text(json.dumps(plan_document(LAYOUT)), encoding="utf-8")
     result = cli("export", plan, "--to", "deepspeed")
     assert result.code == 0

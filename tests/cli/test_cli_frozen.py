@@ -23,30 +23,30 @@ FROZEN: dict[str, Any] = json.loads(
 
 def options(command: Any) -> list[str]:
     """Return flags in order of the alphabet, behind the arguments in theirs."""
-    arguments = [f"<{one.name}>" for one in command.params if one.param_type_name == "argument"]
+    arguments = [f"<{arg.name}>" for arg in command.params if arg.param_type_name == "argument"]
     flags = [
         flag
-        for one in command.params
-        if one.param_type_name == "option"
-        for flag in (*one.opts, *one.secondary_opts)
+        for param in command.params
+        if param.param_type_name == "option"
+        for flag in (*param.opts, *param.secondary_opts)
     ]
     return [*arguments, *sorted(flags)]
 
 
 def error_classes(kind: type[MoetuneError] = MoetuneError) -> Iterator[type[MoetuneError]]:
     yield kind
-    for one in kind.__subclasses__():
-        yield from error_classes(one)
+    for child in kind.__subclasses__():
+        yield from error_classes(child)
 
 
 def test_commands_and_their_options() -> None:
     program_of_all = get_command(program())
     whole = {"moetune": program_of_all, **commands(program_of_all)}
-    assert {name: options(one) for name, one in whole.items()} == FROZEN["commands"]
+    assert {name: options(command) for name, command in whole.items()} == FROZEN["commands"]
 
 
 def test_exit_codes() -> None:
-    classes = [one for one in error_classes() if one.__module__ == MoetuneError.__module__]
-    public = {one.__name__: one.exit_code for one in classes}
+    classes = [kind for kind in error_classes() if kind.__module__ == MoetuneError.__module__]
+    public = {kind.__name__: kind.exit_code for kind in classes}
     assert set(public) <= set(moetune.__all__)
     assert public | {"interrupted": INTERRUPTED} == FROZEN["exit_codes"]

@@ -29,9 +29,9 @@ def test_summaries_are_those_of_the_commands_and_are_not_cut(cli: Cli) -> None:
         assert f"{name} {summary}" in listed
     for name in ("plans", "profiles"):
         listed = " ".join(cli(name, "--help").out.partition("Commands:")[2].split())
-        for key, one in COMMANDS.items():
+        for key, command in COMMANDS.items():
             if key.startswith(f"{name} "):
-                assert f"{key.split()[1]} {summary_of(str(one.help))}" in listed
+                assert f"{key.split()[1]} {summary_of(str(command.help))}" in listed
 
 
 def test_help_of_plan_has_fields_on_two_screens(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ def test_help_of_plan_has_fields_on_two_screens(cli: Cli, monkeypatch: pytest.Mo
     lines = cli("plan", "--help").out.splitlines()
     titles = [line[:-1] for line in lines if re.fullmatch(r"[A-Z].*:", line)]
     assert titles == [*(group.title for group in GROUPS), "Options"]
-    assert {*ASKS} <= {one.name for one in COMMANDS["plan"].params}
+    assert {*ASKS} <= {param.name for param in COMMANDS["plan"].params}
     assert len(lines) <= 100
     assert all(len(line) <= 80 for line in lines)
 
@@ -54,8 +54,8 @@ def test_help_says_what_a_command_does_with_options_and_an_example(cli: Cli, nam
     assert f"\n  Example:\n    moetune {name}" in result.out
     assert re.search(r"--json\s+Print one JSON document", result.out)
     words = set(result.out.replace(",", " ").replace("/", " ").split())
-    options = [one for one in COMMANDS[name].params if one.param_type_name == "option"]
-    assert {flag for one in options for flag in (*one.opts, *one.secondary_opts)} <= words
+    options = [param for param in COMMANDS[name].params if param.param_type_name == "option"]
+    assert {flag for option in options for flag in (*option.opts, *option.secondary_opts)} <= words
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -83,8 +83,8 @@ def test_a_folder_with_an_umlaut_holds_a_store_where_texts_are_ascii(tmp_path: P
     printed = b""
     for command in ((*_LAYER, "--output", str(folder / "plan.json")), ("plans", "list")):
         run = (sys.executable, "-m", "moetune", *command)
-        found = subprocess.run(run, env=environ, cwd=folder, capture_output=True, check=True)
-        assert b"warning" not in found.stderr
-        printed = found.stdout
+        process = subprocess.run(run, env=environ, cwd=folder, capture_output=True, check=True)
+        assert b"warning" not in process.stderr
+        printed = process.stdout
     assert b"gpt-xl" in printed
     assert (folder / ".local" / "share" / "moetune" / "moetune.db").exists()

@@ -52,14 +52,14 @@ def test_plans_are_listed_by_their_facts(cli: Cli, database: Path, plans: tuple[
     small, large = plans
     listed = cli("plans", "list", "--json").document
     assert listed["schema"] == "moetune.plans.list/1"
-    assert [one["id"] for one in listed["plans"]] == [large, small]
+    assert [row["id"] for row in listed["plans"]] == [large, small]
     age(database, "plans", f"id = '{large}'")
     for arguments, expected in (
         (("--model", "gpt-xl"), [large]), (("--profile", "rtx2080ti-x64"), [small, large]),
         (("--profile", "other"), []), (("--newer-than", "7d"), [small]),
     ):  # fmt: skip
-        found = cli("plans", "list", *arguments, "--json").document["plans"]
-        assert [one["id"] for one in found] == expected
+        rows = cli("plans", "list", *arguments, "--json").document["plans"]
+        assert [row["id"] for row in rows] == expected
     assert small[:8] in cli("plans", "list").out
 
 
@@ -76,9 +76,9 @@ def test_observations_are_listed_by_plan_and_removed(
 ) -> None:
     for plan_id in plans:
         observe(database, 2, plan_id)
-    found = cli("observations", "list", "--plan", plans[0][:8], "--json").document["runs"]
-    assert {one["plan_id"] for one in found} == {plans[0]}
-    numbers = [f"r{one['id']}" for one in found]
+    runs = cli("observations", "list", "--plan", plans[0][:8], "--json").document["runs"]
+    assert {run["plan_id"] for run in runs} == {plans[0]}
+    numbers = [f"r{run['id']}" for run in runs]
     assert cli("observations", "remove", *numbers, "--json").document["removed"] == 2
     again = cli("observations", "remove", numbers[0])
     assert (again.code, numbers[0] in again.err) == (2, True)
@@ -89,7 +89,7 @@ def test_removed_plans_take_settled_sizes(cli: Cli, database: Path, plans: tuple
     settle(database, plans[0], 3)
     removed = cli("plans", "remove", plans[0][:8], "--json").document["removed"]
     assert removed == {"plans": 1, "settled": 3}
-    assert [one["id"] for one in cli("plans", "list", "--json").document["plans"]] == [plans[1]]
+    assert [row["id"] for row in cli("plans", "list", "--json").document["plans"]] == [plans[1]]
     assert cli("plans", "remove", plans[0]).code == 2
     assert "removed 1 plan and" in cli("plans", "remove", plans[1][:10]).out
 
@@ -105,9 +105,9 @@ def test_a_plan_is_shown_written_and_compared(cli: Cli, home: Path, plans: tuple
     file = home / "work" / "small.json"
     file.write_text(printed.out)
     assert cli("plans", "show", str(file), "--json").document == document
-    found = cli("plans", "diff", str(file), large[:8], "--json").document
-    assert (found["first"], found["second"]) == (small, large)
-    decisions, parts = found["sections"][-1]["tables"]
+    diff = cli("plans", "diff", str(file), large[:8], "--json").document
+    assert (diff["first"], diff["second"]) == (small, large)
+    decisions, parts = diff["sections"][-1]["tables"]
     assert decisions["name"] == "decisions"
     other = cli("plans", "show", large[:8], "--json").document
     steps = [plan["predicted"]["step_seconds"] for plan in (document, other)]
@@ -127,7 +127,7 @@ def test_pruning_counts_before_it_deletes(cli: Cli, database: Path, plans: tuple
     assert len(cli("plans", "list", "--json").document["plans"]) == 2
     done = cli(*prune, "--json").document
     assert done["removed"] == expected
-    assert [one["id"] for one in cli("plans", "list", "--json").document["plans"]] == [plans[1]]
+    assert [row["id"] for row in cli("plans", "list", "--json").document["plans"]] == [plans[1]]
     assert "removed 0 plans" in cli(*prune).out
 
 

@@ -18,7 +18,7 @@ SIZES = (
 )
 
 
-def test_a_papers_model_answers_as_any_other_with_its_own_batch(cli: Cli) -> None:
+def test_a_papers_model_answers_as_any_other_with_its_batch(cli: Cli) -> None:
     result = cli(*PLAN)
     assert result.code == 0
     assert all(len(line) <= 80 for line in result.out.splitlines())

@@ -61,8 +61,8 @@ class Cell(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.names.add(tag)
         given = dict(attrs)
-        self.ids += [one for one in (given.get("id"),) if one]
-        self.links += [one for key in ("href", "src") if (one := given.get(key))]
+        self.ids += [name for name in (given.get("id"),) if name]
+        self.links += [link for key in ("href", "src") if (link := given.get(key))]
         if tag not in self.EMPTY:
             self.open.append(tag)
 
@@ -124,12 +124,12 @@ def test_a_training_plan_answers_questions_as_the_command_line_does(cli: Cli) ->
 
 
 def test_memory_is_that_of_the_command_line(cli: Cli) -> None:
-    found = moetune.memory("olmoe", world_size=16, device_memory="40GB", ep=4, seq=2048)
+    memory = moetune.memory("olmoe", world_size=16, device_memory="40GB", ep=4, seq=2048)
     flags = ("olmoe", "--world-size", "16", "--device-memory", "40GB", "--ep", "4", "--seq", "2k")
     answer = cli("memory", *flags, "--json").document
-    assert found.to_dict() == {key: answer[key] for key in answer if key != "sections"}
-    assert found.fits
-    assert f"{found}\n" == cli("memory", *flags).out
+    assert memory.to_dict() == {key: answer[key] for key in answer if key != "sections"}
+    assert memory.fits
+    assert f"{memory}\n" == cli("memory", *flags).out
     with pytest.raises(moetune.InputError, match="tensor"):
         moetune.memory("olmoe", tensor=2)
     with pytest.raises(moetune.InputError, match="single layer"):
@@ -138,15 +138,15 @@ def test_memory_is_that_of_the_command_line(cli: Cli) -> None:
 
 def test_a_launch_is_checked_as_on_the_command_line(cli: Cli) -> None:
     script = str(SCRIPT)
-    found = moetune.check(script, "--seq-length", "8192", profile="h100-x8", values={"TP": "1"})
+    check = moetune.check(script, "--seq-length", "8192", profile="h100-x8", values={"TP": "1"})
     flags = (script, "--profile", "h100-x8", "--set", "TP=1", "--", "--seq-length", "8192")
     answer = cli("check", *flags[:-3], "--json", *flags[-3:])
-    assert found.to_dict() == {
+    assert check.to_dict() == {
         key: value for key, value in answer.document.items() if key != "sections"
     }
-    assert found.to_dict()["inputs"]["seq"] == 8192
-    assert not found.starts
-    assert f"{found}\n" == cli("check", *flags).out
+    assert check.to_dict()["inputs"]["seq"] == 8192
+    assert not check.starts
+    assert f"{check}\n" == cli("check", *flags).out
     with pytest.raises(moetune.ProfileError, match="nosuch"):
         moetune.check(script, profile="nosuch")
     with pytest.raises(AttributeError, match=r"withdrawn\.md"):
@@ -183,11 +183,11 @@ def test_a_profile_is_a_name_a_file_or_itself(home: Path) -> None:
     (home / "work" / "lab.toml").write_bytes(file.read_bytes())
     wanted = moetune.plan(**LAYER, save=False)
     for profile in (load_profile_file(file), "lab.toml", Path("lab.toml"), file):
-        found = moetune.plan(**{**LAYER, "profile": profile}, save=False)
-        assert found == wanted
-        assert str(found) == str(wanted)
-    own = replace(load_profile_file(file), name="of-a-program")
-    assert "'of-a-program'" in str(moetune.plan(**{**LAYER, "profile": own}, save=False))
+        view = moetune.plan(**{**LAYER, "profile": profile}, save=False)
+        assert view == wanted
+        assert str(view) == str(wanted)
+    renamed = replace(load_profile_file(file), name="of-a-program")
+    assert "'of-a-program'" in str(moetune.plan(**{**LAYER, "profile": renamed}, save=False))
     h100 = load_profile_file(bundled_profiles()["h100-x8"])
     assert moetune.plan(**{**TRAINING, "profile": h100}).id == moetune.plan(**TRAINING).id
 
@@ -210,7 +210,7 @@ def test_a_notebook_draws_the_page_without_scripts(arguments: dict[str, Any]) ->
     shown = Cell(html).words
     _, sections, more = plan._page()
     for section in sections:
-        assert all(f"{one.name} {one.cell.text}" in shown for one in section.highlights)
+        assert all(f"{fact.name} {fact.cell.text}" in shown for fact in section.highlights)
         for table in section.tables:
             assert all(cell.text in shown for row in table.rows for cell in row)
     assert all(section.title in shown for section in more)
@@ -235,10 +235,10 @@ def test_everything_that_takes_a_plan_takes_it() -> None:
 def test_another_process_gets_the_view() -> None:
     plan = moetune.plan(**LAYER)
     sent = pickle.loads(pickle.dumps(plan))  # noqa: S301 - our own
-    for found in (sent, copy.deepcopy(plan)):
-        assert type(found) is PlanView
-        assert (found, found.plan) == (plan, plan.plan)
-        assert str(found) == str(plan)
+    for view in (sent, copy.deepcopy(plan)):
+        assert type(view) is PlanView
+        assert (view, view.plan) == (plan, plan.plan)
+        assert str(view) == str(plan)
     assert plan.pipeline == plan.plan.as_layer().pipeline
     with pytest.raises(AttributeError, match="nothing_such"):
         plan.nothing_such  # noqa: B018 - the error
@@ -257,7 +257,7 @@ def test_a_stale_profile_is_logged(
 
 def test_editors_complete_every_flag() -> None:
     names = set(inspect.signature(moetune.plan).parameters)
-    assert names == {"model", "profile", "db", "save", *(one.name for one in fields(Question))}
+    assert names == {"model", "profile", "db", "save", *(field.name for field in fields(Question))}
 
 
 WRONG: list[tuple[dict[str, Any], type[moetune.MoetuneError], str]] = [

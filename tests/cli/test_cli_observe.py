@@ -187,14 +187,14 @@ def test_a_trace_says_what_is_hidden_and_is_not_kept(cli: Cli, recompute: str) -
         event(exchange, 1.5e6, 2.5e6),
     ]  # fmt: skip
     seen = cli("observe", "plan.json", "--trace", str(trace(Path("run.json"), events)), "--json")
-    found = seen.document
-    assert (found["run"]["seconds"], found["id"]) == (3.0, None)
-    parts = {part["name"]: part["seconds"] for part in found["parts"]}
+    document = seen.document
+    assert (document["run"]["seconds"], document["id"]) == (3.0, None)
+    parts = {part["name"]: part["seconds"] for part in document["parts"]}
     assert parts["matrix products"] == pytest.approx(2.0)
     assert parts["exchanges of tokens, exposed"] == pytest.approx(0.5)
     assert parts["idle"] == pytest.approx(0.5)
-    predicted = sum(part["predicted_seconds"] for part in found["parts"])
-    assert predicted == pytest.approx(found["predicted"]["step_seconds"])
+    predicted = sum(part["predicted_seconds"] for part in document["parts"])
+    assert predicted == pytest.approx(document["predicted"]["step_seconds"])
     words = " ".join(cli("observe", "plan.json", "--trace", "run.json").out.split())
     assert "Of 1.00 s of exchanges of tokens in a step, 50 % are hidden." in words
     assert "not kept: a profiler makes steps longer" in words

@@ -50,7 +50,7 @@ def planned(cli: Cli, routing: str, *flags: str) -> Any:
 
 def rows_of_fullest(loads: list[int], order: list[int], ranks: int) -> float:
     each = len(order) // ranks
-    sums = [sum(loads[one] for one in order[at : at + each]) for at in range(0, len(order), each)]
+    sums = [sum(loads[e] for e in order[at : at + each]) for at in range(0, len(order), each)]
     return max(sums) / sum(sums) * ranks
 
 
@@ -70,7 +70,7 @@ def test_each_layers_experts_are_placed_and_the_step_is_shorter(cli: Cli, routin
     balanced = cli(*PLAN, "--json").document
     assert placement["natural_step_seconds"] == natural["predicted"]["step_seconds"]
     assert placement["placed_step_seconds"] == plan["predicted"]["step_seconds"]
-    steps = [one["predicted"]["step_seconds"] for one in (balanced, plan, natural)]
+    steps = [document["predicted"]["step_seconds"] for document in (balanced, plan, natural)]
     assert steps[0] == pytest.approx(steps[1], rel=0.02)
     assert steps[1] < 0.98 * steps[2]
     assert not any(layer["experts"] for layer in natural["placement"]["layers"])
@@ -93,9 +93,9 @@ def test_equal_records_are_the_natural_order_of_all_layers(cli: Cli, tmp_path: P
     assert even["predicted"]["step_seconds"] == pytest.approx(balanced["predicted"]["step_seconds"])
     assert "placed ones save 0.0 %" in even["placement"]["why"]
     (tmp_path / "one.json").write_text(record([5] * EXPERTS).text)
-    one = planned(cli, "one.json")
-    assert "placement" not in one
-    assert one["predicted"] == balanced["predicted"]
+    single = planned(cli, "one.json")
+    assert "placement" not in single
+    assert single["predicted"] == balanced["predicted"]
 
 
 def test_a_plan_that_is_read_back_has_the_same_numbers(cli: Cli, routing: str) -> None:
@@ -103,12 +103,12 @@ def test_a_plan_that_is_read_back_has_the_same_numbers(cli: Cli, routing: str) -
     step = plan["predicted"]["step_seconds"]
     assert cli("trace", "plan.json", "--output", "trace.json").code == 0
     events = json.loads(Path("trace.json").read_text())["traceEvents"]
-    bars = [one for one in events if one["ph"] == "X" and one["pid"] == 0]
-    assert max(one["ts"] + one["dur"] for one in bars) / 1e6 == pytest.approx(step, rel=1e-9)
+    bars = [event for event in events if event["ph"] == "X" and event["pid"] == 0]
+    assert max(bar["ts"] + bar["dur"] for bar in bars) / 1e6 == pytest.approx(step, rel=1e-9)
     assert cli("sensitivity", "plan.json", "--json").document["step_seconds"] == step
     other = cli("explain", "plan.json", "--layout", "ep=4", "--json").document
     assert other["chosen"]["step_seconds"] == step
-    assert not [one for one in other["notes"] if "predicts" in one]
+    assert not [note for note in other["notes"] if "predicts" in note]
     degree = cli("explain", "plan.json", "--degree", "1", "--json").document
     assert degree["other"]["step_seconds"] >= step
 
@@ -140,10 +140,10 @@ def test_what_does_not_fit_in_the_natural_order_is_placed(cli: Cli, tmp_path: Pa
     assert placed < natural
     limit = ("--memory-limit", f"{(placed + natural) // 2}B")
     assert cli(*PLAN, *pins, *limit, "--routing", file, "--expert-placement", "natural").code == 3
-    found = planned(cli, file, *pins, *limit)["placement"]
-    assert found["natural_step_seconds"] is None
-    assert found["why"].startswith("in their order they do not fit")
-    assert all(layer["experts"] for layer in found["layers"])
+    placement = planned(cli, file, *pins, *limit)["placement"]
+    assert placement["natural_step_seconds"] is None
+    assert placement["why"].startswith("in their order they do not fit")
+    assert all(layer["experts"] for layer in placement["layers"])
     too_small = ("--memory-limit", f"{placed // 2}B")
     assert cli(*PLAN, *pins, *too_small, "--routing", file).code == 3
 
@@ -169,7 +169,7 @@ def test_records_of_other_models_and_rules_without_a_record_are_refused(
         (("--expert-placement", "planned", "--routing", "natural"), "planned needs loads"),
         (
             ("--expert-placement", "planned", "--routing", routing, "--target", "megatron"),
-            "planned: megatron keeps experts in their own order",
+            "planned: megatron keeps experts in the model's order",
         ),
     ):
         result = cli(*PLAN, *flags)
@@ -184,12 +184,12 @@ def test_people_read_where_experts_are_and_why(cli: Cli, routing: str) -> None:
     explained = cli("explain", "plan.json")
     words = " ".join(explained.out.split())
     assert "the mean of 16 layers, instead of" in words
-    assert "layer of experts own order placed at least" in words
+    assert "layer of experts model's order placed at least" in words
     document = cli("explain", "plan.json", "--json").document
     assert document["placement"] == planned(cli, routing)["placement"]
     even = cli(*PLAN, "--output", "even.json")
     assert "placed" not in even.out
     assert "placement" not in cli("explain", "even.json", "--json").document
-    one, two = "plan.json", "even.json"
-    assert "placed by their loads instead of in their order" in cli("plans", "diff", two, one).out
-    assert "in their order instead of placed by their loads" in cli("plans", "diff", one, two).out
+    hot, flat = "plan.json", "even.json"
+    assert "placed by their loads instead of in their order" in cli("plans", "diff", flat, hot).out
+    assert "in their order instead of placed by their loads" in cli("plans", "diff", hot, flat).out

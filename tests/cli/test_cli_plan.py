@@ -93,9 +93,9 @@ def test_plan_without_saving_leaves_no_database(cli: Cli, database: Path) -> Non
 
 
 def test_batch_times_seq_is_the_number_of_tokens(cli: Cli) -> None:
-    one = cli(*PLAN, "--batch", "4", "--seq", "2k", "--json").document
+    document = cli(*PLAN, "--batch", "4", "--seq", "2k", "--json").document
     other = cli(*PLAN, "--tokens", "8192", "--json").document
-    assert one == other
+    assert document == other
 
 
 def test_a_layer_given_by_its_sizes_plans_as_the_model_of_those_sizes(cli: Cli) -> None:
@@ -136,7 +136,7 @@ def test_a_limit_that_binds_is_met_by_reusing_memory_and_explained(cli: Cli) -> 
     assert "S1, S2, S3: not measured, the profile lacks copies" in words
     assert "Eq. 10" in words
     strategies = cli("explain", plan["id"][:8], "--json").document["strategies"]
-    assert [one["strategy"] for one in strategies] == ["none", "S4"]
+    assert [row["strategy"] for row in strategies] == ["none", "S4"]
     assert strategies[1]["step_seconds"] == pytest.approx(plan["predicted"]["step_seconds"])
     assert strategies[1]["needed_bytes"] == needed
     assert strategies[1]["peak_bytes"] == memory["peak_bytes"]
@@ -164,7 +164,7 @@ def test_what_was_not_measured_is_named_with_a_command_that_measures_it(cli: Cli
     ).document  # fmt: skip
     named = [warning for warning in plan["warnings"] if "extrapolated from" in warning]
     assert "all_to_all of 2 ranks" in named[0]
-    command = next(one for one in plan["warnings"] if "moetune profile" in one)
+    command = next(warning for warning in plan["warnings"] if "moetune profile" in warning)
     arguments = shlex.split(command.partition("moetune profile")[2])
     wanted = commands(get_command(program()))["profile"].make_context("profile", arguments).params
     given = {"name": "lab", "resume": True, "nproc": 2, "d_model": "256", "d_hidden": "1024",
@@ -177,5 +177,5 @@ def test_a_named_model_is_measured_by_its_name(cli: Cli) -> None:
     plan = cli(
         "plan", "--model", "gpt-s", "--tokens", "1k", "--profile", LAB, "--no-save", "--json"
     ).document
-    command = next(one for one in plan["warnings"] if "moetune profile" in one)
+    command = next(warning for warning in plan["warnings"] if "moetune profile" in warning)
     assert "--model gpt-s --tokens 1024" in command

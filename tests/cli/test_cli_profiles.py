@@ -27,8 +27,8 @@ def lab(cli: Cli) -> Path:
 def test_profiles_list_shows_reference_machines_without_a_store(cli: Cli, database: Path) -> None:
     document = cli("profiles", "list", "--json").document
     assert document["schema"] == "moetune.profiles/1"
-    assert [one["name"] for one in document["profiles"]] == list(NAMES)
-    assert {one["source"] for one in document["profiles"]} == {"bundled"}
+    assert [row["name"] for row in document["profiles"]] == list(NAMES)
+    assert {row["source"] for row in document["profiles"]} == {"bundled"}
     shown = cli("profiles", "list").out
     assert all(name in shown for name in NAMES)
     assert not database.exists()
@@ -77,7 +77,7 @@ def test_export_to_a_file_can_be_imported_again(cli: Cli, lab: Path) -> None:
     assert load_profile_file(Path("again.toml")) == load_profile_file(lab)
 
 
-def test_places_of_a_collective_have_lines_of_their_own(cli: Cli, lab: Path) -> None:
+def test_places_of_a_collective_have_separate_lines(cli: Cli, lab: Path) -> None:
     line = '[[collective]]\nop = "all_reduce"\ngroup_size = 4\n'
     inside = f"\n{line}alpha_seconds = 1e-5\nbeta_seconds_per_byte = 1e-11\n"
     across = f"\n{line}num_nodes = 4\nalpha_seconds = 1e-4\nbeta_seconds_per_byte = 1e-9\n"

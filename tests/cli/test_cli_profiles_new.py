@@ -13,14 +13,14 @@ FLAGS = ("--gpu", "h100", "--gpus-per-node", "8", "--nodes", "8", "--nics", "8",
 
 def test_a_described_machine_is_planned_with_by_the_printed_command(cli: Cli) -> None:
     for nodes in ("8", "3"):  # 64 experts divide by 64 ranks, not by 24
-        flags = [nodes if one == "8" and FLAGS[at - 1] == "--nodes" else one
-                 for at, one in enumerate(FLAGS)]  # fmt: skip
+        flags = [nodes if flag == "8" and FLAGS[at - 1] == "--nodes" else flag
+                 for at, flag in enumerate(FLAGS)]  # fmt: skip
         result = cli("profiles", "new", "my cluster.toml", *flags, "--force")
         assert result.code == 0
         (command,) = (line for line in result.err.splitlines() if "moetune plan" in line)
         words = command.replace("'my cluster.toml'", "my\tcluster.toml").split(" ")
         start = words.index("moetune") + 1
-        plan = cli(*(one.replace("\t", " ") for one in words[start:]), "--json")
+        plan = cli(*(word.replace("\t", " ") for word in words[start:]), "--json")
         assert plan.code == 0
         assert plan.document["inputs"]["profile"] == "my cluster"
         assert plan.document["inputs"]["world_size"] == 8 * int(nodes)
@@ -33,7 +33,7 @@ def test_json_has_the_file_its_base_and_what_stands_in(cli: Cli) -> None:
         "schema": "moetune.profiles.new/1", "name": "ours", "file": "a.toml", "base": "h100-x8",
     }  # fmt: skip
     text = Path("a.toml").read_text(encoding="utf-8")
-    assert all(f"# - {one}\n" in text for one in stand_ins)
+    assert all(f"# - {stand_in}\n" in text for stand_in in stand_ins)
 
 
 def test_what_is_missing_is_named(cli: Cli) -> None:
@@ -66,7 +66,7 @@ def test_a_file_is_replaced_only_when_asked(cli: Cli) -> None:
     assert load_profile_file(Path("a.toml")).machine.num_devices == 64
     assert cli("profiles", "new", "no/a.toml", *FLAGS).code == 2
     assert cli("profiles", "new", "a", *FLAGS).code == 2
-    assert [one.name for one in Path().iterdir()] == ["a.toml"]
+    assert [file.name for file in Path().iterdir()] == ["a.toml"]
 
 
 LAYER = ("--model", "gpt-s", "--profile", "h100-x8")

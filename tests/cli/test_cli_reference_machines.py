@@ -97,8 +97,8 @@ nic_bytes_per_second = 1e9
         assert plan["predicted"]["trust"] == "modelled"
         assert plan["warnings"]  # they name the first five operations; this one may come later
         words = "published (four: a paper)" if ranks == "4" else "the modelled rule for more ranks"
-        found = costs_of(profile).seconds(CollectiveKey("all_to_all", int(ranks)), 65536)
-        assert [one.stand_in for one in found.doubts] == [words]
+        estimate = costs_of(profile).seconds(CollectiveKey("all_to_all", int(ranks)), 65536)
+        assert [doubt.stand_in for doubt in estimate.doubts] == [words]
     # A later measurement keeps what came from the base.
     assert cli(*arguments[:-2], "--budget", "1s", "--resume").code == 0
     cli("profiles", "export", "mine", "--output", "again.toml")

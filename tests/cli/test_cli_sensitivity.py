@@ -19,11 +19,11 @@ class Lines:
     """The α–β lines of a profile, and gpt-xl's step by the closed form of the makespan."""
 
     def __init__(self, profile: dict[str, Any]) -> None:
-        gemm = next(one for one in profile["gemm"] if one["dtype"] == "float16")
+        gemm = next(row for row in profile["gemm"] if row["dtype"] == "float16")
         wire = next(
-            one
-            for one in profile["collective"]
-            if one["op"] == "all_to_all" and one["group_size"] == 64
+            row
+            for row in profile["collective"]
+            if row["op"] == "all_to_all" and row["group_size"] == 64
         )
         self.alpha, self.beta = wire["alpha_seconds"], wire["beta_seconds_per_byte"]
         self.gemm = gemm["alpha_seconds"], gemm["beta_seconds_per_mac"]
@@ -43,76 +43,76 @@ def lines(cli: Cli) -> Lines:
 
 
 def parts_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {one["part"]: one for one in document["parts"]}
+    return {part["part"]: part for part in document["parts"]}
 
 
 def test_slopes_are_those_of_the_closed_form(cli: Cli, planned: Planned, lines: Lines) -> None:
     plan = planned("plan.json", *XL)
-    found = cli("sensitivity", "plan.json", "--json").document
+    document = cli("sensitivity", "plan.json", "--json").document
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
-    jsonschema_rs.validator_for(schema).validate(found)
+    jsonschema_rs.validator_for(schema).validate(document)
     degree = plan["pipeline"]["forward_degree"]
-    assert found["step_seconds"] == pytest.approx(lines.step(degree), rel=1e-9)
+    assert document["step_seconds"] == pytest.approx(lines.step(degree), rel=1e-9)
     # Forward the link binds, 2·r·t_d, and β counts 2·y; backward the experts do, 2·t_d + r·t_e.
     link = 0.01 * (2 + 2 / degree) * lines.beta * T * M * BYTES
-    parts = parts_of(found)
+    parts = parts_of(document)
     assert parts["all_to_all bandwidth"]["seconds_per_percent"] == pytest.approx(link, rel=1e-9)
     start = 0.01 * 2 * (degree + 1) * lines.alpha
     assert parts["all_to_all start-up"]["seconds_per_percent"] == pytest.approx(start, rel=1e-9)
     rate = 0.01 * 4 * lines.gemm[1] * T * M * H
     assert parts["gemm rate"]["seconds_per_percent"] == pytest.approx(rate, rel=1e-9)
-    assert found["parts"][0]["part"] == "all_to_all bandwidth"
-    assert "bandwidth of all-to-alls most: 344 µs for every percent" in found["words"][0]
+    assert document["parts"][0]["part"] == "all_to_all bandwidth"
+    assert "bandwidth of all-to-alls most: 344 µs for every percent" in document["words"][0]
 
 
 def test_neighbours_are_the_plans_with_that_pin(cli: Cli, planned: Planned) -> None:
     plan = planned("plan.json", *XL)
-    found = cli("sensitivity", "plan.json", "--json").document
+    document = cli("sensitivity", "plan.json", "--json").document
     more_chunks = plan["pipeline"]["forward_degree"] + 1
-    rows = {one["choice"]: one for one in found["knobs"]}
+    rows = {knob["choice"]: knob for knob in document["knobs"]}
     pinned = cli("plan", *XL, "--forward-degree", str(more_chunks), "--json").document
-    more = pinned["predicted"]["step_seconds"] - found["step_seconds"]
+    more = pinned["predicted"]["step_seconds"] - document["step_seconds"]
     assert rows[f"{more_chunks} chunks, strategy none"]["seconds"] == pytest.approx(more, rel=1e-9)
-    memory = next(one for one in found["knobs"] if one["knob"] == "memory-limit")
+    memory = next(knob for knob in document["knobs"] if knob["knob"] == "memory-limit")
     assert memory["seconds"] == 0
-    assert [one["seconds"] for one in found["knobs"]] == sorted(
-        one["seconds"] for one in found["knobs"]
+    assert [knob["seconds"] for knob in document["knobs"]] == sorted(
+        knob["seconds"] for knob in document["knobs"]
     )
 
 
 def test_more_memory_saves_what_the_plan_with_more_memory_saves(cli: Cli, planned: Planned) -> None:
     tight = planned("p.json", *XL, "--memory-limit", "900MiB")
     roomy = cli("plan", *XL, "--memory-limit", "1924MiB", "--json").document
-    found = cli("sensitivity", "p.json", "--json").document
-    memory = next(one for one in found["knobs"] if one["knob"] == "memory-limit")
+    document = cli("sensitivity", "p.json", "--json").document
+    memory = next(knob for knob in document["knobs"] if knob["knob"] == "memory-limit")
     saved = roomy["predicted"]["step_seconds"] - tight["predicted"]["step_seconds"]
     assert saved < 0
     assert memory["seconds"] == pytest.approx(saved, rel=1e-9)
-    assert "would save" in found["words"][-1]
+    assert "would save" in document["words"][-1]
 
 
 def test_a_layer_is_moved_by_a_chunk_each_way(cli: Cli) -> None:
     flags = ("--d-model", "256", "--d-hidden", "1024", "--num-experts", "4", "--tokens", "1k",
              "--profile", LAB, "--max-degree", "4")  # fmt: skip
     plan = cli("plan", *flags, "--json", "--output", "plan.json").document
-    found = cli("sensitivity", "plan.json", "--profile", LAB, "--json").document
+    document = cli("sensitivity", "plan.json", "--profile", LAB, "--json").document
     degree = plan["pipeline"]["forward_degree"]
-    names = {one["choice"] for one in found["knobs"] if one["knob"] == "degree"}
-    near = {one for one in (degree - 1, degree + 1) if 1 <= one <= 4}
-    assert names == {f"{one} chunk{'s' * (one > 1)}, strategy none" for one in near}
-    assert found["step_seconds"] == plan["predicted"]["step_seconds"]
+    names = {knob["choice"] for knob in document["knobs"] if knob["knob"] == "degree"}
+    near = {number for number in (degree - 1, degree + 1) if 1 <= number <= 4}
+    assert names == {f"{number} chunk{'s' * (number > 1)}, strategy none" for number in near}
+    assert document["step_seconds"] == plan["predicted"]["step_seconds"]
 
 
 def test_a_training_plan_follows_the_parts_of_its_step(cli: Cli, planned: Planned) -> None:
     plan = planned("training.json", *TRAINING)
-    found = cli("sensitivity", "training.json", "--json").document
-    assert found["step_seconds"] == pytest.approx(plan["predicted"]["step_seconds"], rel=1e-9)
-    parts = parts_of(found)
+    document = cli("sensitivity", "training.json", "--json").document
+    assert document["step_seconds"] == pytest.approx(plan["predicted"]["step_seconds"], rel=1e-9)
+    parts = parts_of(document)
     exchange = plan["predicted"]["parts"]["exchange"]
-    both = sum(one["seconds_per_percent"] for name, one in parts.items() if "all_to_all" in name)
+    both = sum(part["seconds_per_percent"] for name, part in parts.items() if "all_to_all" in name)
     assert 0 < both <= 0.01 * exchange * 1.01
-    total = sum(one["seconds_per_percent"] for one in found["parts"])
-    assert 0 < total < 0.0101 * found["step_seconds"]
+    total = sum(part["seconds_per_percent"] for part in document["parts"])
+    assert 0 < total < 0.0101 * document["step_seconds"]
     out = " ".join(cli("sensitivity", "training.json").out.split())
     assert out.startswith("The step follows the ")
     assert "Parts of the machine" in out
@@ -146,11 +146,11 @@ def edit(source: str, target: str, **changed: Any) -> None:
     Path(target).write_text(json.dumps(document), encoding="utf-8")
 
 
-def test_attention_is_a_part_of_its_own_in_a_training(cli: Cli, planned: Planned) -> None:
+def test_attention_is_a_separate_part_in_a_training(cli: Cli, planned: Planned) -> None:
     plan = planned("plan.json", *TRAINING, "--tp", "1", "--pp", "1", "--ep", "8")
     step, parts = plan["predicted"]["step_seconds"], plan["predicted"]["parts"]
-    found = parts_of(cli("sensitivity", "plan.json", "--json").document)
+    rows = parts_of(cli("sensitivity", "plan.json", "--json").document)
     share = parts["core_attn"] / step / 100  # of which collectives of gradients hide some
-    assert 0.8 * share < found["attention"]["share_per_percent"] <= 1.001 * share
+    assert 0.8 * share < rows["attention"]["share_per_percent"] <= 1.001 * share
     gemms = sum(parts[name] for name in ("experts", "attention", "head"))
-    assert found["gemm rate"]["share_per_percent"] < 1.01 * gemms / step / 100
+    assert rows["gemm rate"]["share_per_percent"] < 1.01 * gemms / step / 100

@@ -49,7 +49,7 @@ def plan_of(profile: Profile, *, tokens: int = 4096) -> Plan:
 
 
 def said(sections: Iterable[Section]) -> list[str]:
-    return [text for one in sections for text in one.doubts if "'lab' is suspect" in text]
+    return [text for section in sections for text in section.doubts if "'lab' is suspect" in text]
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +105,9 @@ def test_training_plans_and_their_explanations_have_it(cli: Cli, tmp_path: Path)
     file.write_text(profile_to_toml(replace(h100, copy=(line, *h100.copy[1:]))), encoding="utf-8")
     made = cli(*TRAINING, "--profile", str(file), "--output", str(plan))
     assert "is suspect" in made.out
-    found = json.loads(plan.read_text(encoding="utf-8"))["profile_quality"]
+    quality = json.loads(plan.read_text(encoding="utf-8"))["profile_quality"]
     copies = {"group": "copies", "median_error": 0.14, "p95_error": 0.5}
-    assert found == {"label": "suspect", "suspect": [copies]}
+    assert quality == {"label": "suspect", "suspect": [copies]}
     explained = cli("explain", str(plan), "--json").document
-    assert explained["profile_quality"] == found
+    assert explained["profile_quality"] == quality
     assert "is suspect" in cli("explain", str(plan)).out

@@ -101,11 +101,11 @@ def test_exchanges_in_chunks_have_degrees_that_layers_get(cli: Cli, tmp_path: Pa
               "--routing", "balanced")  # fmt: skip
     chunked = cli(*pinned, "--overlap", "chunks", "--output", str(file), "--json").document
     plain = cli(*pinned, "--overlap", "none", "--json").document
-    degree, found = chunked["layout"]["degree"], chunked["predicted"]
+    degree, predicted = chunked["layout"]["degree"], chunked["predicted"]
     assert chunked["layout"]["overlap"] == "chunks"
     assert degree["forward"] == degree["backward"] > 1
-    saved = plain["predicted"]["step_seconds"] - found["step_seconds"]
-    assert found["saved_by_overlap_seconds"] == pytest.approx(saved)
+    saved = plain["predicted"]["step_seconds"] - predicted["step_seconds"]
+    assert predicted["saved_by_overlap_seconds"] == pytest.approx(saved)
     assert saved > 0
     assert plain["predicted"]["saved_by_overlap_seconds"] == 0
     assert chunked["memory"]["parts"] == plain["memory"]["parts"]
@@ -116,7 +116,7 @@ def test_exchanges_in_chunks_have_degrees_that_layers_get(cli: Cli, tmp_path: Pa
     said = " ".join(cli("explain", str(file)).out.split())
     assert f"in {degree['forward']} chunks beside" in said
     why = cli("explain", str(file), "--json").document
-    assert why["saved_by_overlap_seconds"] == found["saved_by_overlap_seconds"]
+    assert why["saved_by_overlap_seconds"] == predicted["saved_by_overlap_seconds"]
     text = cli("export", str(file), "--to", "moetune").out
     assert f"degree=Degrees(forward={degree['forward']}, backward={degree['backward']})" in text
     refused = cli("export", str(file), "--to", "megatron")
@@ -125,7 +125,7 @@ def test_exchanges_in_chunks_have_degrees_that_layers_get(cli: Cli, tmp_path: Pa
 
     free = cli(*QWEN, "--world-size", "16", "--ep", "8", "--json").document
     assert free["layout"]["overlap"] == "chunks"
-    assert free["predicted"]["step_seconds"] <= found["step_seconds"]
+    assert free["predicted"]["step_seconds"] <= predicted["step_seconds"]
 
 
 def test_skewed_routing_is_slower_and_a_file_is_of_the_model(cli: Cli, tmp_path: Path) -> None:
@@ -148,19 +148,19 @@ def test_skewed_routing_is_slower_and_a_file_is_of_the_model(cli: Cli, tmp_path:
 def test_explain_says_where_the_step_goes_and_why_the_others_lost(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     plan = cli(*SEARCHED, "--json", "--output", str(file)).document
-    found = cli("explain", str(file), "--json").document
+    document = cli("explain", str(file), "--json").document
     step = plan["predicted"]["step_seconds"]
-    assert sum(found["kinds"].values()) == pytest.approx(step)
-    assert (found["plan"], found["parts"]) == (plan["id"], plan["predicted"]["parts"])
-    assert found["memory"]["peak_bytes"] == plan["memory"]["peak_bytes"]
-    assert found["memory"]["limit_bytes"] == plan["inputs"]["memory_limit_bytes"]
-    assert found["confidence"] == plan["confidence"]
-    assert len(found["alternatives"]) == len(plan["alternatives"]) > 0
-    for one in found["alternatives"]:
-        assert step + sum(one["differences"].values()) == pytest.approx(one["step_seconds"])
+    assert sum(document["kinds"].values()) == pytest.approx(step)
+    assert (document["plan"], document["parts"]) == (plan["id"], plan["predicted"]["parts"])
+    assert document["memory"]["peak_bytes"] == plan["memory"]["peak_bytes"]
+    assert document["memory"]["limit_bytes"] == plan["inputs"]["memory_limit_bytes"]
+    assert document["confidence"] == plan["confidence"]
+    assert len(document["alternatives"]) == len(plan["alternatives"]) > 0
+    for row in document["alternatives"]:
+        assert step + sum(row["differences"].values()) == pytest.approx(row["step_seconds"])
     words = cli("explain", str(file)).out
     assert "Alternatives that lost" in words
-    is_tied = any(one["step_seconds"] < step for one in found["alternatives"])
+    is_tied = any(row["step_seconds"] < step for row in document["alternatives"])
     assert ("simpler layout" in words) == is_tied
 
 
@@ -190,7 +190,7 @@ def test_launches_that_hold_the_devices_up_are_named_with_what_helps(cli: Cli) -
     assert replayed["predicted"]["step_seconds"] < plain["predicted"]["step_seconds"]
 
 
-def test_an_optimizer_changes_its_own_parts_alone(cli: Cli) -> None:
+def test_an_optimizer_changes_only_its_parts(cli: Cli) -> None:
     plain, narrow = (
         cli(*PINNED, "--optimizer", name, "--json").document for name in ("adam", "adam-bf16")
     )
@@ -214,7 +214,7 @@ def test_a_training_plan_is_stored_and_known_by_its_id(cli: Cli, tmp_path: Path)
     assert plan["inputs"]["model"] in cli("plans", "show", short).out
     for command in (("explain",), ("export", "--to", "megatron")):
         by_id, by_file = (
-            cli(command[0], one, *command[1:], "--json").document for one in (short, str(file))
+            cli(command[0], name, *command[1:], "--json").document for name in (short, str(file))
         )
         assert by_id == by_file
     other = cli(*QWEN, "--world-size", "32", "--target", "megatron", "--json").document["id"]
@@ -241,8 +241,8 @@ def test_a_training_plan_is_not_stored_where_it_is_not_wanted_or_does_not_fit(cl
 def test_the_front_has_the_fastest_layout_for_each_memory(cli: Cli) -> None:
     asked = (*SEARCHED, "--front")
     plan = cli(*asked, "--json").document
-    sizes = [one["memory"]["peak_bytes"] for one in plan["front"]]
-    steps = [one["predicted"]["step_seconds"] for one in plan["front"]]
+    sizes = [layout["memory"]["peak_bytes"] for layout in plan["front"]]
+    steps = [layout["predicted"]["step_seconds"] for layout in plan["front"]]
     assert sizes == sorted(sizes)
     assert steps == sorted(steps, reverse=True)
     limit, best = plan["inputs"]["memory_limit_bytes"], plan["predicted"]["step_seconds"]

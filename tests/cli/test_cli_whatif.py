@@ -28,9 +28,9 @@ def test_whatif_shows_both_plans_and_stores_nothing(cli: Cli, plan_id: str) -> N
 
 def test_whatif_equals_the_plan_that_the_same_flags_make(cli: Cli, plan_id: str) -> None:
     flags = ("--memory-limit", "2GiB", "--dtype", "float16")
-    found = cli("whatif", plan_id, *flags, "--constraint", "max-degree=8", "--json").document
+    answer = cli("whatif", plan_id, *flags, "--constraint", "max-degree=8", "--json").document
     made = cli("plan", "--model", "gpt-xl", *PROFILE, *flags, "--max-degree", "8", "--json")
-    assert found["after"] == made.document
+    assert answer["after"] == made.document
 
 
 @pytest.mark.parametrize(("flags", "code", "part"), [
@@ -47,10 +47,10 @@ def test_refusals(cli: Cli, plan_id: str, flags: tuple[str, ...], code: int, par
 
 def test_another_profile_is_another_machine(cli: Cli, plan_id: str) -> None:
     there = ("--profile", "h100-x8", "--world-size", "8", "--dtype", "bfloat16")
-    found = cli("whatif", plan_id, *there, "--json").document
-    assert found["after"] == cli("plan", "--model", "gpt-xl", *there, "--json").document
-    assert found["words"][0].startswith("With ")
-    assert "profile h100-x8 instead of rtx2080ti-x64" in found["words"][0]
+    answer = cli("whatif", plan_id, *there, "--json").document
+    assert answer["after"] == cli("plan", "--model", "gpt-xl", *there, "--json").document
+    assert answer["words"][0].startswith("With ")
+    assert "profile h100-x8 instead of rtx2080ti-x64" in answer["words"][0]
 
 
 TRAINING = (
@@ -76,12 +76,12 @@ def training_id(cli: Cli) -> str:
 def test_whatif_of_a_training_is_the_plan_of_the_changed_flags(
     cli: Cli, training_id: str, changes: tuple[str, ...], flags: tuple[str, ...]
 ) -> None:
-    found = cli("whatif", training_id[:8], *changes, "--json").document
+    answer = cli("whatif", training_id[:8], *changes, "--json").document
     made = cli(*TRAINING, *flags, "--recompute", "norm,moe_act", "--json").document
-    assert found["before"]["id"] == training_id
-    assert found["after"]["id"] == made["id"]
-    assert found["after"]["predicted"] == made["predicted"]
-    assert found["after"]["layout"] == made["layout"]
+    assert answer["before"]["id"] == training_id
+    assert answer["after"]["id"] == made["id"]
+    assert answer["after"]["predicted"] == made["predicted"]
+    assert answer["after"]["layout"] == made["layout"]
     words = " ".join(cli("whatif", training_id[:8], *changes).out.split())
     assert words.startswith(("With ", "Without "))
     assert "A step takes" in words
@@ -103,6 +103,6 @@ def test_whatif_of_a_training_refuses_what_it_cannot_change(cli: Cli, training_i
 
 
 def test_whatif_of_a_training_follows_speeds(cli: Cli, training_id: str) -> None:
-    found = cli("whatif", training_id, "--speed", "computation=2", "--json").document
-    before, after = (found[name]["predicted"]["step_seconds"] for name in ("before", "after"))
+    answer = cli("whatif", training_id, "--speed", "computation=2", "--json").document
+    before, after = (answer[name]["predicted"]["step_seconds"] for name in ("before", "after"))
     assert before / 2 < after < before

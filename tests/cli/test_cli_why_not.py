@@ -44,33 +44,33 @@ def test_another_choice_is_the_plan_with_that_pin(
 ) -> None:  # fmt: skip
     plan = planned("plan.json", *flags)
     pinned = cli("plan", *flags, *pins, "--json").document
-    found = why(cli, "plan.json", *asked)
-    own, other, more = found["chosen"], found["other"], found["difference"]
-    assert (found["source"], found["verdict"]) == ("solved", "slower")
-    assert own["step_seconds"] == step_of(plan)
+    answer = why(cli, "plan.json", *asked)
+    chosen, other, more = answer["chosen"], answer["other"], answer["difference"]
+    assert (answer["source"], answer["verdict"]) == ("solved", "slower")
+    assert chosen["step_seconds"] == step_of(plan)
     assert other["step_seconds"] == step_of(pinned)
     assert more["seconds"] == pytest.approx(step_of(pinned) - step_of(plan))
-    for choice in (own, other):
+    for choice in (chosen, other):
         assert sum(choice["parts"].values()) == pytest.approx(choice["step_seconds"], rel=1e-6)
     assert sum(more["parts"].values()) == pytest.approx(more["seconds"], rel=1e-6)
-    assert other["needed_bytes"] == pinned["memory"]["peak_bytes"] <= found["limit_bytes"]
-    assert 0 <= found["probability_faster"] < 0.5
+    assert other["needed_bytes"] == pinned["memory"]["peak_bytes"] <= answer["limit_bytes"]
+    assert 0 <= answer["probability_faster"] < 0.5
     if flags == MEGATRON:
         # Two errors of 5 % each, independent: their difference has √2 times that.
         ratio = math.log(step_of(plan) / step_of(pinned))
         chance = NormalDist().cdf(ratio / (LAYOUT_SPREAD * math.sqrt(2)))
-        assert found["probability_faster"] == pytest.approx(chance, abs=2e-3)
+        assert answer["probability_faster"] == pytest.approx(chance, abs=2e-3)
 
 
 def test_rules_refuse_and_name_the_nearest(cli: Cli, planned: Planned) -> None:
     cli("plan", *XL, "--output", "plan.json", "--max-degree", "16")
-    found = why(cli, "plan.json", "--degree", "32")
-    assert (found["verdict"], found["other"], found["difference"]) == ("refused", None, None)
-    assert "max_degree is 16" in found["refused"]["what"]
-    assert "nearest: --forward-degree 16" in found["refused"]["hint"]
+    answer = why(cli, "plan.json", "--degree", "32")
+    assert (answer["verdict"], answer["other"], answer["difference"]) == ("refused", None, None)
+    assert "max_degree is 16" in answer["refused"]["what"]
+    assert "nearest: --forward-degree 16" in answer["refused"]["hint"]
     planned("training.json", *MEGATRON)
-    found = why(cli, "training.json", "--layout", "tp=3")
-    assert "num_heads (16) does not divide by tp (3)" in found["refused"]["what"]
+    answer = why(cli, "training.json", "--layout", "tp=3")
+    assert "num_heads (16) does not divide by tp (3)" in answer["refused"]["what"]
     assert cli("explain", "training.json", "--layout", "tp=3").out.startswith("It is impossible: ")
 
 
@@ -81,13 +81,13 @@ def test_what_does_not_fit_says_what_it_would_take(cli: Cli) -> None:
     assert roomy.code == 2  # a plan has no such flag
     roomy_plan = cli("plan", *XL, "--strategy", "none", "--forward-degree", "8",
                      "--backward-degree", "8", "--json").document  # fmt: skip
-    found = why(cli, "plan.json", "--strategy", "none", "--degree", "8")
-    assert found["verdict"] == "too_large"
-    assert found["other"]["step_seconds"] == step_of(roomy_plan)
-    assert found["other"]["needed_bytes"] > found["limit_bytes"] == 900 * 2**20
-    assert "memory binds" in found["refused"]["what"]
+    answer = why(cli, "plan.json", "--strategy", "none", "--degree", "8")
+    assert answer["verdict"] == "too_large"
+    assert answer["other"]["step_seconds"] == step_of(roomy_plan)
+    assert answer["other"]["needed_bytes"] > answer["limit_bytes"] == 900 * 2**20
+    assert "memory binds" in answer["refused"]["what"]
     assert plan["memory"]["strategy"] != "none"
-    assert found["words"][0].startswith("It does not fit: ")
+    assert answer["words"][0].startswith("It does not fit: ")
 
 
 def test_a_training_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) -> None:
@@ -97,16 +97,16 @@ def test_a_training_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) ->
     pins = ("--tp", "1", "--pp", "1", "--ep", "1")
     refused = cli(*flags, *pins, "--json")
     assert refused.code == 3
-    found = why(cli, "plan.json", "--layout", "tp=1,pp=1,ep=1")
+    answer = why(cli, "plan.json", "--layout", "tp=1,pp=1,ep=1")
     smallest = refused.document["plan"]
-    assert found["verdict"] == "too_large"
-    assert found["refused"]["what"] == "the plan's --zero 1 leaves no room for it"
+    assert answer["verdict"] == "too_large"
+    assert answer["refused"]["what"] == "the plan's --zero 1 leaves no room for it"
     without = ("plan", *TRAINING, "--target", "megatron", "--memory-limit", "40GiB", *on_device[2:])
     freed = cli(*without, *pins, "--json").document
     assert freed["fits"]
-    assert f"{freed['layout']['dp']} · micro-batch" in found["refused"]["hint"]
-    assert found["other"]["step_seconds"] == smallest["predicted"]["step_seconds"]
-    assert found["other"]["needed_bytes"] > found["limit_bytes"] == 40 * 2**30
+    assert f"{freed['layout']['dp']} · micro-batch" in answer["refused"]["hint"]
+    assert answer["other"]["step_seconds"] == smallest["predicted"]["step_seconds"]
+    assert answer["other"]["needed_bytes"] > answer["limit_bytes"] == 40 * 2**30
     offloads = "offload-optimizer=0,offload-activations=0"
     pinned = why(cli, "plan.json", "--layout", f"tp=1,pp=1,ep=1,zero=1,micro-batch=4,{offloads}")
     assert pinned["verdict"] == "too_large"
@@ -119,24 +119,24 @@ def test_a_layout_that_the_runtime_refuses_is_no_matter_of_memory(cli: Cli) -> N
         "plan", "--model", "glm-4.5-air", "--profile", "h100-x8", "--world-size", "48",
         "--global-batch", "96", "--seq", "6144", "--target", "megatron", "--output", "plan.json",
     )  # fmt: skip
-    found = why(cli, "plan.json", "--layout", "tp=3")
-    assert (found["verdict"], found["other"]) == ("refused", None)
-    assert "tp 3" in found["refused"]["what"]
-    assert "as pinned a step would take" in found["refused"]["hint"]
-    assert found["words"][0].startswith("It is impossible: megatron ")
-    assert not any("memory" in words for words in found["words"])
+    answer = why(cli, "plan.json", "--layout", "tp=3")
+    assert (answer["verdict"], answer["other"]) == ("refused", None)
+    assert "tp 3" in answer["refused"]["what"]
+    assert "as pinned a step would take" in answer["refused"]["hint"]
+    assert answer["words"][0].startswith("It is impossible: megatron ")
+    assert not any("memory" in words for words in answer["words"])
 
 
 def test_a_printed_layout_has_sizes_of_one_where_it_names_none(cli: Cli, planned: Planned) -> None:
     plan = planned("plan.json", *MEGATRON)
     kept = plan["alternatives"][0]
     names = ("dp", "cp", "tp", "pp", "vpp", "ep", "etp")
-    sizes = [(one, kept["layout"][one]) for one in names if kept["layout"][one] > 1]
+    sizes = [(name, kept["layout"][name]) for name in names if kept["layout"][name] > 1]
     text = " · ".join(f"{name} {size}" for name, size in sizes)
     text += f" · micro-batch {kept['layout']['micro_batch']}"
-    found = why(cli, "plan.json", "--layout", text)
-    assert found["other"]["decision"]["tp"] == str(kept["layout"]["tp"])
-    assert found["other"]["step_seconds"] == pytest.approx(
+    answer = why(cli, "plan.json", "--layout", text)
+    assert answer["other"]["decision"]["tp"] == str(kept["layout"]["tp"])
+    assert answer["other"]["step_seconds"] == pytest.approx(
         kept["predicted"]["step_seconds"], rel=0.011
     )
 
@@ -149,10 +149,10 @@ def test_chunks_of_a_training_plan_are_priced_in_its_layout(cli: Cli) -> None:
     assert same["asked"]["backward-degree"] == str(degree["backward"])
     assert same["verdict"] == "chosen"
     assert same["other"]["step_seconds"] == pytest.approx(same["chosen"]["step_seconds"], rel=1e-9)
-    found = why(cli, "plan.json", "--degree", "1")
-    assert found["verdict"] == "slower"
+    answer = why(cli, "plan.json", "--degree", "1")
+    assert answer["verdict"] == "slower"
     # In one chunk nothing is hidden, which is what the plan says that its overlap saves.
-    assert found["difference"]["seconds"] == pytest.approx(
+    assert answer["difference"]["seconds"] == pytest.approx(
         plan["predicted"]["saved_by_overlap_seconds"], rel=0.05
     )
 
@@ -176,17 +176,17 @@ def test_kept_candidates_are_answered_without_the_profile(
     cli("profiles", "export", profile, "--output", str(file))
     text = file.read_text(encoding="utf-8").replace(f'"{profile}"', '"mine"')
     file.write_text(text, encoding="utf-8")
-    renamed = [str(file) if one == profile else one for one in flags]
+    renamed = [str(file) if flag == profile else flag for flag in flags]
     plan = cli("plan", *renamed, "--json", "--output", "plan.json").document
     asked = asked_of(plan["alternatives"][0])
-    same = [one for one in plan["alternatives"] if asked_of(one) == asked]
-    found = why(cli, "plan.json", *asked)
-    assert found["source"] == "plan"
-    assert found["other"]["step_seconds"] == min(
-        one.get("step_seconds") or step_of(one) for one in same
+    same = [row for row in plan["alternatives"] if asked_of(row) == asked]
+    answer = why(cli, "plan.json", *asked)
+    assert answer["source"] == "plan"
+    assert answer["other"]["step_seconds"] == min(
+        row.get("step_seconds") or step_of(row) for row in same
     )
-    assert found["kept_because"] == plan["alternatives"][0].get("lost_because", "")
-    assert "is not here" in found["notes"][0]
+    assert answer["kept_because"] == plan["alternatives"][0].get("lost_because", "")
+    assert "is not here" in answer["notes"][0]
     assert why(cli, "plan.json", *asked, "--profile", str(file))["source"] == "solved"
     refused = cli("explain", "plan.json", *missing, "--json")
     assert refused.code == 5
@@ -194,7 +194,7 @@ def test_kept_candidates_are_answered_without_the_profile(
     assert refused.document["hint"]
 
 
-def test_a_plans_own_choice_is_said_to_be(cli: Cli, planned: Planned) -> None:
+def test_the_choice_of_a_plan_is_said_to_be_it(cli: Cli, planned: Planned) -> None:
     plan = planned("plan.json", *XL)
     degree = str(plan["pipeline"]["forward_degree"])
     assert why(cli, "plan.json", "--degree", degree)["verdict"] == "chosen"
@@ -230,8 +230,8 @@ def test_a_drifted_version_says_so(cli: Cli, planned: Planned) -> None:
     document = json.loads(Path("plan.json").read_text(encoding="utf-8"))
     document["predicted"]["step_seconds"] *= 1.5
     Path("old.json").write_text(json.dumps(document), encoding="utf-8")
-    found = why(cli, "old.json", "--degree", "4")
-    assert "make the plan again" in found["notes"][0]
-    faster = found["verdict"] == "faster"
-    assert faster == (found["difference"]["seconds"] < 0)
-    assert any("are not taken" in one for one in found["words"]) == faster
+    answer = why(cli, "old.json", "--degree", "4")
+    assert "make the plan again" in answer["notes"][0]
+    faster = answer["verdict"] == "faster"
+    assert faster == (answer["difference"]["seconds"] < 0)
+    assert any("are not taken" in line for line in answer["words"]) == faster

@@ -43,8 +43,8 @@ def test_the_first_words_are_of_where_the_numbers_come_from(cli: Cli) -> None:
 def test_a_hint_leads_to_the_step_that_it_promises(cli: Cli) -> None:
     plan = cli(*SEARCHED, *PINS, "--json").document
     limit = plan["inputs"]["memory_limit_bytes"]
-    fitting = [one for one in plan["savings"] if one["peak_bytes"] <= limit]
-    assert {one["change"].split()[0] for one in fitting} >= {"--tp", "--cuda-graphs"}
+    fitting = [saving for saving in plan["savings"] if saving["peak_bytes"] <= limit]
+    assert {saving["change"].split()[0] for saving in fitting} >= {"--tp", "--cuda-graphs"}
     for saving in fitting:
         assert saving["change"].startswith("--")
         name, value = saving["change"].split()
@@ -70,7 +70,7 @@ def test_a_step_without_recomputation_names_the_memory_that_it_lacks(cli: Cli) -
              "--offload-optimizer", "0", "--offload-activations", "0")  # fmt: skip
     plan = cli(*flags, "--json").document
     assert plan["layout"]["recompute"] != ["none"]
-    saving = next(one for one in plan["savings"] if one["change"] == "--recompute none")
+    saving = next(saving for saving in plan["savings"] if saving["change"] == "--recompute none")
     assert saving["peak_bytes"] > plan["inputs"]["memory_limit_bytes"]
     refused = cli(*flags, "--recompute", "none", "--json")
     assert refused.code == 3
@@ -82,29 +82,29 @@ def test_a_step_without_recomputation_names_the_memory_that_it_lacks(cli: Cli) -
 def test_the_parts_of_layouts_are_compared_on_the_mean_of_the_ranks(cli: Cli) -> None:
     sizes = ("--tp", "1", "--ep", "8", "--micro-batch", "1", "--overlap", "none", "--vpp", "1")
     flags = (*SEARCHED, *sizes, "--recompute", "none", "--cuda-graphs", "none")
-    one, two = (cli(*flags, "--pp", pp, "--output", f"{pp}.json", "--json").document
-                for pp in ("1", "2"))  # fmt: skip
-    mean = two["predicted"]["mean_parts"]
-    assert sum(mean.values()) == pytest.approx(step_of(two))
-    parts = one["predicted"]["parts"]
+    first, second = (cli(*flags, "--pp", pp, "--output", f"{pp}.json", "--json").document
+                     for pp in ("1", "2"))  # fmt: skip
+    mean = second["predicted"]["mean_parts"]
+    assert sum(mean.values()) == pytest.approx(step_of(second))
+    parts = first["predicted"]["parts"]
     for name in ("head", "experts", "core_attn", "embedding"):  # as much work, on as many ranks
         assert mean[name] == pytest.approx(parts[name]), name
     # The slowest rank has all of the head or none.
-    assert two["predicted"]["parts"]["head"] in (0.0, pytest.approx(2 * mean["head"]))
+    assert second["predicted"]["parts"]["head"] in (0.0, pytest.approx(2 * mean["head"]))
     shown = cli("plans", "diff", "1.json", "2.json", "--json").document["sections"][-1]["tables"]
     compared = {row[0]: row[3] for row in shown[-1]["rows"]}
     assert compared["head"] == pytest.approx(0, abs=1e-9)
-    assert compared["step"] == pytest.approx(step_of(two) - step_of(one))
-    found = cli("explain", "1.json", "--layout", "pp=2", "--json").document
+    assert compared["step"] == pytest.approx(step_of(second) - step_of(first))
+    document = cli("explain", "1.json", "--layout", "pp=2", "--json").document
     assert "head" not in {
-        name for name, more in found["difference"]["parts"].items() if abs(more) > 1e-9
+        name for name, more in document["difference"]["parts"].items() if abs(more) > 1e-9
     }
-    assert sum(found["difference"]["parts"].values()) == pytest.approx(
-        found["difference"]["seconds"]
+    assert sum(document["difference"]["parts"].values()) == pytest.approx(
+        document["difference"]["seconds"]
     )
 
 
-def test_collectives_that_outlast_the_passes_beside_them_bind_as_sensitivity_says(cli: Cli) -> None:
+def test_collectives_that_outlast_overlapped_passes_bind_as_sensitivity_says(cli: Cli) -> None:
     flags = ("plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--world-size", "64",
              "--global-batch", "64", "--seq", "3072", "--target", "torchtitan", "--ep", "2",
              "--output", "p.json")  # fmt: skip
@@ -141,7 +141,7 @@ def test_graphs_that_recipes_take_are_planned_and_exported(cli: Cli) -> None:
     assert f"{graphs}: saves" in words
     assert "Changed alone, --cuda-graphs" not in words
     knobs = cli("sensitivity", "p.json", "--json").document["knobs"]
-    slower = {one["knob"]: one["seconds"] for one in knobs if one.get("seconds") is not None}
+    slower = {knob["knob"]: knob["seconds"] for knob in knobs if knob.get("seconds") is not None}
     assert max(slower.values()) < step_of(plan)  # neighbours have the plan's graphs, too
     assert "cuda_graph_impl = 'full_iteration'" in cli("export", "p.json", "--to", "bridge").out
 
@@ -180,7 +180,7 @@ def test_the_next_steps_of_a_configurations_plan_work_from_any_folder(
     said = cli("plan", "--model", "configs/ours.json", *asked, "--target", "megatron").out
     assert "Training ours · 8 GPUs" in said
     assert "The vision tower is not counted" in said
-    steps = [found.split() for found in re.findall(r"moetune ((?:explain|export) .*)", said)]
+    steps = [command.split() for command in re.findall(r"moetune ((?:explain|export) .*)", said)]
     assert [step[0] for step in steps] == ["explain", "export"]
     monkeypatch.chdir("/")
     for step in (*steps, [*steps[0], "--layout", "ep=4"]):

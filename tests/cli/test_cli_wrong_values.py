@@ -36,17 +36,17 @@ WRONG = [
 
 
 def without(arguments: tuple[str, ...], flag: str) -> list[str]:
-    found = list(arguments)
-    if flag in found:
-        at = found.index(flag)
-        del found[at : at + 2]
-    return found
+    rest = list(arguments)
+    if flag in rest:
+        at = rest.index(flag)
+        del rest[at : at + 2]
+    return rest
 
 
 @pytest.mark.parametrize(
     ("arguments", "flag", "value"),
     WRONG,
-    ids=[f"{one[0][0]}-{one[0][2] if len(one[0]) > 2 else ''}{one[1]}={one[2]}" for one in WRONG],
+    ids=[f"{row[0][0]}-{row[0][2] if len(row[0]) > 2 else ''}{row[1]}={row[2]}" for row in WRONG],
 )
 def test_the_error_of_a_wrong_value_names_its_flag(
     cli: Cli, planned: Planned, arguments: tuple[str, ...], flag: str, value: str

@@ -117,7 +117,7 @@ def be_rank(ending: str, rank: int, folder: Path) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
-    found: dict[str, list[tuple[int, str]]] = {}
+    endings: dict[str, list[tuple[int, str]]] = {}
     for ending in ENDINGS:
         processes = []
         for rank in range(NUM_RANKS):
@@ -126,10 +126,10 @@ def main() -> None:
                 be_rank(ending, rank, folder)
                 return
             processes.append(process)
-        statuses = [os.waitstatus_to_exitcode(os.waitpid(one, 0)[1]) for one in processes]
+        statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in processes]
         outputs = [(folder / f"{ending}-{rank}").read_text() for rank in range(NUM_RANKS)]
-        found[ending] = list(zip(statuses, outputs, strict=True))
-    json.dump(found, sys.stdout)
+        endings[ending] = list(zip(statuses, outputs, strict=True))
+    json.dump(endings, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> Endings:
     """Return status and output of every rank, by how its script ended."""
     program = [sys.executable, "-m", "tests.comm.leaving", str(tmp_path_factory.mktemp("ranks"))]
     alone = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    found = subprocess.run(program, env=alone, check=True, capture_output=True, timeout=100)
-    ended: Endings = json.loads(found.stdout)
+    process = subprocess.run(program, env=alone, check=True, capture_output=True, timeout=100)
+    ended: Endings = json.loads(process.stdout)
     return ended
 
 

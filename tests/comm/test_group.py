@@ -18,7 +18,7 @@ def test_every_collective_and_agreement_among_ranks(num_ranks: int) -> None:
     assert run_ranks(all_checks, num_ranks) == [""] * num_ranks
 
 
-def test_a_rank_that_died_is_told_with_collective_sizes_group_and_rank() -> None:
+def test_a_rank_that_died_is_named_with_collective_sizes_group_and_rank() -> None:
     assert run_ranks(a_rank_dies, 2) == ["", "the rank was killed or hung"]
 
 

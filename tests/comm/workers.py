@@ -110,9 +110,9 @@ def all_gather_moves_every_dtype(group: Communicator) -> None:
 def reduce_scatter_adds_up_shards(group: Communicator) -> None:
     total_ranks = sum(range(group.num_ranks))
     blocks = torch.arange(group.num_ranks, dtype=torch.float32) + group.rank
-    one = torch.empty(1)
-    group.reduce_scatter(one, blocks, "equal shards").wait()
-    assert one.item() == group.rank * group.num_ranks + total_ranks
+    tensor = torch.empty(1)
+    group.reduce_scatter(tensor, blocks, "equal shards").wait()
+    assert tensor.item() == group.rank * group.num_ranks + total_ranks
 
 
 def broadcast_comes_from_the_first(group: Communicator) -> None:
@@ -122,12 +122,12 @@ def broadcast_comes_from_the_first(group: Communicator) -> None:
 
 
 def neighbours_send_and_receive_at_once(group: Communicator) -> None:
-    neighbours = [one for one in (group.rank - 1, group.rank + 1) if 0 <= one < group.num_ranks]
-    to = {one: torch.tensor([group.rank, one]) for one in neighbours}
-    source = {one: torch.zeros(2, dtype=torch.int64) for one in neighbours}
+    neighbours = [rank for rank in (group.rank - 1, group.rank + 1) if 0 <= rank < group.num_ranks]
+    to = {rank: torch.tensor([group.rank, rank]) for rank in neighbours}
+    source = {rank: torch.zeros(2, dtype=torch.int64) for rank in neighbours}
     group.send_receive(to, source, "activations and gradients").wait()
-    assert {one: got.tolist() for one, got in source.items()} == {
-        one: [one, group.rank] for one in neighbours
+    assert {rank: got.tolist() for rank, got in source.items()} == {
+        rank: [rank, group.rank] for rank in neighbours
     }
 
 
@@ -172,13 +172,13 @@ def new_groups_have_all_ranks_or_this(group: Communicator) -> None:
     world.bound_device_id = None
 
 
-def a_wrong_size_is_told_before_it_travels(group: Communicator) -> None:
+def a_wrong_size_is_refused_before_it_travels(group: Communicator) -> None:
     # A group of its own: gloo promises nothing of one in which a collective has failed.
-    own = new_communicator(purpose="a failure")
+    separate = new_communicator(purpose="a failure")
     rows = torch.zeros(3, 2, dtype=torch.bfloat16)
     sent, splits = rows.new_zeros(9, 2), [1] * group.num_ranks
     with pytest.raises(CollectiveError) as failure:
-        own.all_to_all(rows, sent, splits, splits, "the dispatch of chunk 2 of 4").wait()
+        separate.all_to_all(rows, sent, splits, splits, "the dispatch of chunk 2 of 4").wait()
     text = str(failure.value)
     assert text.startswith(f"the dispatch of chunk 2 of 4 failed on rank {group.rank} of ")
     members = f"ranks 0 to {group.num_ranks - 1}"
@@ -193,8 +193,8 @@ def agreed_tokens(group: Communicator, opening: Opening) -> tuple[int, ...]:
 
 def equal_signatures_agree(group: Communicator) -> None:
     opening = Opening(num_tokens=3 + group.rank, signature="same", problem="")
-    found = agreed_tokens(group, opening)
-    assert found == tuple(3 + rank for rank in range(group.num_ranks))
+    tokens = agreed_tokens(group, opening)
+    assert tokens == tuple(3 + rank for rank in range(group.num_ranks))
     assert agree(group, lambda: group.rank, lambda _: ["abc"], "the plans") == group.rank
 
 
@@ -238,10 +238,10 @@ def the_firsts_error_is_everyones(group: Communicator) -> None:
 
 
 def ranks_vote_and_compare(group: Communicator) -> None:
-    one, nobody = (
+    somebody, nobody = (
         vote(group, wish, "a vote") for wish in (group.rank == 1, group.rank > group.num_ranks)
     )
-    assert (one(), nobody()) == (True, False)
+    assert (somebody(), nobody()) == (True, False)
     assert largest(group, [group.rank, -group.rank], "the slowest") == (group.num_ranks - 1, 0.0)
     text = f"rank {group.rank}" if group.rank else ""
     assert first_text(group, text, "reasons") == "rank 1"
@@ -265,7 +265,7 @@ ON_ANY_RANKS: tuple[Check, ...] = (
 AMONG_SEVERAL: tuple[Check, ...] = (
     a_future_completes_with_its_transfer,
     new_groups_have_all_ranks_or_this,
-    a_wrong_size_is_told_before_it_travels,
+    a_wrong_size_is_refused_before_it_travels,
     unequal_signatures_raise_on_all,
     problem_of_a_rank_raises_on_all,
     ranks_vote_and_compare,

@@ -174,9 +174,9 @@ class _Joined:
         self._future, self._ends, self._cuda = future, ends, cuda
 
     def result(self, timeout: float | None = None) -> Any:
-        found = self._future.result(timeout)
+        result = self._future.result(timeout)
         self._cuda.host.follow(self._ends[0])
-        return found
+        return result
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._future, name)

@@ -18,7 +18,7 @@ from types import FrameType
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-_OWN = str(Path(__file__).parent)
+_FOLDER = str(Path(__file__).parent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +171,7 @@ class Ledger:
         """Allocate on a lane, perhaps memory that was freed there before."""
         left = []
         for buffer, access in self._freed:
-            is_over = any(one.has_seen(access.lane, access.number) for one in (lane, launcher))
+            is_over = any(lane.has_seen(access.lane, access.number) for lane in (lane, launcher))
             if buffer.home is lane and not is_over:
                 self.fault(
                     f"{buffer.name}, {access.verb}, was freed and may be handed out again on "
@@ -186,10 +186,10 @@ class Ledger:
         home = buffer.home
         if home is not None:
             self._freed += [
-                (buffer, one)
-                for one in buffer.accesses
-                if not home.has_seen(one.lane, one.number)
-                and not launcher.has_seen(one.lane, one.number)
+                (buffer, access)
+                for access in buffer.accesses
+                if not home.has_seen(access.lane, access.number)
+                and not launcher.has_seen(access.lane, access.number)
             ]
         buffer.accesses = []
 
@@ -238,7 +238,7 @@ def place() -> str:
 @functools.cache
 def _shown(file: str) -> str | None:
     """Return the name of a file within the repository; None for the kit and for libraries."""
-    is_own = file.startswith(_OWN) and not Path(file).name.startswith("test_")
-    if not file.startswith(str(ROOT)) or is_own or "site-packages" in file:
+    is_kit = file.startswith(_FOLDER) and not Path(file).name.startswith("test_")
+    if not file.startswith(str(ROOT)) or is_kit or "site-packages" in file:
         return None
     return str(Path(file).relative_to(ROOT))

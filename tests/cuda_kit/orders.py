@@ -60,20 +60,20 @@ def check_orders(logs: Sequence[Sequence[Issued]]) -> None:
 
 def _nodes(log: Sequence[Issued]) -> list[Node]:
     counts: Counter[Node] = Counter()
-    found: list[Node] = []
-    for one in log:
-        members, number = one.group
+    nodes: list[Node] = []
+    for call in log:
+        members, number = call.group
         key = Node(members=members, number=number)
-        found.append(replace(key, count=counts[key]))
+        nodes.append(replace(key, count=counts[key]))
         counts[key] += 1
-    return found
+    return nodes
 
 
 def _check_kinds(nodes: Sequence[Sequence[Node]], logs: Sequence[Sequence[Issued]]) -> None:
     kinds: dict[Node, dict[int, str]] = {}
     for rank, (mine, log) in enumerate(zip(nodes, logs, strict=True)):
-        for node, one in zip(mine, log, strict=True):
-            kinds.setdefault(node, {})[rank] = one.kind
+        for node, call in zip(mine, log, strict=True):
+            kinds.setdefault(node, {})[rank] = call.kind
     for node, by_rank in kinds.items():
         absent = [rank for rank in node.members if rank not in by_rank]
         if absent:

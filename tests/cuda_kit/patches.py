@@ -80,7 +80,7 @@ def patch(monkeypatch: pytest.MonkeyPatch, tensors: Tensors, streams: Streams) -
 def _device_of_context() -> DeviceLike:
     """Return the device of the innermost `with torch.device(…)`, None outside."""
     modes = reversed(torch.overrides._get_current_function_mode_stack())
-    return next((one.device for one in modes if isinstance(one, torch_device.DeviceContext)), None)
+    return next((ctx.device for ctx in modes if isinstance(ctx, torch_device.DeviceContext)), None)
 
 
 def _factory(

@@ -168,11 +168,11 @@ class Streams:
         """
         if device is None:
             return _cuda(self._current_index())
-        found = _cuda(device) if isinstance(device, int) else torch.device(device)
-        if found.type != "cuda":
-            return found
+        resolved = _cuda(device) if isinstance(device, int) else torch.device(device)
+        if resolved.type != "cuda":
+            return resolved
         # None without an index, whatever the stubs say.
-        index = self._current_index() if str(found) == "cuda" else found.index
+        index = self._current_index() if str(resolved) == "cuda" else resolved.index
         if index >= self.num_devices:
             raise RuntimeError(f"CUDA error: invalid device ordinal {index}")
         return _cuda(index)
@@ -224,9 +224,9 @@ class Streams:
 
     def synchronize(self, device: DeviceLike = None) -> None:
         """Block this thread until a device's streams are idle."""
-        found = self.resolve(device)
-        self.check(found, f"the host waits for {found}")
-        for lane in tuple(self.host.ledger.lanes_of(found)):
+        resolved = self.resolve(device)
+        self.check(resolved, f"the host waits for {resolved}")
+        for lane in tuple(self.host.ledger.lanes_of(resolved)):
             self.host.host.follow(lane.point())
 
     def _current_index(self) -> int:

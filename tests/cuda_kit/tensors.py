@@ -77,14 +77,14 @@ class Tensors:
     def buffer_of(self, tensor: torch.Tensor) -> Buffer:
         """Return the memory of a tensor."""
         storage = tensor.untyped_storage()
-        found = self._buffers.get(storage._cdata)
-        if found is None:
+        buffer = self._buffers.get(storage._cdata)
+        if buffer is None:
             self._num_buffers += 1
             key, num_bytes = storage._cdata, storage.nbytes()
             name = f"buffer {self._num_buffers} of {num_bytes} bytes"
-            found = self._buffers[key] = Buffer(name, num_bytes, HOST, None)
+            buffer = self._buffers[key] = Buffer(name, num_bytes, HOST, None)
             weakref.finalize(storage, self._freed.append, key).atexit = False
-        return found
+        return buffer
 
     def put(self, tensor: torch.Tensor, target: Target) -> Buffer:
         """Say where a new tensor is."""
@@ -146,8 +146,8 @@ class Tensors:
             if name is None:
                 return
             inputs, writes = _arguments(func, args, kwargs)
-            made = [one for one in _tensors(result) if not _is_among(one, writes)]
-            if any(one.is_meta for one in (*inputs, *writes, *made)):
+            made = [tensor for tensor in _tensors(result) if not _is_among(tensor, writes)]
+            if any(tensor.is_meta for tensor in (*inputs, *writes, *made)):
                 return
             target: Target | None = getattr(self._target, "value", None)
             device = self._device(name, [*inputs, *writes], target)
@@ -226,11 +226,11 @@ class Tensors:
         Raises:
             RuntimeError: its tensors are on several devices, as torch.
         """
-        kinds = {self.device_of(one): one for one in tensors}
+        kinds = {self.device_of(tensor): tensor for tensor in tensors}
         gpus = [device for device in kinds if device != HOST]
-        on_host = [one for one in tensors if self.device_of(one) == HOST]
+        on_host = [tensor for tensor in tensors if self.device_of(tensor) == HOST]
         may_mix = name in COPIES or name.startswith("index")
-        if len(gpus) > 1 or (gpus and not may_mix and any(one.dim() for one in on_host)):
+        if len(gpus) > 1 or (gpus and not may_mix and any(tensor.dim() for tensor in on_host)):
             raise RuntimeError(
                 "Expected all tensors to be on the same device, but found at least two devices, "
                 f"{' and '.join(map(str, kinds))}! ({name})"
@@ -256,9 +256,9 @@ class Record(TorchDispatchMode):
 
 
 def _real_device(tensor: torch.Tensor) -> torch.device:
-    found = torch._C.TensorBase.device.__get__(tensor)
-    assert isinstance(found, torch.device)
-    return found
+    device = torch._C.TensorBase.device.__get__(tensor)
+    assert isinstance(device, torch.device)
+    return device
 
 
 @functools.cache
@@ -271,9 +271,9 @@ def _touching(func: Any) -> str | None:
 
 def _is_view(schema: Any) -> bool:
     """Return whether an operation only looks at memory in another way, or asks for a size."""
-    writes = any(one.alias_info is not None and one.alias_info.is_write for one in schema.arguments)
-    returns = [one.alias_info for one in schema.returns]
-    is_alias = bool(returns) and all(one is not None and not one.is_write for one in returns)
+    writes = any(arg.alias_info is not None and arg.alias_info.is_write for arg in schema.arguments)
+    returns = [value.alias_info for value in schema.returns]
+    is_alias = bool(returns) and all(alias is not None and not alias.is_write for alias in returns)
     return (is_alias and not writes) or "sym_" in schema.name
 
 
@@ -293,8 +293,8 @@ def _arguments(
 def _parameters(func: Any) -> tuple[tuple[str, bool], ...]:
     """Return the names of an operation's arguments, and whether it writes to them."""
     return tuple(
-        (one.name, one.alias_info is not None and one.alias_info.is_write)
-        for one in func._schema.arguments
+        (arg.name, arg.alias_info is not None and arg.alias_info.is_write)
+        for arg in func._schema.arguments
     )
 
 
@@ -308,7 +308,7 @@ def _tensors(value: Any) -> Sequence[torch.Tensor]:
 
 def _is_among(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
     storage = tensor.untyped_storage()._cdata
-    return any(one.untyped_storage()._cdata == storage for one in others)
+    return any(tensor.untyped_storage()._cdata == storage for tensor in others)
 
 
 def _only_rows(
@@ -316,7 +316,7 @@ def _only_rows(
 ) -> list[torch.Tensor]:
     """Return the tensors with `whole` replaced by some of its rows."""
     rows = [whole[row] for row in sorted(set(_TO_LIST(index.flatten())))]
-    return [part for one in tensors for part in (rows if one is whole else [one])]
+    return [part for tensor in tensors for part in (rows if tensor is whole else [tensor])]
 
 
 def _non_blocking(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -41,7 +41,7 @@ def _side() -> torch.cuda.Stream:
     return side
 
 
-def _own_event(reader: torch.cuda.Stream, writer: torch.cuda.Stream) -> None:
+def _event(reader: torch.cuda.Stream, writer: torch.cuda.Stream) -> None:
     event = torch.cuda.Event()
     event.record(writer)
     event.wait(reader)
@@ -50,7 +50,7 @@ def _own_event(reader: torch.cuda.Stream, writer: torch.cuda.Stream) -> None:
 WAITS: dict[str, Callable[[torch.cuda.Stream, torch.cuda.Stream], object]] = {
     "for a stream": lambda reader, writer: reader.wait_stream(writer),
     "for its event": lambda reader, writer: reader.wait_event(writer.record_event()),
-    "for an event": _own_event,
+    "for an event": _event,
     "by the host": lambda _, writer: writer.synchronize(),
     "by the host for all": lambda *_: torch.cuda.synchronize(GPU),
     "for nothing": lambda *_: None,
@@ -64,8 +64,8 @@ def test_a_use_of_what_another_stream_writes_must_wait(
     use: Callable[[torch.Tensor], object], wait: str
 ) -> None:
     is_fault = wait in {"for nothing", "for what was not recorded"}
-    found = pytest.raises(CudaFaultError, match="does not wait for it")
-    with found if is_fault else nullcontext(), FakeCuda():
+    raises = pytest.raises(CudaFaultError, match="does not wait for it")
+    with raises if is_fault else nullcontext(), FakeCuda():
         values, side = _ones(), torch.cuda.Stream(GPU)
         values.mul_(2)
         WAITS[wait](side, _current())
@@ -168,7 +168,7 @@ FREED = "was freed and may be handed out again"
         (_uses_a_thread, r"written by mul_ .* on thread 1 of the host"),
     ],
 )
-def test_what_does_not_wait_is_found(program: Callable[..., None], words: str) -> None:
+def test_what_does_not_wait_is_reported(program: Callable[..., None], words: str) -> None:
     with FakeCuda():
         program(waits=True)
     with pytest.raises(CudaFaultError, match=words), FakeCuda():
@@ -246,7 +246,7 @@ def test_a_collective_is_waited_for_before_its_result_is_read(device: torch.devi
 
 
 @pytest.mark.parametrize("waits_aside", [True, False])
-def test_a_collective_is_behind_its_own_stream_alone(*, waits_aside: bool) -> None:
+def test_a_collective_is_behind_its_stream_alone(*, waits_aside: bool) -> None:
     def program(_: int, __: MirrorWorld) -> None:
         values, side = _ones(), torch.cuda.Stream(GPU)
         work = _sum(values) if waits_aside else None
@@ -306,7 +306,7 @@ CIRCLE = "each of these waits for the next"
         (_of_another_dtype, 2, r"disagree on collective 0 .*float32.*float64"),
     ],
 )
-def test_ranks_that_would_wait_for_ever_are_found(
+def test_ranks_that_would_wait_for_ever_are_reported(
     program: Callable[..., None], num_ranks: int, words: str
 ) -> None:
     check_orders(_logs(partial(program, ends=True), num_ranks))

@@ -102,7 +102,7 @@ class MirrorWorld:
         return group
 
     def _make(self, members: Sequence[int], desc: str) -> MirrorGroup:
-        number = sum(one.members == tuple(members) for one in self.groups)
+        number = sum(group.members == tuple(members) for group in self.groups)
         name: Any = f"group {len(self.groups)} of ranks {', '.join(map(str, members))}"
         group = MirrorGroup(self, members, name, number, desc)
         self.groups.append(group)

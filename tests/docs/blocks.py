@@ -41,8 +41,8 @@ class Block:
     @property
     def exit_codes(self) -> set[int]:
         """Return the exit codes that its commands may have."""
-        found = re.fullmatch(r"exit code (\d+)(?: or (\d+))?", self.note)
-        return {int(one) for one in found.groups() if one} if found else {0}
+        match = re.fullmatch(r"exit code (\d+)(?: or (\d+))?", self.note)
+        return {int(code) for code in match.groups() if code} if match else {0}
 
     @property
     def runs_on(self) -> bool:
@@ -57,8 +57,8 @@ def blocks_of(page: Path) -> Iterator[Block]:
         fence = _FENCE.match(line)
         if fence is None:
             assert not _COMMAND.match(line), f"{page.name}:{number}: a command without a fence"
-            found = _NOTE.match(line)
-            note = found["note"] if found else note if not line.strip() else ""
+            match = _NOTE.match(line)
+            note = match["note"] if match else note if not line.strip() else ""
             continue
         text: list[str] = []
         for _, inner in lines:
@@ -108,5 +108,5 @@ def moetune_commands(text: str) -> Iterator[str]:
     """Yield what follows `moetune` in any text that holds commands, quotes and all."""
     joined = re.sub(r"\\\n\s*", " ", text)
     joined = re.sub(r"(?m)^(\s+)(?=-)", " ", re.sub(r"\n\s+(?=-[a-z-])", " ", joined))
-    for found in _COMMANDS.finditer(joined):
-        yield found[1].partition(" #")[0].strip()
+    for match in _COMMANDS.finditer(joined):
+        yield match[1].partition(" #")[0].strip()

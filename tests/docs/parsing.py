@@ -38,7 +38,7 @@ def check_mention(text: str) -> None:
     words = [word for word in shlex.split(text.replace("…", ""))[1:] if word]
     while words and words[0].startswith("-"):
         words = words[2 if words[0] in {"--db", "--config"} else 1 :]
-    names = [one for one in (" ".join(words[:2]), " ".join(words[:1])) if one in known]
+    names = [name for name in (" ".join(words[:2]), " ".join(words[:1])) if name in known]
     is_group = bool(words) and any(name.startswith(f"{words[0]} ") for name in known)
     assert names or is_group or not words, f"`{text}` is no command"
     if names:

@@ -172,17 +172,17 @@ def _compare(block: Block, shown: list[str], printed: str) -> None:
     expected: list[str] = []
     for line in shown:
         expected += ["…"] if line.strip() == "…" else re.findall(r"\d[\d.,]*\d|\d", line)
-    found = iter(re.findall(r"\d[\d.,]*\d|\d", printed))
+    numbers = iter(re.findall(r"\d[\d.,]*\d|\d", printed))
     is_gap = False
     for number in expected:
         if number == "…":
             is_gap = True
             continue
-        assert any(one == number for one in found) if is_gap else next(found, None) == number, (
+        assert any(num == number for num in numbers) if is_gap else next(numbers, None) == number, (
             f"{block.where}: {number} is not what the program prints there:\n{printed}"
         )
         is_gap = False
-    assert is_gap or next(found, None) is None, f"{block.where}: the output goes on:\n{printed}"
+    assert is_gap or next(numbers, None) is None, f"{block.where}: the output goes on:\n{printed}"
 
 
 def _check_what_is_not_run(block: Block) -> None:

@@ -48,9 +48,9 @@ def reader(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    found = Reader(tmp_path, port, capfd, measured)
-    yield found
-    found.leave()
+    made = Reader(tmp_path, port, capfd, measured)
+    yield made
+    made.leave()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -92,7 +92,7 @@ def test_wrong_pages_fail(reader: Reader, tmp_path: Path, text: str, complaint: 
         reader.read(_page(tmp_path, text))
 
 
-def test_a_script_that_fails_on_one_rank_is_found_out(reader: Reader) -> None:
+def test_a_script_that_fails_on_one_rank_is_noticed(reader: Reader) -> None:
     assert reader is not None
     text = "import os, sys\nrank = int(os.environ['RANK'])\nprint(sys.argv[1:], 1 // (1 - rank))\n"
     Path("fails.py").write_text(text, encoding="utf-8")

@@ -32,8 +32,8 @@ def test_no_page_loads_anything_from_another_host(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 20
     for page in pages:
-        found = LOADED.search(page.read_text(encoding="utf-8"))
-        assert found is None or 'rel="canonical"' in found[0], f"{page.name}: {found[0]}"
+        match = LOADED.search(page.read_text(encoding="utf-8"))
+        assert match is None or 'rel="canonical"' in match[0], f"{page.name}: {match[0]}"
 
 
 def test_every_name_of_the_front_door_is_on_the_page_of_the_api(site: Path) -> None:
@@ -61,14 +61,14 @@ def test_formulas_are_drawn_without_a_script(site: Path) -> None:
 def test_every_decision_is_on_one_page_and_in_the_index() -> None:
     index = (DECISIONS / "index.md").read_text(encoding="utf-8")
     pages = [page for page in DECISIONS.glob("*.md") if page.name != "index.md"]
-    found = [
+    anchors = [
         (number, page.name)
         for page in pages
         for number in re.findall(r'<a id="(\d{4})"></a>', page.read_text(encoding="utf-8"))
     ]
-    assert len(found) > 100
-    assert len({number for number, _ in found}) == len(found)
-    for number, name in found:
+    assert len(anchors) > 100
+    assert len({number for number, _ in anchors}) == len(anchors)
+    for number, name in anchors:
         assert f"[{number}]({name}#{number})" in index
     for page in pages:
         assert f"]({page.name})" in index

@@ -56,14 +56,14 @@ def test_latent_attention_counts_its_low_rank_projections() -> None:
 
 
 def test_selected_keys_are_bounded_and_read_in_latent_form() -> None:
-    own = LatentAttention(d_model=64, num_heads=4, q_rank=24, kv_rank=16, nope_dim=8, rope_dim=4,
+    sparse = LatentAttention(d_model=64, num_heads=4, q_rank=24, kv_rank=16, nope_dim=8, rope_dim=4,
                           v_head_dim=8, indexer=INDEXER)  # fmt: skip
     borrowed = LatentAttention(d_model=64, num_heads=4, q_rank=24, kv_rank=16, nope_dim=8,
                                rope_dim=4, v_head_dim=8, top_keys=16)  # fmt: skip
     indexer = 24 * 16 + 64 * (8 + 2)
-    assert own.parameters - LATENT.parameters == indexer + 16
+    assert sparse.parameters - LATENT.parameters == indexer + 16
     assert borrowed.parameters == LATENT.parameters
-    assert own.forward_macs(64) - borrowed.forward_macs(64) == indexer + 2 * 8 * 32
+    assert sparse.forward_macs(64) - borrowed.forward_macs(64) == indexer + 2 * 8 * 32
     keys = sum(min(at + 1, 16) for at in range(64)) / 64
     plain = LATENT.forward_macs(0)
     assert borrowed.forward_macs(64) == plain + 4 * (16 + 4 + 16) * keys
@@ -117,7 +117,7 @@ def test_recurrent_mixers_cost_the_same_at_any_length() -> None:
     assert convolution.parameters == 4 * 64 * 64 + 3 * 64 + 5
     assert convolution.forward_macs(9) == convolution.parameters - 5
     assert convolution.widths == {"gates": 128, "x": 64, "output": 64}
-    names = [one.name for one in (delta, low_rank, mamba2, mamba1, lightning, convolution)]
+    names = [part.name for part in (delta, low_rank, mamba2, mamba1, lightning, convolution)]
     assert len(set(names)) == 6
     for mixer in (delta, low_rank, mamba2, mamba1, lightning, convolution):
         assert mixer.forward_macs(9) == mixer.forward_macs(9000)

@@ -127,7 +127,7 @@ def test_a_file_that_is_no_json_is_named() -> None:
     (((1, 4, 1, 1), (6, 9, 1, 1)), "pipeline.ranges: 6 does not follow 4"),
     (((1, 4, 1, 1), (4, 9, 1, 1)), "pipeline.ranges: 4 does not follow 4"),
 ])  # fmt: skip
-def test_ranges_of_a_plan_follow_one_another(ranges: tuple[Range, ...], what: str) -> None:
+def test_ranges_of_a_plan_follow_each_other(ranges: tuple[Range, ...], what: str) -> None:
     with pytest.raises(InputError) as caught:
         plan(*ranges)
     assert caught.value.what == what
@@ -143,8 +143,8 @@ def test_no_predicted_time_is_negative() -> None:
 
 
 def test_a_plan_has_at_least_one_chunk_each_way() -> None:
-    one = plan().pipeline
-    for none in (replace(one, forward_degree=0), replace(one, backward_degree=0)):
+    pipeline = plan().pipeline
+    for none in (replace(pipeline, forward_degree=0), replace(pipeline, backward_degree=0)):
         with pytest.raises(InputError, match="pipeline: degrees must be at least 1"):
             replace(plan(), pipeline=none)
 

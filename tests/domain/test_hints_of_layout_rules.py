@@ -36,12 +36,12 @@ def layouts(job: TrainingJob) -> Iterator[FoldedLayout]:
 def with_value(layout: FoldedLayout, name: str, value: int, ranks: int) -> FoldedLayout:
     """Return a layout with a size, and as many replicas as there are ranks."""
     changes: dict[str, Any] = {name: value}
-    found = replace(layout, **changes)
+    changed = replace(layout, **changes)
     if name == "dp":
-        return replace(found, tp=1, cp=1, pp=ranks // value)
-    if found.cp * found.tp * found.pp > ranks:
-        found = replace(found, pp=1, tp=1) if name == "cp" else replace(found, pp=1, cp=1)
-    return replace(found, dp=ranks // (found.cp * found.tp * found.pp))
+        return replace(changed, tp=1, cp=1, pp=ranks // value)
+    if changed.cp * changed.tp * changed.pp > ranks:
+        changed = replace(changed, pp=1, tp=1) if name == "cp" else replace(changed, pp=1, cp=1)
+    return replace(changed, dp=ranks // (changed.cp * changed.tp * changed.pp))
 
 
 def followed(
@@ -50,12 +50,12 @@ def followed(
     if both := re.fullmatch(r"use ep (\d+) and etp (\d+)", hint):
         yield replace(layout, ep=int(both[1]), etp=int(both[2])), job
         return
-    for found in _VALUES.finditer(hint.partition(" with ")[0] if "global" in hint else hint):
-        for value in map(int, found["values"].split(" or ")):
-            if found["name"] == "global_batch":
+    for match in _VALUES.finditer(hint.partition(" with ")[0] if "global" in hint else hint):
+        for value in map(int, match["values"].split(" or ")):
+            if match["name"] == "global_batch":
                 yield replace(layout, micro_batch=1), replace(job, global_batch=value)
             else:
-                yield with_value(layout, found["name"], value, job.world_size), job
+                yield with_value(layout, match["name"], value, job.world_size), job
     if replicas := re.search(r"dp (\d+)( or (\d+))?$", hint):
         for value in filter(None, (replicas[1], replicas[3])):
             changed = with_value(replace(layout, micro_batch=1), "dp", int(value), job.world_size)
@@ -71,7 +71,7 @@ def test_a_followed_hint_mends_the_rule_and_is_another_layout(job: TrainingJob) 
             for changed, asked in followed(rule.hint, layout, job):
                 num_followed += 1
                 assert (changed, asked) != (layout, job), rule
-                left = [one.what.partition(" (")[0] for one in broken_rules(changed, asked)]
+                left = [rule.what.partition(" (")[0] for rule in broken_rules(changed, asked)]
                 assert kind not in left, (rule, changed)
     assert num_followed > 100
 

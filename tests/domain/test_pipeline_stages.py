@@ -35,11 +35,11 @@ def test_other_letters_are_refused(text: str, what: str) -> None:
     (94, 0, 96), (94, 0, 32), (61, 1, 16), (2, 0, 2), (48, 0, 1), (61, 1, 63),
 ])  # fmt: skip
 def test_even_stages_are_right_and_said_shortly(blocks: int, predictions: int, stages: int) -> None:
-    found = even_stages(blocks, predictions, stages)
-    assert len(found) == stages
-    assert wrong_stages(found, blocks, predictions) is None
-    text = stage_words(found)
-    assert read_stages(text) == found
+    cut = even_stages(blocks, predictions, stages)
+    assert len(cut) == stages
+    assert wrong_stages(cut, blocks, predictions) is None
+    text = stage_words(cut)
+    assert read_stages(text) == cut
     assert len(text) <= 40
 
 
@@ -55,9 +55,9 @@ def test_embedding_and_head_are_stages_where_there_are_more_than_blocks() -> Non
     ("Ettt|m", 1, "head"), ("Ett|m|tL", 1, "order"),
 ])  # fmt: skip
 def test_stages_of_another_model_are_named(text: str, predictions: int, what: str) -> None:
-    found = wrong_stages(tuple(text.split("|")), 3, predictions)
-    assert found is not None
-    assert what in found
+    wrong = wrong_stages(tuple(text.split("|")), 3, predictions)
+    assert wrong is not None
+    assert what in wrong
 
 
 def test_blocks_of_predictions_stay_together() -> None:

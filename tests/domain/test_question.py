@@ -79,7 +79,7 @@ def test_values_of_notebooks_are_read() -> None:
                   " as of `moetune plan --tp 8`")),
     ],
 )  # fmt: skip
-def test_a_surface_names_fields_its_own_way_but_not_in_commands(spelling: Any, what: str) -> None:
+def test_a_surface_names_fields_its_way_but_not_in_commands(spelling: Any, what: str) -> None:
     with pytest.raises(InputError) as caught, spelled(spelling), about("memory_limit"):
         raise InputError("--tp 8 and --order as of `moetune plan --tp 8`")
     assert caught.value.what == what
@@ -87,7 +87,7 @@ def test_a_surface_names_fields_its_own_way_but_not_in_commands(spelling: Any, w
     assert (sent.what, sent.field) == (what, "memory_limit")
 
 
-def test_an_error_within_another_field_keeps_its_own() -> None:
+def test_an_error_within_another_field_keeps_its_field() -> None:
     with pytest.raises(InputError, match=r"^--tp: a") as caught, about("model"), about("tp"):
         raise InputError("a")
     assert caught.value.field == "tp"

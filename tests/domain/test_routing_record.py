@@ -28,10 +28,10 @@ def record() -> RoutingRecord:
 
 
 def test_quantiles_are_of_steps_with_tokens() -> None:
-    found = record()
-    assert (found.num_steps, found.fullest_p50, found.fullest_p99) == (4, 1.5, 2.0)
-    assert found.expert_loads("f").loads == (5.0, 4.0, 2.0, 1.0)
-    assert routing_record(found.text, "f") == found
+    routing = record()
+    assert (routing.num_steps, routing.fullest_p50, routing.fullest_p99) == (4, 1.5, 2.0)
+    assert routing.expert_loads("f").loads == (5.0, 4.0, 2.0, 1.0)
+    assert routing_record(routing.text, "f") == routing
 
 
 def test_nothing_recorded_is_refused() -> None:
@@ -54,8 +54,8 @@ def test_wrong_records_are_refused_by_name(change: dict[str, Any], words: str) -
 
 
 def test_loads_counted_by_place_become_those_of_the_experts() -> None:
-    found = record().in_order_of((2, 0, 3, 1))
-    assert found.loads == (4, 1, 5, 2)
+    routing = record().in_order_of((2, 0, 3, 1))
+    assert routing.loads == (4, 1, 5, 2)
     assert record().in_order_of(()) == record()
 
 
@@ -81,19 +81,19 @@ def layers(*some: RecordedLayer) -> RecordedLayers:
     return RecordedLayers(name="f", layers=some)
 
 
-def test_each_layer_has_its_own_fullest_rank_and_the_mean_is_that_of_all() -> None:
-    found = layers(layer(4, 2, 1, 1), layer(1, 1, 3, 3, spread=1.2), layer(1, 1, 1, 1))
-    assert [found.skew(one, 2).mean for one in range(3)] == pytest.approx([1.5, 1.5, 1.0])
-    assert [found.skew(one, 4).mean for one in range(3)] == pytest.approx([2.0, 1.5, 1.0])
-    assert [found.skew(one, 2).p99 for one in range(3)] == pytest.approx([1.5, 1.8, 1.0])
-    mean = found.skew(None, 2)
+def test_each_layer_has_its_fullest_rank_and_the_mean_is_that_of_all() -> None:
+    routing = layers(layer(4, 2, 1, 1), layer(1, 1, 3, 3, spread=1.2), layer(1, 1, 1, 1))
+    assert [routing.skew(index, 2).mean for index in range(3)] == pytest.approx([1.5, 1.5, 1.0])
+    assert [routing.skew(index, 4).mean for index in range(3)] == pytest.approx([2.0, 1.5, 1.0])
+    assert [routing.skew(index, 2).p99 for index in range(3)] == pytest.approx([1.5, 1.8, 1.0])
+    mean = routing.skew(None, 2)
     assert [mean.mean, mean.p99] == pytest.approx([4 / 3, 4.3 / 3])
-    assert [found.skew(one, 1).p99 for one in (0, 1, None)] == [1.0, 1.0, 1.0]
+    assert [routing.skew(index, 1).p99 for index in (0, 1, None)] == [1.0, 1.0, 1.0]
 
 
-def test_layers_are_told_apart_by_their_records_and_nothing_else_of_the_model_changes() -> None:
-    found = layers(layer(1, 2), layer(3, 4), layer(1, 2))
-    apart = found.with_numbers(SMALL)
+def test_records_distinguish_layers_and_change_nothing_else_of_the_model() -> None:
+    routing = layers(layer(1, 2), layer(3, 4), layer(1, 2))
+    apart = routing.with_numbers(SMALL)
     assert [block.routed.record for block in apart.blocks if block.routed] == [0, 1, 0]
     assert (len(apart.kinds), len(SMALL.kinds)) == (2, 1)
     assert repr(apart) == repr(SMALL)
@@ -104,16 +104,16 @@ def test_layers_are_told_apart_by_their_records_and_nothing_else_of_the_model_ch
 
 def test_blocks_without_experts_and_predictions_have_no_record() -> None:
     num = DEEPSEEK.num_moe_layers
-    apart = layers(*(layer(1, 2 + one) for one in range(num))).with_numbers(DEEPSEEK)
+    apart = layers(*(layer(1, 2 + index) for index in range(num))).with_numbers(DEEPSEEK)
     records = [block.routed and block.routed.record for block in apart.blocks]
     assert records == [None] * (len(DEEPSEEK.blocks) - num) + [*range(num)]
     assert apart.predictions == DEEPSEEK.predictions
 
 
 def test_a_job_takes_the_record_of_a_layer_or_one_routing_for_all() -> None:
-    found = layers(layer(4, 2, 1, 1), layer(1, 1, 3, 3), layer(1, 1, 1, 1))
+    routing = layers(layer(4, 2, 1, 1), layer(1, 1, 3, 3), layer(1, 1, 1, 1))
     job = TrainingJob(
-        decoder=found.with_numbers(SMALL), world_size=2, global_batch=2, length=8, routing=found
+        decoder=routing.with_numbers(SMALL), world_size=2, global_batch=2, length=8, routing=routing
     )
     parts = [block.routed for block in job.decoder.blocks]
     assert [job.skew(part, 4).mean for part in parts if part] == pytest.approx([2.0, 1.5, 1.0])

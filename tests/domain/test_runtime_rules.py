@@ -32,9 +32,9 @@ MIXERS = re.compile(r"attn|attention|mixer(?!\.experts)")
 
 def test_a_recipe_is_of_sizes_and_not_of_names() -> None:
     decoder = named_model("qwen3-30b-a3b").decoder
-    found = recipe_of(replace(decoder, name="mine", family="other"))
-    assert found is not None
-    assert (found.flavor, found.function) == ("30B-A3B", "qwen3_30b_a3b")
+    recipe = recipe_of(replace(decoder, name="mine", family="other"))
+    assert recipe is not None
+    assert (recipe.flavor, recipe.function) == ("30B-A3B", "qwen3_30b_a3b")
     assert recipe_of(replace(decoder, vocab_size=1000)) is None
     assert recipe_of(replace(decoder, blocks=decoder.blocks[:-1])) is None
     assert len({(recipe.family, recipe.flavor) for recipe in RECIPES}) == len(RECIPES)

@@ -39,9 +39,9 @@ def _profile(device: str, per_node: int = 8, *, kind: str = "cuda", **facts: str
     ("AMD Instinct MI250X", "mi250x", None, "xgmi"),
 ])  # fmt: skip
 def test_devices_have_names(device: str, chip: str, generation: str | None, links: str) -> None:
-    found = chip_of(device)
-    assert found is not None
-    assert (found.name, found.generation, found.links) == (chip, generation, links)
+    facts = chip_of(device)
+    assert facts is not None
+    assert (facts.name, facts.generation, facts.links) == (chip, generation, links)
 
 
 def test_links_reach_as_far_as_the_board_joins_them() -> None:
@@ -96,7 +96,7 @@ def test_rocm_numbers_are_no_compute_capability() -> None:
 ])  # fmt: skip
 def test_narrow_formats_are_those_of_the_generation(device: str, formats: str) -> None:
     site = site_of(_profile(device))
-    assert [one for one in ("fp8", "mxfp8", "nvfp4") if site.multiplies(one)] == formats.split()
+    assert [name for name in ("fp8", "mxfp8", "nvfp4") if site.multiplies(name)] == formats.split()
 
 
 def test_a_network_is_that_of_the_profile() -> None:

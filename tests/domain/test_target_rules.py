@@ -38,8 +38,8 @@ def refusals(
     layout = FoldedLayout(**sizes)
     given = {"world_size": layout.world_size, "global_batch": 1024, "length": 4096, **job}
     asked = TrainingJob(decoder=named_model(model).decoder, **given)
-    found = target_rules(layout, find_target(target), asked, site)
-    return "; ".join(f"{broken.what} | {broken.hint}" for broken in found)
+    rules = target_rules(layout, find_target(target), asked, site)
+    return "; ".join(f"{broken.what} | {broken.hint}" for broken in rules)
 
 
 @pytest.mark.parametrize(("target", "model", "sizes", "job", "words"), [
@@ -141,8 +141,8 @@ def refusals(
 def test_what_cannot_run_is_named_with_what_can(
     target: str, model: str, sizes: dict[str, Any], job: dict[str, Any], words: str
 ) -> None:
-    found = refusals(target, model, sizes, **job)
-    assert all(part in found for part in words.split(" … ")), found
+    text = refusals(target, model, sizes, **job)
+    assert all(part in text for part in words.split(" … ")), text
 
 
 @pytest.mark.parametrize(("target", "model", "sizes"), [
@@ -185,14 +185,14 @@ def test_what_runs(target: str, model: str, sizes: dict[str, Any]) -> None:
 ])  # fmt: skip
 def test_dispatchers_by_machine(site: Site | None, dispatcher: str, ep: int, word: str) -> None:
     sizes = {"dp": 64, "ep": ep, "dispatcher": dispatcher}
-    found = refusals("bridge", QWEN, sizes, site)
-    assert word in found
-    assert bool(word) == bool(found)
+    text = refusals("bridge", QWEN, sizes, site)
+    assert word in text
+    assert bool(word) == bool(text)
 
 
 def test_narrow_formats_are_refused_where_the_devices_have_none() -> None:
-    found = refusals("megatron", QWEN, {"dp": 8}, PCIE, dtype="fp8")
-    assert "the dtype fp8 on a100" in found
+    text = refusals("megatron", QWEN, {"dp": 8}, PCIE, dtype="fp8")
+    assert "the dtype fp8 on a100" in text
     assert not refusals("megatron", QWEN, {"dp": 8}, H100, dtype="fp8")
 
 
@@ -225,10 +225,10 @@ def test_narrow_formats_are_refused_where_the_devices_have_none() -> None:
     *((target, QWEN, "") for target in ("torchtitan", "transformers", "deepspeed")),
 ])  # fmt: skip
 def test_models_by_version(target: str, model: str, word: str) -> None:
-    found = [*model_rules(named_model(model).decoder, find_target(target))]
-    assert word in "".join(broken.what for broken in found)
-    assert bool(word) == bool(found)
-    assert all(broken.hint for broken in found)
+    rules = [*model_rules(named_model(model).decoder, find_target(target))]
+    assert word in "".join(broken.what for broken in rules)
+    assert bool(word) == bool(rules)
+    assert all(broken.hint for broken in rules)
 
 
 def changed(decoder: Decoder, block: Block) -> Decoder:
@@ -336,8 +336,8 @@ def test_experts_that_tensor_parallelism_divides() -> None:
      "adam-bf16-moments with ZeRO stage 0 … adam-bf16-moments with the dtype fp8"),
 ])  # fmt: skip
 def test_dtypes_and_optimizers_are_refused(target: str, sizes: dict[str, Any], words: str) -> None:
-    found = refusals(target, "olmoe", sizes, dtype="fp8", optimizer="adam-bf16-moments")
-    assert all(part in found for part in words.split(" … "))
+    text = refusals(target, "olmoe", sizes, dtype="fp8", optimizer="adam-bf16-moments")
+    assert all(part in text for part in words.split(" … "))
 
 
 def test_chunks_need_ranks_that_exchange_tokens() -> None:

@@ -42,8 +42,8 @@ def test_a_layer_counts_three_times_its_forward_gemms() -> None:
 
 
 def test_tensor_parallel_ranks_share_the_flops_of_their_tokens() -> None:
-    found = layer_flops(workload(expert_parallel="tensor"))
-    assert found == GPT_XL_FLOPS / 8
+    flops = layer_flops(workload(expert_parallel="tensor"))
+    assert flops == GPT_XL_FLOPS / 8
 
 
 def test_a_layers_plan_has_its_rate_and_its_share_of_the_peak() -> None:
@@ -70,10 +70,10 @@ def test_older_plans_are_counted_again_without_a_peak(profile: str, asked: dict[
         document["predicted"].pop(key, None)
     older = plan_from_document(document)
     assert older.id == plan.id
-    found = older.throughput
-    assert found is not None
-    assert found.flops_per_second == pytest.approx(known.flops_per_second)
-    assert found.mfu is None
+    throughput = older.throughput
+    assert throughput is not None
+    assert throughput.flops_per_second == pytest.approx(known.flops_per_second)
+    assert throughput.mfu is None
 
 
 def test_a_faster_device_than_there_is_has_no_mfu() -> None:
@@ -96,8 +96,8 @@ def test_a_step_of_no_time_has_no_rate() -> None:
 
 
 def test_the_same_work_in_twice_the_time_is_half_the_rate() -> None:
-    found = Throughput(flops_per_second=8e12, mfu=0.5).over(4.0, 2.0)
-    assert found == Throughput(flops_per_second=4e12, mfu=0.25)
+    slower = Throughput(flops_per_second=8e12, mfu=0.5).over(4.0, 2.0)
+    assert slower == Throughput(flops_per_second=4e12, mfu=0.25)
 
 
 def test_peaks_are_dense_and_of_one_device() -> None:

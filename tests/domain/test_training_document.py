@@ -22,7 +22,7 @@ def test_a_document_is_read_whole_and_written_again() -> None:
     assert plan_from_json(plan.text, "plan.json") == plan
     assert plan.inputs.tokens_per_rank == 64 * 4096 // 16
     assert plan.best.words == "dp 4 · tp 2 · pp 2 · ep 8 · micro-batch 1"
-    assert [one.words for one in plan.alternatives] == ["dp 16 · micro-batch 1"]
+    assert [row.words for row in plan.alternatives] == ["dp 16 · micro-batch 1"]
     assert plan.best.predicted.parts["experts"] == 1.5
     assert plan.warnings == ("one stand-in",)
     assert plan.inputs.facts == planned_target(plan.inputs.target, "")
@@ -62,10 +62,10 @@ def test_layouts_are_compared_by_parts_on_the_mean_of_their_ranks() -> None:
     assert flat.mean_parts == flat.predicted.parts
 
 
-def test_a_training_plan_where_one_of_a_layer_is_wanted_says_what_runs_it() -> None:
-    with pytest.raises(InputError, match="is the plan of a model's training") as found:
+def test_a_training_plan_where_a_layers_is_wanted_says_what_runs_it() -> None:
+    with pytest.raises(InputError, match="is the plan of a model's training") as caught:
         training_plan().as_layer("plan.json")
-    assert "moetune export plan.json --target megatron" in found.value.hint
+    assert "moetune export plan.json --target megatron" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ PREFIXES = "kmgt"
 
 
 @pytest.mark.parametrize("number", ["1", "3", "2.5"])
-def test_decimal_prefixes_are_powers_of_1000_and_binary_ones_of_1024(number: str) -> None:
+def test_decimal_prefixes_are_powers_of_1000_and_binary_of_1024(number: str) -> None:
     assert parse_bytes("7b") == parse_bytes(" 7 B ") == 7
     for power, prefix in enumerate(PREFIXES, start=1):
         for text in (f"{number}{prefix}b", f"{number} {prefix.upper()}B"):
@@ -76,7 +76,7 @@ def test_elements_have_the_bytes_that_torch_gives_them() -> None:
         dtype_bytes("int8")
 
 
-def test_sizes_need_a_unit_and_short_ones_are_decimal() -> None:
+def test_sizes_need_a_unit_and_short_units_are_decimal() -> None:
     assert parse_bytes("80G") == parse_bytes("80GB") == 80 * 10**9
     assert parse_bytes("0") == 0
     with pytest.raises(InputError, match="has no unit") as caught:
@@ -85,7 +85,7 @@ def test_sizes_need_a_unit_and_short_ones_are_decimal() -> None:
 
 
 numbers = st.one_of(
-    st.integers(1, 10**6).map(str), st.floats(0.01, 1e6).map(lambda one: f"{one:.6f}")
+    st.integers(1, 10**6).map(str), st.floats(0.01, 1e6).map(lambda value: f"{value:.6f}")
 )
 
 
@@ -137,7 +137,7 @@ def test_a_bare_number_is_answered_with_the_units_it_could_have() -> None:
     ):  # fmt: skip
         with pytest.raises(InputError, match="has no unit") as caught:
             parse(text)
-        assert all(one in caught.value.hint for one in units)
+        assert all(unit in caught.value.hint for unit in units)
     assert parse_startup("0") == 0
 
 
@@ -145,7 +145,7 @@ def test_a_bare_number_is_answered_with_the_units_it_could_have() -> None:
     ("amount", "text"),
     [(0.0125, "0.0125"), (2.5, "2.50"), (99.94, "99.9"), (100.2, "100"), (108012.4, "108,012")],
 )
-def test_amounts_have_three_digits_or_all_whole_ones(amount: float, text: str) -> None:
+def test_amounts_have_three_digits_or_all_whole_digits(amount: float, text: str) -> None:
     assert format_amount(amount) == text
 
 

@@ -83,7 +83,7 @@ def test_a_profile_is_read_without_what_only_withdrawn_things_asked_for() -> Non
     step = encode(replace(sample, point=StepPoint(workload=workload, degree=2)))
     step["point"]["workload"]["quantization"] = "mxfp8"
     document["samples"] += [
-        encode(gemm), step, *(encode(replace(sample, point=one)) for one in (rounding, emulated))
+        encode(gemm), step, *(encode(replace(sample, point=old)) for old in (rounding, emulated))
     ]  # fmt: skip
     assert profile_from_document(document) == replace(profile, samples=(sample, gemm))
     assert without_unread_points("no table") == "no table"

@@ -50,8 +50,8 @@ def exported(folder: Path, to: str, document: object) -> ExportDocument:
 
 
 def known(package: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((KNOWN / f"{package}.json").read_text(encoding="utf-8"))
-    return found
+    facts: dict[str, Any] = json.loads((KNOWN / f"{package}.json").read_text(encoding="utf-8"))
+    return facts
 
 
 def deepspeed_config(text: str) -> dict[str, Any]:
@@ -59,6 +59,6 @@ def deepspeed_config(text: str) -> dict[str, Any]:
     for node in ast.parse(text).body:
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "CONFIG":
             assert node.value is not None
-            found: dict[str, Any] = ast.literal_eval(node.value)
-            return found
+            config: dict[str, Any] = ast.literal_eval(node.value)
+            return config
     raise AssertionError("the program has no CONFIG")

@@ -78,15 +78,15 @@ def arguments(text: str, call: str) -> set[str]:
 def flags(text: str) -> dict[str, list[str]]:
     """Return the values of each flag of a script's MODEL and LAYOUT."""
     bodies = (text.partition(f"{name}=(")[2].partition("\n)\n")[0] for name in ("MODEL", "LAYOUT"))
-    found: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     last: list[str] = []
     for word in shlex.split("\n".join(bodies)):
         if word.startswith("--"):
-            assert word not in found
-            last = found[word] = []
+            assert word not in values
+            last = values[word] = []
         else:
             last.append(word)
-    return found
+    return values
 
 
 @pytest.mark.parametrize("name", MEGATRONS)
@@ -129,9 +129,9 @@ def test_transformers_knows_the_fields(tmp_path: Path, name: str) -> None:
     text = exported(tmp_path, "transformers", document).text
     facts = known("transformers")["known"]
     for call in ("DistributedConfig", "TrainingArguments"):
-        found = arguments(text, call)
-        assert found
-        assert found <= set(facts[call])
+        words = arguments(text, call)
+        assert words
+        assert words <= set(facts[call])
 
 
 def test_families_of_transformers_refuse_the_kernel_that_exports_do_not_name() -> None:

@@ -110,10 +110,10 @@ def test_bridge_gets_what_megatron_gets(tmp_path: Path) -> None:
 
 
 def test_a_pipeline_of_torchtitan_takes_all_micro_batches_at_once(tmp_path: Path) -> None:
-    found = exported(tmp_path, "torchtitan", plan_document(INTERLEAVED))
+    script = exported(tmp_path, "torchtitan", plan_document(INTERLEAVED))
     values = {
         node.arg: ast.literal_eval(node.value)
-        for node in ast.walk(ast.parse(found.text))
+        for node in ast.walk(ast.parse(script.text))
         if isinstance(node, ast.keyword) and isinstance(node.value, (ast.Constant, ast.List))
     }
     stages = values["module_fqns_per_model_part"]
@@ -126,9 +126,9 @@ def test_a_pipeline_of_torchtitan_takes_all_micro_batches_at_once(tmp_path: Path
     assert values["fsdp_reshard_after_forward"] == "never"
     assert values["data_parallel_shard_degree"] == 8
     assert values["moe_comm_backend"] == "deepep"
-    assert "config.training.local_batch_size = 256\n" in found.text
-    assert "--config planned" in found.launch
-    assert "--nnodes 32 --nproc-per-node 8" in found.launch
+    assert "config.training.local_batch_size = 256\n" in script.text
+    assert "--config planned" in script.launch
+    assert "--nnodes 32 --nproc-per-node 8" in script.launch
     flat = exported(tmp_path, "torchtitan", plan_document(LAYOUT)).text
     assert "config.training.local_batch_size = 1\n" in flat
     assert 'fsdp_reshard_after_forward="always"' in flat
@@ -137,7 +137,7 @@ def test_a_pipeline_of_torchtitan_takes_all_micro_batches_at_once(tmp_path: Path
 def test_sequences_of_a_step_follow_from_batches_of_each_runtime(tmp_path: Path) -> None:
     document = plan_document({**LAYOUT, "micro_batch": 2})
     text = exported(tmp_path, "transformers", document).text
-    given = {one: int(size) for one, size in re.findall(r"(\w+)=(\d+),", text)}
+    given = {name: int(size) for name, size in re.findall(r"(\w+)=(\d+),", text)}
     assert (
         given["per_device_train_batch_size"]
         * given["gradient_accumulation_steps"]
@@ -157,18 +157,18 @@ def test_sequences_of_a_step_follow_from_batches_of_each_runtime(tmp_path: Path)
 
 def test_tensor_parallelism_of_transformers_and_deepspeed(tmp_path: Path) -> None:
     document = plan_document({**LAYOUT, "dp": 128, "tp": 2})
-    found = exported(tmp_path, "transformers", document)
-    assert "tp_size=2," in found.text
-    assert any("sequence parallelism" in one for one in found.not_expressed)
-    beside = exported(tmp_path, "deepspeed", document)
-    tensor = deepspeed_config(beside.text)["tensor_parallel"]
+    mesh = exported(tmp_path, "transformers", document)
+    assert "tp_size=2," in mesh.text
+    assert any("sequence parallelism" in text for text in mesh.not_expressed)
+    engine = exported(tmp_path, "deepspeed", document)
+    tensor = deepspeed_config(engine.text)["tensor_parallel"]
     assert tensor["autotp_size"] == 2
     cut = {
         spec["partition_type"]: spec["patterns"]
         for spec in tensor["partition_config"]["layer_specs"]
     }
     assert set(cut) == {"column", "row", "skip"}
-    assert any("sequence parallelism" in one for one in beside.not_expressed)
+    assert any("sequence parallelism" in text for text in engine.not_expressed)
 
 
 def test_mxfp8_of_torchtitan_is_its_converters(tmp_path: Path) -> None:
@@ -367,8 +367,8 @@ def test_an_export_has_what_the_runtime_needs_and_no_more(
 
 @pytest.mark.parametrize(("overlap", "connections"), [("none", 1), ("batch", 32)])
 def test_bridge_has_as_many_connections(tmp_path: Path, overlap: str, connections: int) -> None:
-    found = exported(tmp_path, "bridge", plan_document({**PIPELINE, "overlap": overlap}))
-    assert f" CUDA_DEVICE_MAX_CONNECTIONS={connections} torchrun" in found.launch
+    script = exported(tmp_path, "bridge", plan_document({**PIPELINE, "overlap": overlap}))
+    assert f" CUDA_DEVICE_MAX_CONNECTIONS={connections} torchrun" in script.launch
 
 
 def test_a_plan_without_room_says_so(tmp_path: Path) -> None:

@@ -27,17 +27,17 @@ def on_nodes_of(base: Profile, devices: int, *, nic: float = 50e9) -> Profile:
 
 
 def groups(profile: Profile, kind: type[CollectiveTable] | type[DispatcherTable]) -> set[int]:
-    return {one.group_size for one in profile.tables if isinstance(one, kind)}
+    return {group.group_size for group in profile.tables if isinstance(group, kind)}
 
 
-def test_a_group_that_does_not_fit_into_a_node_has_not_the_time_of_one() -> None:
+def test_a_group_that_does_not_fit_into_a_node_has_not_its_time() -> None:
     small = on_nodes_of(H100, 4)
     assert groups(H100, CollectiveTable) == {2, 4, 8}
     assert groups(small, CollectiveTable) == {2, 4}
     assert groups(small, DispatcherTable) == set()
     exchange = [
-        costs_of(one).seconds(CollectiveKey("all_to_all", 8), 2**26).seconds
-        for one in (H100, small)
+        costs_of(profile).seconds(CollectiveKey("all_to_all", 8), 2**26).seconds
+        for profile in (H100, small)
     ]
     # Half of every rank's bytes cross its share of the cards, 50 GB/s at most.
     assert exchange[1] > 2**26 / 2 / 50e9 > exchange[0]
@@ -60,27 +60,27 @@ def test_lines_of_a_base_between_nodes_go_with_its_nodes() -> None:
     assert without_foreign(profile, base, stated=("machine", "collective")) == profile
 
 
-def test_own_lines_count_instead_of_the_bases_tables() -> None:
+def test_stated_lines_count_instead_of_the_bases_tables() -> None:
     gemm = GemmLine(dtype="bfloat16", alpha_seconds=1e-3, beta_seconds_per_mac=1e-14)
     line = CollectiveLine(
         op="all_to_all", group_size=8, alpha_seconds=1e-2, beta_seconds_per_byte=1e-9
     )
     profile = replace(H100, gemm=(gemm,), collective=(line,))
-    found = costs_of(without_foreign(profile, H100, stated=("gemm", "collective")))
-    time = found.seconds(CollectiveKey("all_to_all", 8), 10**6).seconds
+    costs = costs_of(without_foreign(profile, H100, stated=("gemm", "collective")))
+    time = costs.seconds(CollectiveKey("all_to_all", 8), 10**6).seconds
     assert time == pytest.approx(1.1e-2)
-    product = found.seconds(GemmKey("bfloat16", "forward", 1, 1000, 1000), 1000)
+    product = costs.seconds(GemmKey("bfloat16", "forward", 1, 1000, 1000), 1000)
     assert product.seconds == pytest.approx(1e-3 + 1e-5)
-    other = found.seconds(CollectiveKey("all_reduce", 8), 10**6)
+    other = costs.seconds(CollectiveKey("all_reduce", 8), 10**6)
     before = costs_of(H100).seconds(CollectiveKey("all_reduce", 8), 10**6)
     assert other.seconds == before.seconds
 
 
 def table(profile: Profile) -> dict[tuple[float, ...], float]:
     return next(
-        {point[:3]: point[3] for point in one.points}
-        for one in profile.tables
-        if isinstance(one, GemmTable) and one.dtype == "bfloat16"
+        {point[:3]: point[3] for point in gemms.points}
+        for gemms in profile.tables
+        if isinstance(gemms, GemmTable) and gemms.dtype == "bfloat16"
     )
 
 
@@ -91,7 +91,7 @@ def table(profile: Profile) -> dict[tuple[float, ...], float]:
 ])  # fmt: skip
 def test_published_gpus_predict_others_in_the_spread(base: str, other: str, peaks: Peaks) -> None:
     scaled = scaled_base(read(base), BaseScaling(computation=peaks))
-    spread = next(one.spread for one in scaled.tables if isinstance(one, GemmTable))
+    spread = next(gemms.spread for gemms in scaled.tables if isinstance(gemms, GemmTable))
     predicted, published = table(scaled), table(read(other))
     errors = [
         math.log(predicted[key] / published[key])
@@ -110,7 +110,7 @@ def test_links_are_scaled_inside_a_node_only_and_start_ups_never() -> None:
             assert after == before
             continue
         assert (after.label, after.spread) == ("modelled", 0.3)
-        times = [[one[-1] for one in each.points] for each in (before, after)]
+        times = [[point[-1] for point in each.points] for each in (before, after)]
         assert min(times[1]) == min(times[0])
         assert max(times[1]) - min(times[1]) == pytest.approx(2 * (max(times[0]) - min(times[0])))
 

@@ -86,11 +86,11 @@ PUBLISHED = Profile(
 def test_published_profile_predicts_its_lines_and_calls_them_modelled() -> None:
     costs: Costs = costs_of(PUBLISHED)
     comm_line = line_of(costs, CollectiveKey("all_to_all", 16))
-    found = costs.seconds(GemmKey("float32", "grad_weight", 2, 512, 2048), 100.5)
+    estimate = costs.seconds(GemmKey("float32", "grad_weight", 2, 512, 2048), 100.5)
     assert not costs.is_measured("float32")
     assert (comm_line.alpha_seconds, comm_line.beta_seconds) == pytest.approx((1e-4, 3e-10))
-    assert found.seconds == pytest.approx(6e-5 + 4e-14 * 2 * 100.5 * 512 * 2048)
-    assert found.trust == "modelled"
+    assert estimate.seconds == pytest.approx(6e-5 + 4e-14 * 2 * 100.5 * 512 * 2048)
+    assert estimate.trust == "modelled"
     several = costs.seconds(CollectiveKey("all_to_all", 16, in_flight=4), 1e6)
     assert several.seconds == pytest.approx(4e-4)
     assert several.trust == "modelled"
@@ -102,8 +102,8 @@ def test_collective_labels_say_measured_interpolated_and_extrapolated() -> None:
     costs = costs_of(measured([comm(size, 1e-4 + size * 1e-9) for size in SIZES]))
 
     def ask(num_bytes: float) -> tuple[float, str]:
-        found = costs.seconds(CollectiveKey("all_to_all", 2), num_bytes)
-        return found.seconds, found.trust
+        estimate = costs.seconds(CollectiveKey("all_to_all", 2), num_bytes)
+        return estimate.seconds, estimate.trust
 
     assert ask(2**14) == (1e-4 + 2**14 * 1e-9, "measured")
     seconds, trust = ask(2**15)
@@ -112,7 +112,7 @@ def test_collective_labels_say_measured_interpolated_and_extrapolated() -> None:
     assert ask(2**11)[1] == ask(2**25)[1] == "extrapolated"
 
 
-def test_several_in_flight_take_their_own_curve_or_the_nearest() -> None:
+def test_several_in_flight_take_their_curve_or_the_nearest() -> None:
     costs = costs_of(
         measured(
             [
@@ -126,9 +126,9 @@ def test_several_in_flight_take_their_own_curve_or_the_nearest() -> None:
         (1, 4e-9, "measured"), (4, 2e-9, "measured"), (2, 2e-9, "interpolated"),
         (10, 1e-9, "interpolated"), (64, 1e-9, "interpolated"),
     ):  # fmt: skip
-        found = costs.seconds(CollectiveKey("all_to_all", 2, in_flight=in_flight), 2**14)
-        assert found.seconds == pytest.approx(rate * 2**14)
-        assert found.trust == trust
+        estimate = costs.seconds(CollectiveKey("all_to_all", 2, in_flight=in_flight), 2**14)
+        assert estimate.seconds == pytest.approx(rate * 2**14)
+        assert estimate.trust == trust
 
 
 def test_arrays_of_bytes_and_numbers_in_flight_are_those_of_each() -> None:
@@ -136,8 +136,8 @@ def test_arrays_of_bytes_and_numbers_in_flight_are_those_of_each() -> None:
     workload = Workload(layer=layer, world_size=8, tokens_per_rank=64)
     costs = layer_costs(workload=workload, costs=costs_of(lab_profile()))
     sizes, numbers = [2.0**8, 3e5, 2.0**20, 2.0**20, 7e8, 1e5], [1, 4, 2, 9, 1, 64]
-    found = costs.collectives("all_to_all", np.array(sizes), np.array(numbers, float)).seconds
-    assert found.tolist() == pytest.approx([
+    times = costs.collectives("all_to_all", np.array(sizes), np.array(numbers, float)).seconds
+    assert times.tolist() == pytest.approx([
         costs.collective("all_to_all", size, in_flight=number).seconds.item()
         for size, number in zip(sizes, numbers, strict=True)
     ])  # fmt: skip
@@ -145,9 +145,9 @@ def test_arrays_of_bytes_and_numbers_in_flight_are_those_of_each() -> None:
     assert none.seconds.tolist() == []
 
 
-def test_a_group_of_one_talks_to_nobody() -> None:
-    found = costs_of(PUBLISHED).seconds(CollectiveKey("all_reduce", 1), 1e9)
-    assert (found.seconds, found.trust) == (0.0, "measured")
+def test_a_group_of_a_single_rank_talks_to_nobody() -> None:
+    estimate = costs_of(PUBLISHED).seconds(CollectiveKey("all_reduce", 1), 1e9)
+    assert (estimate.seconds, estimate.trust) == (0.0, "measured")
 
 
 def test_missing_group_size_names_what_is_there_and_how_to_measure_it() -> None:
@@ -163,7 +163,7 @@ def test_missing_group_size_names_what_is_there_and_how_to_measure_it() -> None:
     assert seen.value.exit_code == 5
 
 
-def test_a_groups_place_has_times_of_its_own() -> None:
+def test_a_groups_place_decides_its_times() -> None:
     costs = costs_of(
         measured(
             [
@@ -175,9 +175,9 @@ def test_a_groups_place_has_times_of_its_own() -> None:
     )
 
     def seconds(group_size: int, num_nodes: int) -> float:
-        found = costs.seconds(CollectiveKey("all_to_all", group_size, num_nodes), 2**14)
-        assert found.trust == "measured"
-        return found.seconds
+        estimate = costs.seconds(CollectiveKey("all_to_all", group_size, num_nodes), 2**14)
+        assert estimate.trust == "measured"
+        return estimate.seconds
 
     assert seconds(2, 0) == seconds(2, 1) == 1e-9 * 2**14
     assert seconds(2, 2) == 1e-7 * 2**14
@@ -211,9 +211,9 @@ def test_another_group_is_estimated_by_the_bytes_on_its_slowest_wire(
         [comm(size, 1e-9 * size, ranks=known, nodes=known_nodes, op=op) for size in SIZES]
     )
     costs = costs_of(profile, allow_modelled=True)
-    found = costs.seconds(CollectiveKey(op, ranks, nodes), 2**16)
-    assert found.seconds == pytest.approx(2**16 * 1e-9 * factor)
-    assert found.trust == "modelled"
+    estimate = costs.seconds(CollectiveKey(op, ranks, nodes), 2**16)
+    assert estimate.seconds == pytest.approx(2**16 * 1e-9 * factor)
+    assert estimate.trust == "modelled"
 
 
 @pytest.mark.parametrize(
@@ -228,11 +228,11 @@ def test_the_nearest_group_on_the_same_wire_stands_in(wanted: tuple[int, int], p
             for size in SIZES
         ]
     )
-    found = costs_of(profile, allow_modelled=True).seconds(
+    estimate = costs_of(profile, allow_modelled=True).seconds(
         CollectiveKey("send", wanted[0], wanted[1]), 2**14
     )
     # Times are a hundredfold from one to the next, far more than the wires' shares differ.
-    assert round(math.log(found.seconds / (1e-9 * 2**14), 100)) == place
+    assert round(math.log(estimate.seconds / (1e-9 * 2**14), 100)) == place
 
 
 def test_a_missing_narrow_format_names_a_profile_that_has_some() -> None:
@@ -273,31 +273,31 @@ def expert_products() -> list[Sample]:
 def test_product_labels_and_times(shape: tuple[int, int, int], rows: float, trust: str) -> None:
     num_experts, d_in, d_out = shape
     costs = costs_of(measured(expert_products()))
-    found = costs.seconds(GemmKey("float32", "forward", num_experts, d_in, d_out), rows)
-    assert found.trust == trust
-    assert found.seconds == pytest.approx(gemm_seconds(rows, shape), rel=0.12)
+    estimate = costs.seconds(GemmKey("float32", "forward", num_experts, d_in, d_out), rows)
+    assert estimate.trust == trust
+    assert estimate.seconds == pytest.approx(gemm_seconds(rows, shape), rel=0.12)
 
 
 def test_a_form_that_was_not_measured_takes_the_forward_time_as_modelled() -> None:
     costs = costs_of(measured(expert_products()))
 
     def ask(product: GemmForm, rows: float, d_in: int) -> tuple[float, str]:
-        found = costs.seconds(GemmKey("float32", product, 1, d_in, 2048), rows)
-        return found.seconds, found.trust
+        estimate = costs.seconds(GemmKey("float32", product, 1, d_in, 2048), rows)
+        return estimate.seconds, estimate.trust
 
     for rows, d_in in ((128, 512), (77.7, 512), (128, 700)):
         assert ask("grad_weight", rows, d_in) == (ask("forward", rows, d_in)[0], "modelled")
 
 
-def test_each_form_of_the_product_has_its_own_times() -> None:
+def test_each_form_of_the_product_has_its_times() -> None:
     samples = expert_products() + [
         gemm(rows, 2 * gemm_seconds(rows, SHAPES[0]), product="grad_weight")
         for rows in (8, 32, 128, 512, 2048)
     ]
     costs = costs_of(measured(samples))
-    found = costs.seconds(GemmKey("float32", "grad_weight", 1, 512, 2048), 128)
-    assert found.seconds == 2 * gemm_seconds(128, SHAPES[0])
-    assert found.trust == "measured"
+    estimate = costs.seconds(GemmKey("float32", "grad_weight", 1, 512, 2048), 128)
+    assert estimate.seconds == 2 * gemm_seconds(128, SHAPES[0])
+    assert estimate.trust == "measured"
 
 
 def attend(
@@ -325,10 +325,10 @@ def attention_of(
 def test_attention_is_interpolated_over_sequences() -> None:
     costs = costs_of(measured([attend(count, 1e-4 * count) for count in (1, 4, 16)]))
     for sequences, trust in ((4, "measured"), (2.5, "interpolated"), (32, "extrapolated")):
-        found = attention_of(costs, sequences)
-        assert found is not None
-        assert found.seconds == pytest.approx(1e-4 * sequences)
-        assert found.trust == trust
+        estimate = attention_of(costs, sequences)
+        assert estimate is not None
+        assert estimate.seconds == pytest.approx(1e-4 * sequences)
+        assert estimate.trust == trust
 
 
 @pytest.mark.parametrize(
@@ -339,10 +339,10 @@ def test_attention_of_another_shape_takes_as_long_as_as_much_work(
     length: int, num_heads: int, head_dim: int, work: float
 ) -> None:
     costs = costs_of(measured([attend(count, 1e-4 * count) for count in (1, 4, 16)]))
-    found = attention_of(costs, 4, length=length, num_heads=num_heads, head_dim=head_dim)
-    assert found is not None
-    assert found.seconds == pytest.approx(4e-4 * work)
-    assert found.trust == "extrapolated"
+    estimate = attention_of(costs, 4, length=length, num_heads=num_heads, head_dim=head_dim)
+    assert estimate is not None
+    assert estimate.seconds == pytest.approx(4e-4 * work)
+    assert estimate.trust == "extrapolated"
 
 
 def copied(direction: Direction, *, pinned: bool, seconds: float = 1e-3) -> Sample:
@@ -365,8 +365,8 @@ def test_activations_are_offloaded_by_an_engine_a_pageable_copy_or_in_place_on_a
 
 def test_pinned_and_pageable_memory_are_the_same_on_a_cpu_alone() -> None:
     samples = [copied("h2d", pinned=False, seconds=2e-3)]
-    found = costs_of(measured(samples, replace(MACHINE, kind="cpu")))
-    assert found.seconds(CopyKey("h2d", pinned=True), 2**20).seconds == pytest.approx(2e-3)
+    costs = costs_of(measured(samples, replace(MACHINE, kind="cpu")))
+    assert costs.seconds(CopyKey("h2d", pinned=True), 2**20).seconds == pytest.approx(2e-3)
     with pytest.raises(ProfileError, match=r"no pinned h2d copy measured .*pageable h2d"):
         costs_of(measured(samples)).seconds(CopyKey("h2d", pinned=True), 2**20)
 

@@ -21,7 +21,7 @@ from moetune.fit.curve import (
 
 times = st.floats(1e-7, 1e3)
 points = st.lists(
-    st.tuples(st.integers(1, 2**40), times), min_size=1, max_size=25, unique_by=lambda one: one[0]
+    st.tuples(st.integers(1, 2**40), times), min_size=1, max_size=25, unique_by=lambda xy: xy[0]
 ).map(sorted)
 
 
@@ -34,7 +34,7 @@ def through(given_points: list[tuple[int, float]], alpha_seconds: float = 0.0) -
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40))
-def test_isotonic_equals_the_one_of_scipy(values: list[float]) -> None:
+def test_isotonic_equals_that_of_scipy(values: list[float]) -> None:
     np.testing.assert_allclose(
         isotonic(values), isotonic_regression(values).x, rtol=1e-9, atol=1e-9
     )
@@ -47,7 +47,7 @@ def test_time_never_falls_as_the_size_grows(
     curve = through(given_points, alpha_seconds)
     everywhere = sorted([*sizes, *(float(size) for size, _ in given_points)])
     seconds = [curve.predict(size).seconds for size in everywhere]
-    assert all(one > 0 for one in seconds[1:])
+    assert all(time > 0 for time in seconds[1:])
     assert all(later >= earlier * (1 - 1e-9) for earlier, later in pairwise(seconds))
 
 
@@ -57,9 +57,9 @@ def test_a_measured_size_has_its_median_if_rising(given_points: list[tuple[int, 
     kept = [(size, seconds) for (size, _), seconds in rising]
     curve = through(kept)
     for size, seconds in kept:
-        found = curve.predict(size)
-        assert found.seconds == seconds
-        assert found.trust == "measured"
+        estimate = curve.predict(size)
+        assert estimate.seconds == seconds
+        assert estimate.trust == "measured"
 
 
 @given(points.filter(lambda given_points: len(given_points) > 2), st.floats(0, 1))
@@ -86,9 +86,9 @@ def test_between_two_points_a_start_up_and_a_rate_are_met(spacing: int) -> None:
     sizes = np.linspace(1024, 1024 * spacing, 33)[1:-1]
 
     for size in sizes.tolist():
-        found = curve.predict(size)
-        assert found.seconds == pytest.approx(truth(size))
-        assert found.trust == "interpolated"
+        estimate = curve.predict(size)
+        assert estimate.seconds == pytest.approx(truth(size))
+        assert estimate.trust == "interpolated"
     assert curve.seconds_at(sizes)[0] == pytest.approx([truth(size) for size in sizes.tolist()])
 
 
@@ -105,9 +105,9 @@ def test_below_the_smallest_size_no_time_is_under_alpha(
 ) -> None:
     curve = through(given_points, alpha_seconds)
     (smallest, *_), (first, *_) = curve.sizes[0], curve.seconds[0]
-    found = curve.predict(smallest * share).seconds
-    assert found >= min(alpha_seconds, first) * (1 - 1e-12)
-    assert found <= first * (1 + 1e-12)
+    time = curve.predict(smallest * share).seconds
+    assert time >= min(alpha_seconds, first) * (1 - 1e-12)
+    assert time <= first * (1 + 1e-12)
 
 
 def test_interpolation_errors_is_zero_on_a_power_law_and_shows_one_bad_point() -> None:
@@ -128,8 +128,8 @@ def test_two_points_have_the_error_of_what_may_lie_between_them() -> None:
         sizes=[1.0, 16.0], seconds=[2.0, 17.0], alpha_seconds=0.0
     ) == pytest.approx([LINE_ERROR * math.log(16)])
     near, far = (
-        interpolation_errors(sizes=[1.0, one], seconds=[2.0, 2.0], alpha_seconds=0.0)
-        for one in (2.0, 4e3)
+        interpolation_errors(sizes=[1.0, size], seconds=[2.0, 2.0], alpha_seconds=0.0)
+        for size in (2.0, 4e3)
     )
     assert near < far
     assert interpolation_errors(

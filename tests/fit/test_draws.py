@@ -26,48 +26,48 @@ def predicted(costs: Costs, profile: Profile, size: Number) -> list[Estimate[Num
     """Return some of every kind of operation, as measured and as stood in for."""
     dtype = "bfloat16" if profile.tables or profile is PROFILES["tables"] else "float32"
     group = {id(PROFILES["tables"]): 4, id(PROFILES["rules"]): 64}.get(id(profile), 8)
-    found: list[Estimate[Number] | None] = [
+    estimates: list[Estimate[Number] | None] = [
         costs.seconds(GemmKey(dtype, form, 2, d_in, 2048), size)
         for form in FORMS
         for d_in in (512, 8, 700)
     ]
-    found += [
+    estimates += [
         costs.seconds(CollectiveKey("all_to_all", group, in_flight=in_flight), size)
         for in_flight in (1, 2, 7)
     ]
-    found += [
+    estimates += [
         seconds_if_known(costs, RowsKey(op, dtype), size * 512)
         for op in ("gelu", "gelu_backward", "silu", "gather", "gate")
     ]
     if costs.copy_mode is not None:
-        found.append(costs.seconds(CopyKey("d2h", pinned=True), size))
-    found.append(seconds_if_known(costs, AttentionKey(dtype, 512, 8, 64), size))
-    return found
+        estimates.append(costs.seconds(CopyKey("d2h", pinned=True), size))
+    estimates.append(seconds_if_known(costs, AttentionKey(dtype, 512, 8, 64), size))
+    return estimates
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_draws_as_one_have_the_times_of_each(name: str) -> None:
+def test_draws_together_have_the_times_of_each(name: str) -> None:
     profile = PROFILES[name]
     every = resample_costs(profile, num=NUM, seed=0, allow_modelled=True)
     for refits in (every, every[2:5], every[::-3]):
         costs = refits[0].together(refits)
         for size in SIZES:
-            each = [predicted(one, profile, size) for one in refits]
-            for at, found in enumerate(predicted(costs, profile, np.array([size]))):
-                alone = [one[at] for one in each]
-                if found is None:
+            each = [predicted(refit, profile, size) for refit in refits]
+            for at, estimate in enumerate(predicted(costs, profile, np.array([size]))):
+                alone = [estimates[at] for estimates in each]
+                if estimate is None:
                     assert alone == [None] * len(refits)
                     continue
-                seconds = [one.seconds for one in alone if one is not None]
-                assert np.broadcast_to(found.seconds, len(refits)).tolist() == pytest.approx(
+                seconds = [draw.seconds for draw in alone if draw is not None]
+                assert np.broadcast_to(estimate.seconds, len(refits)).tolist() == pytest.approx(
                     seconds, rel=1e-12
                 )
 
 
-def test_draws_of_several_profiles_are_not_one() -> None:
-    one, other = (
+def test_draws_of_several_profiles_do_not_go_together() -> None:
+    first, second = (
         resample_costs(PROFILES["samples"], num=2, seed=seed, allow_modelled=False)
         for seed in (0, 1)
     )
     with pytest.raises(TypeError, match="different profiles"):
-        one[0].together([one[0], other[1]])
+        first[0].together([first[0], second[1]])

@@ -141,11 +141,11 @@ def spread_between(first: list[float], second: list[float]) -> float:
     return float(np.std(np.log(np.array(first) / np.array(second))))
 
 
-def test_one_in_flight_stands_in_for_several_with_an_error_of_its_own() -> None:
+def test_a_single_exchange_in_flight_stands_in_for_several_with_a_further_error() -> None:
     exact, draws = costs_from({exchange(2**at): 1e-9 * 2**at for at in (14, 16, 18)})
-    alone = [seconds_of(one, 2**16) for one in draws]
-    several = [seconds_of(one, 2**16, in_flight=4) for one in draws]
-    many = [seconds_of(one, 2**16, in_flight=16) for one in draws]
+    alone = [seconds_of(draw, 2**16) for draw in draws]
+    several = [seconds_of(draw, 2**16, in_flight=4) for draw in draws]
+    many = [seconds_of(draw, 2**16, in_flight=16) for draw in draws]
     assert several == many
     assert spread_between(several, alone) == pytest.approx(SPREAD_OF_FLIGHT, rel=0.2)
     known = exact.seconds(CollectiveKey("all_to_all", 2), 2**16)
@@ -160,15 +160,15 @@ def test_one_in_flight_stands_in_for_several_with_an_error_of_its_own() -> None:
 def test_another_group_stands_in_with_an_error_for_each_octave() -> None:
     points: dict[Point, float] = {exchange(2**at): 1e-9 * 2**at for at in (12, 14, 16, 18)}
     exact, draws = costs_from(points)
-    own = [seconds_of(one, 2**16) for one in draws]
+    plain = [seconds_of(draw, 2**16) for draw in draws]
     spreads = []
     for group_size in (3, 4):
-        other = [seconds_of(one, 2**15, group_size=group_size) for one in draws]
-        spreads.append(spread_between(other, own))
+        other = [seconds_of(draw, 2**15, group_size=group_size) for draw in draws]
+        spreads.append(spread_between(other, plain))
     assert spreads == pytest.approx([0.3, 0.3], rel=0.2)
-    found = exact.seconds(CollectiveKey("all_to_all", 4), 2**15)
-    assert found.trust == "modelled"
-    assert [one.stand_in for one in found.doubts] == ["all_to_all of 2 ranks"]
+    estimate = exact.seconds(CollectiveKey("all_to_all", 4), 2**15)
+    assert estimate.trust == "modelled"
+    assert [doubt.stand_in for doubt in estimate.doubts] == ["all_to_all of 2 ranks"]
 
 
 def products(forms: tuple[GemmForm, ...] = ("forward",)) -> dict[Point, float]:
@@ -195,10 +195,10 @@ def test_a_doubt_names_the_operation_the_size_and_what_was_measured() -> None:
     }
     exact, draws = costs_from(points | products())
     for rows, expected in ((4, 1), (8, 0), (64, 0), (256, 1)):
-        found = seconds_if_known(exact, RowsKey("gelu", "float32"), rows * 512)
-        assert found is not None
-        assert len(found.doubts) == expected
-        for doubt in found.doubts:
+        estimate = seconds_if_known(exact, RowsKey("gelu", "float32"), rows * 512)
+        assert estimate is not None
+        assert len(estimate.doubts) == expected
+        for doubt in estimate.doubts:
             assert (doubt.operation, doubt.unit) == ("gelu in float32", "elements")
             assert (doubt.size, doubt.low, doubt.high) == (512 * rows, 512 * 8, 512 * 128)
     longer = seconds_if_known(exact, AttentionKey("float32", 128, 2, 8), 1)

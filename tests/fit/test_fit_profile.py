@@ -87,13 +87,13 @@ def test_profile_has_a_line_for_every_operation_that_was_measured() -> None:
     assert line.beta_seconds_per_byte == pytest.approx(1e-9)
 
 
-def test_later_samples_of_a_point_join_the_earlier_ones() -> None:
+def test_later_samples_of_a_point_join_the_earlier_samples() -> None:
     apart = fitted([all_to_all(1000, 1.0, 5.0), all_to_all(2000, 8.0), all_to_all(1000, 3.0)])
     joined = fitted([all_to_all(1000, 1.0, 5.0, 3.0), all_to_all(2000, 8.0)])
     assert apart.collective == joined.collective
     assert len(apart.samples) == 3
-    found = costs_of(apart).seconds(CollectiveKey("all_to_all", 2), 1000)
-    assert found.seconds == 3.0
+    estimate = costs_of(apart).seconds(CollectiveKey("all_to_all", 2), 1000)
+    assert estimate.seconds == 3.0
 
 
 def test_a_profile_without_any_time_is_refused_with_the_next_step() -> None:
@@ -163,18 +163,18 @@ def noisy_times(
 def test_line_recovers_start_up_and_rate_despite_noise_and_stragglers(seed: int) -> None:
     rng = np.random.default_rng(seed)
     times = noisy_times([20e-6 + size * 3e-10 for size in SIZES], rng)
-    line = fit_line(sizes=SIZES, seconds=[float(np.median(one)) for one in times])
+    line = fit_line(sizes=SIZES, seconds=[float(np.median(row)) for row in times])
     assert line.alpha_seconds == pytest.approx(20e-6, rel=0.03)
     assert line.beta_seconds == pytest.approx(3e-10, rel=0.03)
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 20), st.floats(1e-5, 1e-1)), min_size=3, max_size=12,
-             unique_by=lambda one: one[0])
+             unique_by=lambda pair: pair[0])
 )  # fmt: skip
 def test_line_misses_no_more_than_scipys_least_squares(points: list[tuple[int, float]]) -> None:
     sizes = np.array([2.0**at for at, _ in points])
-    seconds = np.array([one for _, one in points])
+    seconds = np.array([time for _, time in points])
     features = np.stack([1 / seconds, sizes / seconds], axis=1)
     line = fit_line(sizes=sizes.tolist(), seconds=seconds.tolist())
     ours = np.linalg.norm(features @ [line.alpha_seconds, line.beta_seconds] - 1)
@@ -203,14 +203,14 @@ def summary(errors: list[float]) -> FitError | None:
 
 def test_a_twentieth_of_the_errors_lies_above_the_95th_percentile() -> None:
     # 0.00, 0.01, … 1.00: of 101 errors the hundredths are the percentiles.
-    found = summary([at / 100 for at in range(101)])
-    assert found is not None
-    assert found.median == pytest.approx(0.50)
-    assert found.p95 == pytest.approx(0.95)
-    assert (found.num_points, found.low, found.high) == (2, 1.0, 2.0)
+    error = summary([at / 100 for at in range(101)])
+    assert error is not None
+    assert error.median == pytest.approx(0.50)
+    assert error.p95 == pytest.approx(0.95)
+    assert (error.num_points, error.low, error.high) == (2, 1.0, 2.0)
     # The line through both points: 1 s, and 1 s for each size.
-    assert found.alpha_seconds == pytest.approx((1.0, 1.0))
-    assert found.beta_seconds == pytest.approx((1.0, 1.0))
+    assert error.alpha_seconds == pytest.approx((1.0, 1.0))
+    assert error.beta_seconds == pytest.approx((1.0, 1.0))
 
 
 @pytest.mark.parametrize(("usual", "tail", "quality"), [
@@ -219,9 +219,9 @@ def test_a_twentieth_of_the_errors_lies_above_the_95th_percentile() -> None:
 ])  # fmt: skip
 def test_a_label_needs_the_median_and_the_tail(usual: float, tail: float, quality: str) -> None:
     # Of 101 errors the six largest begin at the 95th percentile; the 90th is still usual.
-    found = summary([usual] * 95 + [tail] * 6)
-    assert found is not None
-    assert found.quality == quality
+    error = summary([usual] * 95 + [tail] * 6)
+    assert error is not None
+    assert error.quality == quality
 
 
 def test_nothing_left_out_has_no_error() -> None:

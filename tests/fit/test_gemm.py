@@ -42,14 +42,14 @@ def cliff(shape: Shape, rows: float) -> float:
 def surface(truth: Truth, shapes: tuple[Shape, ...] = SHAPES) -> Surface:
     def series(shape: Shape) -> Series:
         medians = tuple(truth(shape, rows) for rows in ROWS)
-        return Series(sizes=ROWS, times=tuple((one,) for one in medians), medians=medians)
+        return Series(sizes=ROWS, times=tuple((median,) for median in medians), medians=medians)
 
     return Surface(
         shapes={shape: series(shape) for shape in sorted(shapes)}, family="gemm", alpha_seconds=1e-6
     )
 
 
-def test_an_additive_roofline_is_found_exactly_wherever_it_is_asked() -> None:
+def test_an_additive_roofline_is_recovered_exactly_wherever_it_is_asked() -> None:
     def roofline(shape: Shape, rows: float) -> float:
         num_experts, d_in, d_out = shape
         moved = num_experts * (rows * (d_in + d_out) + d_in * d_out)
@@ -60,8 +60,8 @@ def test_an_additive_roofline_is_found_exactly_wherever_it_is_asked() -> None:
     assert max(made.shape_errors()) < 1e-6
     for shape in ((16, 128, 128), (2, 768, 3072)):
         for rows in ROWS:
-            found = made.blend(shape).predict(rows).seconds
-            assert found == pytest.approx(roofline(shape, rows), rel=1e-6)
+            seconds = made.blend(shape).predict(rows).seconds
+            assert seconds == pytest.approx(roofline(shape, rows), rel=1e-6)
 
 
 @given(
@@ -72,20 +72,20 @@ def test_blended_times_never_fall_with_rows_and_never_beat_the_best_rate_seen(
     shape: Shape, rows: list[float]
 ) -> None:
     made = surface(cliff)
-    best = max(math.prod(one) * at / cliff(one, at) for one in SHAPES for at in ROWS)
+    best = max(math.prod(seen) * at / cliff(seen, at) for seen in SHAPES for at in ROWS)
     curve = made.blend(shape)
-    seconds = [curve.predict(one).seconds for one in sorted(rows)]
+    seconds = [curve.predict(num).seconds for num in sorted(rows)]
     assert all(later >= earlier * (1 - 1e-9) for earlier, later in pairwise(seconds))
-    for one, time in zip(sorted(rows), seconds, strict=True):
-        if one >= ROWS[0]:
-            assert math.prod(shape) * one / time <= best * (1 + 1e-9)
+    for num, time in zip(sorted(rows), seconds, strict=True):
+        if num >= ROWS[0]:
+            assert math.prod(shape) * num / time <= best * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("truth", [saturating, cliff])
 def test_a_left_out_shape_is_predicted_from_the_others_alone(truth: Truth) -> None:
     expected = []
     for shape in sorted(SHAPES):
-        others = surface(truth, tuple(one for one in SHAPES if one != shape)).blend(shape)
+        others = surface(truth, tuple(seen for seen in SHAPES if seen != shape)).blend(shape)
         expected += [abs(others.predict(rows).seconds / truth(shape, rows) - 1) for rows in ROWS]
     assert surface(truth).shape_errors() == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
@@ -117,8 +117,8 @@ def test_each_roofline_misses_no_more_than_that_of_scipy(
         rows = [float(2**octave) for octave in sorted(octaves)]
         macs, elements = work_of(np.array([shape], float), np.array(rows))
         exact = 20e-6 * start + macs[0] * compute / 40e9 + elements[0] * traffic / 5e9
-        medians = tuple(float(one) * draw.uniform(0.7, 1.4) for one in exact)
-        return Series(sizes=tuple(rows), times=tuple((one,) for one in medians), medians=medians)
+        medians = tuple(float(time) * draw.uniform(0.7, 1.4) for time in exact)
+        return Series(sizes=tuple(rows), times=tuple((time,) for time in medians), medians=medians)
 
     table = table_of({shape: series(shape, rows) for shape, rows in measured.items()}, 1e-6)
     everyone = np.ones((1, len(measured)), bool)
@@ -126,11 +126,11 @@ def test_each_roofline_misses_no_more_than_that_of_scipy(
     uses = np.vstack([everyone, others[: len(measured) * (len(measured) > 1)]])
 
     for use in uses:
-        found = roofline_of(table, use)
+        parts = roofline_of(table, use)
         where = table.measured & use[:, None]
         work = np.stack([np.ones(where.sum()), table.macs[where], table.elements[where]], axis=1)
         features = work / table.seconds[where][:, None]
         scale = features.max(axis=0)
         least = nnls(features / scale, np.ones(len(features)))[1]
-        assert min(found) >= 0
-        assert np.linalg.norm(features @ np.array(found) - 1) == pytest.approx(least, abs=1e-6)
+        assert min(parts) >= 0
+        assert np.linalg.norm(features @ np.array(parts) - 1) == pytest.approx(least, abs=1e-6)

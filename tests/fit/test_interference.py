@@ -51,7 +51,7 @@ def costs(measured: list[Sample]) -> Costs:
 
 
 @pytest.mark.parametrize("num_bytes", [2**14, 2**16, 2**18, 2**20, 2**22, 2**24])
-def test_a_constant_and_a_rate_are_found_again_at_any_size(num_bytes: int) -> None:
+def test_a_constant_and_a_rate_are_recovered_at_any_size(num_bytes: int) -> None:
     speeds = costs(samples()).overlap_speeds(
         exchange_bytes=num_bytes, exchange_seconds=wire(num_bytes)
     )
@@ -66,9 +66,9 @@ def test_without_sizes_the_table_holds_for_all() -> None:
         Sample(point=InterferencePoint(victim="comp"), seconds=(1.0,)),
         Sample(point=InterferencePoint(victim="comp", others=("comm",)), seconds=(2.0,)),
     ]
-    found = costs(plain)
+    made = costs(plain)
     for num_bytes in SIZES:
-        speeds = found.overlap_speeds(exchange_bytes=num_bytes, exchange_seconds=wire(num_bytes))
+        speeds = made.overlap_speeds(exchange_bytes=num_bytes, exchange_seconds=wire(num_bytes))
         assert [speed.item() for speed in speeds] == [0.5, 1.0]
 
 
@@ -95,19 +95,19 @@ def test_an_exchange_that_is_alone_is_held_against_exchanges_alone() -> None:
         overlap("comm", "comp", size, 1.0).point: alone + 2 * WAIT_SECONDS,
     }
     made = [Sample(point=exchange, seconds=(alone,) * 4)]
-    for one in samples():
-        if isinstance(one.point, InterferencePoint) and one.point in times:
-            point = replace(one.point, is_alone=True)
-            made.append(Sample(point=point, seconds=(times[one.point],) * 4))
+    for sample in samples():
+        if isinstance(sample.point, InterferencePoint) and sample.point in times:
+            point = replace(sample.point, is_alone=True)
+            made.append(Sample(point=point, seconds=(times[sample.point],) * 4))
         else:
-            made.append(one)
+            made.append(sample)
     speeds = costs(made).overlap_speeds(exchange_bytes=size, exchange_seconds=alone)
     assert speeds.comp == pytest.approx(0.8)
     assert speeds.comm == pytest.approx(alone / (alone + 2 * WAIT_SECONDS))
 
 
 def test_without_a_curve_of_exchanges_the_table_holds_for_all() -> None:
-    bare = [one for one in samples() if not isinstance(one.point, CollectivePoint)]
+    bare = [sample for sample in samples() if not isinstance(sample.point, CollectivePoint)]
     table = [
         Sample(point=InterferencePoint(victim="comp", others=("comm",)), seconds=(1.25,)),
         Sample(point=InterferencePoint(victim="comm"), seconds=(1.0,)),

@@ -80,16 +80,16 @@ def test_a_host_and_its_cards_are_those_of_the_sources() -> None:
 def test_hosts_of_one_device_send_over_the_network_alone() -> None:
     # 50 GB/s at 92 %, of which an all-reduce of two ranks passes all of its bytes, and a send.
     for op in ("all_reduce", "send"):
-        found = collective("gh200-x1", op, 2, GIB)
-        assert found == pytest.approx(GIB / 46e9, rel=0.02)
+        seconds = collective("gh200-x1", op, 2, GIB)
+        assert seconds == pytest.approx(GIB / 46e9, rel=0.02)
     assert collective("gh200-x1", "all_to_all", 4, GIB) > 0.75 * GIB / 46e9
 
 
 def test_slower_memory_and_host_links_scale_what_goes_by_them() -> None:
     def adam(name: str) -> float:
-        found = seconds_if_known(costs_of(read(name)), RowsKey("adam", "bfloat16"), 1e9)
-        assert found is not None
-        return found.seconds
+        estimate = seconds_if_known(costs_of(read(name)), RowsKey("adam", "bfloat16"), 1e9)
+        assert estimate is not None
+        return estimate.seconds
 
     def copied(name: str) -> float:
         return costs_of(read(name)).seconds(CopyKey("h2d", pinned=True), GIB).seconds

@@ -110,10 +110,10 @@ def test_measured_points_win_where_they_cover(both: Profile) -> None:
 def test_the_rest_is_the_reference_at_this_machines_speed(both: Profile) -> None:
     costs = costs_of(both)
     for ranks, size in ((2, 256 * MIB), (2, 4 * KIB), (4, MIB), (8, MIB)):
-        found = costs.seconds(CollectiveKey("all_to_all", ranks), size)
-        assert found.seconds == pytest.approx(2 * exchange(ranks, size), rel=1e-6)
-        assert found.trust == "modelled"
-        assert [one.stand_in for one in found.doubts] == [
+        estimate = costs.seconds(CollectiveKey("all_to_all", ranks), size)
+        assert estimate.seconds == pytest.approx(2 * exchange(ranks, size), rel=1e-6)
+        assert estimate.trust == "modelled"
+        assert [doubt.stand_in for doubt in estimate.doubts] == [
             "modelled (base × 2, over 3 common points: paper)"
         ]
     other = costs.seconds(GemmKey("bfloat16", "forward", 1, 512, 2048), 4096)
@@ -128,8 +128,8 @@ def test_groups_of_more_nodes_follow_the_base(both: Profile) -> None:
     # Sixteen ranks are two nodes of the base's eight: half of a rank's bytes cross its 1 GB/s.
     assert (both.machine.num_devices, both.machine.devices_per_node) == (2, 8)
     assert both.machine.memory_bytes == NODE.memory_bytes
-    found = costs_of(both).seconds(CollectiveKey("all_to_all", 16), 10**9)
-    assert found.seconds == pytest.approx(0.5)
+    estimate = costs_of(both).seconds(CollectiveKey("all_to_all", 16), 10**9)
+    assert estimate.seconds == pytest.approx(0.5)
 
 
 def test_a_measured_base_stands_in_with_its_samples() -> None:
@@ -142,7 +142,7 @@ def test_a_measured_base_stands_in_with_its_samples() -> None:
         name="mine",
     )
     both = merged(mine, whole)
-    labels = {(one.label, one.source) for one in both.tables if isinstance(one, GemmTable)}
+    labels = {(table.label, table.source) for table in both.tables if isinstance(table, GemmTable)}
     assert labels == {("measured", "whole: samples of whole")}
     costs = costs_of(both)
     exchanged = costs.seconds(CollectiveKey("all_to_all", 4), 2**22)
@@ -152,8 +152,8 @@ def test_a_measured_base_stands_in_with_its_samples() -> None:
     assert multiplied.trust == "modelled"
     # What was measured again, with the merged profile as its base, is not scaled twice.
     again = merged(mine, replace(both, samples=()))
-    found = costs_of(again).seconds(CollectiveKey("all_to_all", 4), 2**22)
-    assert found.seconds == pytest.approx(exchanged.seconds, rel=1e-3)
+    estimate = costs_of(again).seconds(CollectiveKey("all_to_all", 4), 2**22)
+    assert estimate.seconds == pytest.approx(exchanged.seconds, rel=1e-3)
 
 
 def test_another_device_or_larger_nodes_are_refused(base: Profile) -> None:
@@ -166,7 +166,7 @@ def test_another_device_or_larger_nodes_are_refused(base: Profile) -> None:
         merged(node(point, replace(NODE, num_devices=16, devices_per_node=16)), base)
 
 
-def test_beside_the_samples_sizes_times_are_the_tables_and_their_own_error_is_drawn() -> None:
+def test_outside_the_samples_sizes_times_are_the_tables_and_their_error_is_drawn() -> None:
     curve = curve_through(sizes=[16, 64, 256, 4096], seconds=[5e-4, 1e-3, 3e-3, 5e-2])
     sizes = np.array([1.0, 16.0, 63.0, 64.0, 100.0, 256.0, 257.0, 9000.0])
     for low, high in ((64.0, 256.0), (math.inf, -math.inf)):
@@ -181,12 +181,12 @@ def test_beside_the_samples_sizes_times_are_the_tables_and_their_own_error_is_dr
             cap="measured",
             stand_in="",
         )
-        own = (low <= sizes) & (sizes <= high)
+        inside = (low <= sizes) & (sizes <= high)
         np.testing.assert_allclose(
-            both.seconds_at(sizes), curve.seconds_at(sizes) * np.where(own, 1.0, factors)
+            both.seconds_at(sizes), curve.seconds_at(sizes) * np.where(inside, 1.0, factors)
         )
-        for size, is_own in zip(sizes.tolist(), own.tolist(), strict=True):
-            assert (both.trust(size) == "modelled") != is_own
+        for size, is_inside in zip(sizes.tolist(), inside.tolist(), strict=True):
+            assert (both.trust(size) == "modelled") != is_inside
 
 
 def test_other_kernels_of_a_measured_base_are_not_taken_over(base: Profile) -> None:

@@ -22,32 +22,32 @@ def record_of_layers() -> Cells:
     cells = json.loads((RESULTS / "netlab-sums.json").read_text(encoding="utf-8"))
     return [
         [
-            math.log(statistics.median(one["seconds"][f"ours:{degree}"]) / predicted)
-            for degree, predicted in one["predicted_seconds"].items()
+            math.log(statistics.median(cell["seconds"][f"ours:{degree}"]) / predicted)
+            for degree, predicted in cell["predicted_seconds"].items()
         ]
-        for one in cells
+        for cell in cells
     ]
 
 
 def spreads_of(cells: Cells, *, shared: float = 0.0) -> tuple[float, float]:
-    """Common and own spread around 0, by medians: the own one of differences between neighbours.
+    """Common and separate spread around 0, by medians: the latter of differences of neighbours.
 
     Args:
-        shared: correlation of the own errors of neighbours.
+        shared: correlation of the separate errors of neighbours.
     """
-    between = [one - other for cell in cells for one, other in itertools.pairwise(cell)]
-    own = statistics.median(map(abs, between)) / _MEDIAN / math.sqrt(2 * (1 - shared))
-    whole = statistics.median(abs(one) for cell in cells for one in cell) / _MEDIAN
-    return math.sqrt(max(whole**2 - own**2, 0.0)), own
+    between = [first - second for cell in cells for first, second in itertools.pairwise(cell)]
+    separate = statistics.median(map(abs, between)) / _MEDIAN / math.sqrt(2 * (1 - shared))
+    whole = statistics.median(abs(error) for cell in cells for error in cell) / _MEDIAN
+    return math.sqrt(max(whole**2 - separate**2, 0.0)), separate
 
 
 def test_the_constants_are_those_of_the_record() -> None:
     """Where this fails the record was measured again: take its spreads as the new constants."""
-    found = spreads_of(record_of_layers(), shared=1 - 1 / SHARED_OCTAVES)
-    assert pytest.approx(found, abs=0.001) == (0.0, RECORDED_SPREAD)
+    spreads = spreads_of(record_of_layers(), shared=1 - 1 / SHARED_OCTAVES)
+    assert pytest.approx(spreads, abs=0.001) == (0.0, RECORDED_SPREAD)
 
 
 def test_the_recorded_steps_lie_in_an_interval_of_their_spreads() -> None:
     end = 1.645 * RECORDED_SPREAD
-    inside = [abs(one) <= end for cell in record_of_layers() for one in cell]
+    inside = [abs(error) <= end for cell in record_of_layers() for error in cell]
     assert 0.80 <= sum(inside) / len(inside) <= 0.95

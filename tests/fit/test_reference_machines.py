@@ -71,14 +71,14 @@ def test_collectives_in_a_node_take_what_was_published(
     ops: tuple[CollectiveOp, CollectiveOp] = ("all_to_all", "all_reduce")
     for op, published, passes in zip(ops, (exchange, reduction), (1, 2), strict=True):
         share = passes * (ranks - 1) / ranks
-        found = [
+        figures = [
             seconds(name, op, ranks, MIB) * 1e6,
             *(
                 size * share / seconds(name, op, ranks, size) / 1e9
                 for size in (64 * MIB, 512 * MIB)
             ),
         ]
-        assert found == pytest.approx(published, rel=KEPT)
+        assert figures == pytest.approx(published, rel=KEPT)
 
 
 def test_an_all_gather_is_sized_by_one_ranks_input() -> None:
@@ -97,11 +97,11 @@ def test_between_nodes_an_all_to_all_is_within_a_tenth_of_what_was_published(
     name: str, nodes: int, at_64_mib: float, peak: float
 ) -> None:
     ranks = 8 * nodes
-    found = [
+    bandwidths = [
         size * (ranks - 1) / ranks / seconds(name, "all_to_all", ranks, size) / 1e9
         for size in (64 * MIB, 64 * 2**30)
     ]
-    assert found == pytest.approx([at_64_mib, peak], rel=0.1)
+    assert bandwidths == pytest.approx([at_64_mib, peak], rel=0.1)
 
 
 def test_a_ring_between_nodes_has_the_cards_of_the_whole_node() -> None:
@@ -124,11 +124,11 @@ def test_a_ring_between_nodes_has_the_cards_of_the_whole_node() -> None:
 def test_gathers_over_nodes_are_as_published(ranks: int, gigabytes: int, published: float) -> None:
     # NCCL 2.29.7 on B200, eight 400 Gbit/s cards a node: GB/s of bus bandwidth.
     size = gigabytes * 1e9
-    found = size * (ranks - 1) / ranks / seconds("b200-x8", "all_gather", ranks, size / ranks) / 1e9
-    assert found == pytest.approx(published, rel=0.055)
+    rate = size * (ranks - 1) / ranks / seconds("b200-x8", "all_gather", ranks, size / ranks) / 1e9
+    assert rate == pytest.approx(published, rel=0.055)
 
 
-def test_a_send_crosses_on_its_own_card() -> None:
+def test_a_send_crosses_on_the_card_of_its_rank() -> None:
     # By hand: 1 GB over 50 GB/s · 0.92.
     assert seconds("h100-x8", "send", 16, 1e9) == pytest.approx(1e9 / 46e9, rel=0.001)
     inside = seconds("h100-x8", "send", 2, 256 * MIB)
@@ -159,9 +159,9 @@ def test_the_rule_inside_a_node_predicts_eight_ranks_from_four(op: CollectiveOp)
     )
     ruled = costs_of(replace(profile, tables=fewer))
     for num_bytes in (64 * 1024, 8 * MIB, 64 * MIB, 512 * MIB):
-        found = ruled.seconds(CollectiveKey(op, 8), num_bytes)
-        assert found.trust == "modelled"
-        assert found.seconds == pytest.approx(seconds("h100-x8", op, 8, num_bytes), rel=0.3)
+        estimate = ruled.seconds(CollectiveKey(op, 8), num_bytes)
+        assert estimate.trust == "modelled"
+        assert estimate.seconds == pytest.approx(seconds("h100-x8", op, 8, num_bytes), rel=0.3)
 
 
 def test_an_h800_is_an_h100_with_less_nvlink() -> None:
@@ -178,7 +178,7 @@ def test_predictions_from_tables_are_modelled_and_rules_are_named() -> None:
     assert (published.trust, published.doubts) == ("modelled", ())
     ruled = costs.seconds(CollectiveKey("all_to_all", 64), 64 * MIB)
     assert ruled.trust == "modelled"
-    assert [(one.operation, one.stand_in) for one in ruled.doubts] == [
+    assert [(doubt.operation, doubt.stand_in) for doubt in ruled.doubts] == [
         ("all_to_all of 64 ranks", "the modelled rule for more ranks")
     ]
     copied = costs_of(read("h800-x8")).seconds(CollectiveKey("all_to_all", 8), MIB)
@@ -189,10 +189,10 @@ def test_whatif_speeds_scale_tables_and_the_rule() -> None:
     profile = read("h100-x8")
     fast = costs_of(scale_profile(profile, Speeds(communication=2.0, computation=4.0)))
     for ranks in (8, 64):
-        found = fast.seconds(CollectiveKey("all_to_all", ranks), 64 * MIB)
-        assert found.seconds == pytest.approx(seconds("h100-x8", "all_to_all", ranks, 64 * MIB) / 2)
-    found = fast.seconds(GemmKey("bfloat16", "forward", 1, 4096, 4096), 4096)
-    assert found.seconds == pytest.approx(gemm("h100-x8", 4096, 4096, 4096) / 4)
+        time = fast.seconds(CollectiveKey("all_to_all", ranks), 64 * MIB)
+        assert time.seconds == pytest.approx(seconds("h100-x8", "all_to_all", ranks, 64 * MIB) / 2)
+    time = fast.seconds(GemmKey("bfloat16", "forward", 1, 4096, 4096), 4096)
+    assert time.seconds == pytest.approx(gemm("h100-x8", 4096, 4096, 4096) / 4)
     assert profile.network is not None
     plain = scale_profile(replace(profile, network=None), Speeds(computation=2.0))
     assert plain.network is None
@@ -202,5 +202,5 @@ def test_a_table_of_one_shape_holds_its_rate_beyond_its_rows() -> None:
     points = tuple((rows, 512.0, 512.0, rows * 1e-8) for rows in (256.0, 1024.0, 4096.0))
     table = GemmTable(label="published", source="x", dtype="bfloat16", points=points)
     costs = costs_of(replace(read("h100-x8"), tables=(table,)))
-    found = costs.seconds(GemmKey("bfloat16", "forward", 1, 512, 512), 8192)
-    assert found.seconds == pytest.approx(8192e-8)
+    estimate = costs.seconds(GemmKey("bfloat16", "forward", 1, 512, 512), 8192)
+    assert estimate.seconds == pytest.approx(8192e-8)

@@ -29,12 +29,12 @@ def test_pipemoe_profile_has_the_constants_of_figure_6(num_gpus: int) -> None:
     all_to_all = line_of(costs, CollectiveKey("all_to_all", num_gpus))
     assert not costs.is_measured("float32")
     assert (gemm.alpha_seconds, gemm.beta_seconds) == pytest.approx((6.19e-5, 4.1e-14))
-    found = all_to_all.alpha_seconds, all_to_all.beta_seconds
-    assert found == pytest.approx(FIG_6B[num_gpus])
+    line = all_to_all.alpha_seconds, all_to_all.beta_seconds
+    assert line == pytest.approx(FIG_6B[num_gpus])
 
 
 @pytest.mark.parametrize("path", sorted(PROFILES.glob("*.toml")), ids=lambda path: path.stem)
-def test_every_shipped_profile_is_read_under_its_own_file_name(path: Path) -> None:
+def test_every_shipped_profile_is_read_under_its_file_name(path: Path) -> None:
     assert load_profile_file(path).name == path.stem
 
 
@@ -44,14 +44,14 @@ def test_the_a100_profile_has_the_wires_and_the_memory_of_the_data_sheets() -> N
     # PCIe 4.0 moves 31.5 GB/s; of 4 ranks' shares 3 arrive; Adam moves 30 bytes a parameter.
     copied = costs.seconds(CopyKey("h2d", pinned=True), 31.5e9)
     gathered = costs.seconds(CollectiveKey("all_gather", 4), 31.5e9 / 3)
-    assert [one.seconds for one in (copied, gathered)] == pytest.approx([1, 1], rel=1e-3)
+    assert [time.seconds for time in (copied, gathered)] == pytest.approx([1, 1], rel=1e-3)
     stepped = [
         seconds_if_known(costs, RowsKey(op, "bfloat16"), 1e9) for op in ("adam", "host_adam")
     ]
-    assert [one.seconds for one in stepped if one] == pytest.approx(
+    assert [time.seconds for time in stepped if time] == pytest.approx(
         [30 / 1935, 30 / 409.6], rel=0.01
     )
-    assert {one.trust for one in stepped if one} == {"modelled"}
+    assert {time.trust for time in stepped if time} == {"modelled"}
     assert costs.copy_mode == "pinned"
     assert site_of(profile).host_memory_bytes == 500e9
 
@@ -66,5 +66,5 @@ def test_the_a100_profile_has_the_wires_and_the_memory_of_the_data_sheets() -> N
 def test_the_v100_profile_has_the_wires_of_the_paper(
     op: CollectiveOp, group_size: int, num_nodes: int, num_bytes: float, seconds: float
 ) -> None:
-    found = costs_of(read("v100-x256")).seconds(CollectiveKey(op, group_size, num_nodes), num_bytes)
-    assert found.seconds == pytest.approx(seconds + 6.19e-5, rel=1e-5)
+    time = costs_of(read("v100-x256")).seconds(CollectiveKey(op, group_size, num_nodes), num_bytes)
+    assert time.seconds == pytest.approx(seconds + 6.19e-5, rel=1e-5)

@@ -88,7 +88,7 @@ def all_to_all(
     costs: Sequence[Costs], num_bytes: float
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.array(
-        [one.seconds(CollectiveKey("all_to_all", 2), num_bytes).seconds for one in costs]
+        [draw.seconds(CollectiveKey("all_to_all", 2), num_bytes).seconds for draw in costs]
     )
 
 
@@ -123,10 +123,10 @@ def test_systematic_error_moves_a_whole_curve_together() -> None:
 
 def test_lines_without_samples_are_drawn_with_the_assumed_error() -> None:
     drawn = resample_costs(PUBLISHED, num=400, seed=3, allow_modelled=False)
-    lines = [line_of(one, CollectiveKey("all_to_all", 2)) for one in drawn]
-    products = [line_of(one, GemmKey("float32")) for one in drawn]
-    for found, truth in ((lines, (1e-4, 3e-10)), (products, (6e-5, 4e-14))):
-        pairs = np.array([(one.alpha_seconds, one.beta_seconds) for one in found])
+    lines = [line_of(draw, CollectiveKey("all_to_all", 2)) for draw in drawn]
+    products = [line_of(draw, GemmKey("float32")) for draw in drawn]
+    for fits, truth in ((lines, (1e-4, 3e-10)), (products, (6e-5, 4e-14))):
+        pairs = np.array([(line.alpha_seconds, line.beta_seconds) for line in fits])
         assert pairs.shape == (400, 2)
         off = np.abs(pairs / truth - 1)
         assert np.median(off, axis=0) == pytest.approx([0.05, 0.05], abs=0.012)
@@ -137,8 +137,8 @@ def test_lines_without_samples_are_drawn_with_the_assumed_error() -> None:
 def test_draws_depend_on_the_seed_and_not_on_the_order_of_questions() -> None:
     made = profile(noise=0.05)
     first, second = (resample_costs(made, num=5, seed=7, allow_modelled=False) for _ in range(2))
-    forward = [(all_to_all([one], 5000)[0], gemm(one, d_in=300)) for one in first]
-    backward = [(gemm(one, d_in=300), all_to_all([one], 5000)[0]) for one in reversed(second)]
+    forward = [(all_to_all([draw], 5000)[0], gemm(draw, d_in=300)) for draw in first]
+    backward = [(gemm(draw, d_in=300), all_to_all([draw], 5000)[0]) for draw in reversed(second)]
     assert forward == [(comm, product) for product, comm in reversed(backward)]
     other = resample_costs(made, num=5, seed=8, allow_modelled=False)
     assert (all_to_all(other, 5000) != all_to_all(first, 5000)).all()
@@ -155,8 +155,8 @@ def disturbed(alone: tuple[float, ...], overlapped: tuple[float, ...]) -> Profil
 def test_interference_is_drawn_from_its_raw_times() -> None:
     made = disturbed((1.0, 1.1, 0.9), (2.0, 2.2, 1.8))
     speeds = {
-        one.speeds["comm", "comp"].item()
-        for one in resample_costs(made, num=100, seed=0, allow_modelled=False)
+        draw.speeds["comm", "comp"].item()
+        for draw in resample_costs(made, num=100, seed=0, allow_modelled=False)
     }
     assert min(speeds) == pytest.approx(0.9 / 2.2)
     assert max(speeds) == pytest.approx(1.1 / 1.8)
@@ -167,4 +167,4 @@ def test_interference_that_somebody_set_is_left_as_it_is() -> None:
     made = disturbed((1.0, 1.1, 0.9), (2.0, 2.2, 1.8))
     edited = replace(made, interference=Interference(comm=CommSpeed(comp=0.7)))
     drawn = resample_costs(edited, num=5, seed=0, allow_modelled=False)
-    assert {one.speeds["comm", "comp"].item() for one in drawn} == {0.7}
+    assert {draw.speeds["comm", "comp"].item() for draw in drawn} == {0.7}

@@ -43,9 +43,9 @@ def times(profile: Profile) -> dict[str, tuple[float, ...]]:
         costs.seconds(CopyKey("h2d", pinned=True), size) for size in (2**14, 1e6) if profile.samples
     ]
     return {
-        "computation": tuple(one.seconds for one in computation),
-        "communication": tuple(one.seconds for one in communication),
-        "copies": tuple(one.seconds for one in copies),
+        "computation": tuple(estimate.seconds for estimate in computation),
+        "communication": tuple(estimate.seconds for estimate in communication),
+        "copies": tuple(estimate.seconds for estimate in copies),
     }
 
 
@@ -58,7 +58,7 @@ def test_every_time_is_divided_by_the_speed_of_its_part(
     speeds = Speeds(computation=computation, communication=communication, copies=copies)
     before, after = times(profile), times(scale_profile(profile, speeds))
     for part, seconds in before.items():
-        expected = [one / getattr(speeds, part) for one in seconds]
+        expected = [time / getattr(speeds, part) for time in seconds]
         assert after[part] == pytest.approx(expected, rel=1e-6)
 
 
@@ -91,7 +91,7 @@ def test_fits_keep_their_relative_errors_and_scale_their_intervals() -> None:
     assert before is not None
     assert after is not None
     assert (after.median, after.p95, after.quality) == (before.median, before.p95, before.quality)
-    assert after.beta_seconds == pytest.approx([one / 4 for one in before.beta_seconds])
+    assert after.beta_seconds == pytest.approx([beta / 4 for beta in before.beta_seconds])
     assert scaled.collective == MEASURED.collective
 
 
@@ -105,8 +105,8 @@ def test_published_lines_of_memory_bound_operations_are_computation() -> None:
     line = RowsLine(op="gelu", dtype="float32", alpha_seconds=6e-6, beta_seconds_per_element=9e-12)
     published = replace(PUBLISHED, rows=(line,))
     speeds = Speeds(computation=3.0, communication=5.0, copies=7.0)
-    found = seconds_if_known(
+    estimate = seconds_if_known(
         costs_of(scale_profile(published, speeds)), RowsKey("gelu", "float32"), 1000 * 50
     )
-    assert found is not None
-    assert found.seconds == pytest.approx((6e-6 + 9e-12 * 50_000) / 3)
+    assert estimate is not None
+    assert estimate.seconds == pytest.approx((6e-6 + 9e-12 * 50_000) / 3)

@@ -54,57 +54,57 @@ def times(line: LinearCost, *, alpha: float = 1.0, beta: float = 1.0) -> LinearC
     ("all_to_all start-up", replace(BASE, transfer_cost=times(ALL_TO_ALL, alpha=1.5))),
     ("copies", replace(BASE, copy_cost=times(COPY, alpha=1.5, beta=1.5))),
     ("memory-bound operations",
-     replace(BASE, rows_seconds={name: 1.5 * one for name, one in BASE.rows_seconds.items()})),
+     replace(BASE, rows_seconds={name: 1.5 * time for name, time in BASE.rows_seconds.items()})),
 ])  # fmt: skip
 def test_a_slower_part_is_the_machine_with_the_slower_number(
     part: str, written: LinearCosts, strategy: Strategy
 ) -> None:
     decision = Decision(forward_degree=4, backward_degree=4, strategy=strategy)
-    found = seconds(slowed(BASE, Slowdown(part=part, factor=1.5)), decision)
-    assert found == pytest.approx(seconds(written, decision), rel=1e-12)
+    taken = seconds(slowed(BASE, Slowdown(part=part, factor=1.5)), decision)
+    assert taken == pytest.approx(seconds(written, decision), rel=1e-12)
 
 
 def test_stronger_interference_lengthens_what_others_lengthen() -> None:
-    found = slowed(BASE, Slowdown(part="interference", factor=2.0))
+    made = slowed(BASE, Slowdown(part="interference", factor=2.0))
     # 1 / (1 + 2·(1/s − 1)): a speed of 0.8 takes 1.25 times as long, and then 1.5 times.
-    assert found.speeds["comp", "comm"] == pytest.approx(1 / 1.5)
-    assert found.speeds["comm", "comp"] == pytest.approx(1 / 3)
-    assert found.speeds["mem", "all"] == pytest.approx(1 / 7)
-    speeds = found.overlap_speeds(exchange_bytes=1.0, exchange_seconds=1.0)
+    assert made.speeds["comp", "comm"] == pytest.approx(1 / 1.5)
+    assert made.speeds["comm", "comp"] == pytest.approx(1 / 3)
+    assert made.speeds["mem", "all"] == pytest.approx(1 / 7)
+    speeds = made.overlap_speeds(exchange_bytes=1.0, exchange_seconds=1.0)
     assert [speed.item() for speed in speeds] == pytest.approx([1 / 1.5, 1 / 3])
     assert slowed(BASE, None) is BASE
 
 
 def test_parts_leave_each_other_alone() -> None:
     for part in PARTS:
-        found = slowed(BASE, Slowdown(part=part, factor=3.0))
-        gemm = found.seconds(GemmKey("bfloat16", "forward", 2, 16, 32), 8)
+        costs = slowed(BASE, Slowdown(part=part, factor=3.0))
+        gemm = costs.seconds(GemmKey("bfloat16", "forward", 2, 16, 32), 8)
         wanted = {
             "gemm rate": GEMM.alpha_seconds + 3 * GEMM.beta_seconds * 8192,
             "gemm start-up": 3 * GEMM.alpha_seconds + GEMM.beta_seconds * 8192,
         }.get(part, GEMM.seconds(8192))
         assert gemm.seconds == pytest.approx(wanted, rel=1e-12)
-        attention = seconds_if_known(found, AttentionKey("bfloat16", 10, 1, 10), 1)
+        attention = seconds_if_known(costs, AttentionKey("bfloat16", 10, 1, 10), 1)
         assert attention is not None
         assert attention.seconds == pytest.approx(3e-10 if part == "attention" else 1e-10)
 
 
 def test_measured_parts_together_are_a_machine_of_another_speed() -> None:
     profile = load_profile_file(LAB)
-    own = costs_of(profile)
+    costs = costs_of(profile)
     op: CollectiveOp = "all_to_all"
     for num_bytes in (2e3, 1e5, 3e6):
         whole = costs_of(scale_profile(profile, Speeds(communication=0.5)))
         wanted = whole.seconds(CollectiveKey(op, 2), num_bytes).seconds
         both = slowed(
-            slowed(own, Slowdown(part=f"{op} bandwidth", factor=2.0)),
+            slowed(costs, Slowdown(part=f"{op} bandwidth", factor=2.0)),
             Slowdown(part=f"{op} start-up", factor=2.0),
         )
-        found = both.seconds(CollectiveKey(op, 2), num_bytes).seconds
-        assert found == pytest.approx(wanted, rel=1e-6)
-        start = slowed(own, Slowdown(part=f"{op} start-up", factor=2.0))
-        least = own.seconds(CollectiveKey(op, 2), 0.0).seconds
+        time = both.seconds(CollectiveKey(op, 2), num_bytes).seconds
+        assert time == pytest.approx(wanted, rel=1e-6)
+        start = slowed(costs, Slowdown(part=f"{op} start-up", factor=2.0))
+        least = costs.seconds(CollectiveKey(op, 2), 0.0).seconds
         more = start.seconds(CollectiveKey(op, 2), num_bytes).seconds
-        plain = own.seconds(CollectiveKey(op, 2), num_bytes).seconds
+        plain = costs.seconds(CollectiveKey(op, 2), num_bytes).seconds
         assert more - plain == pytest.approx(least, rel=1e-9)
-    assert slowed(own, Slowdown(part="gemm rate", factor=2.0)).is_measured("float32")
+    assert slowed(costs, Slowdown(part="gemm rate", factor=2.0)).is_measured("float32")

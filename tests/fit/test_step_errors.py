@@ -24,7 +24,7 @@ from moetune.fit.step_errors import (
 
 LAYER = LayerShape(d_model=64, d_hidden=128, num_experts=4)
 LOAD = Workload(layer=LAYER, world_size=2, tokens_per_rank=512)
-OWN = 0.1
+SPREAD = 0.1
 
 
 def record(
@@ -37,7 +37,7 @@ def record(
 
 
 def errors(*records: StepRecord, tokens: int = 512) -> StepErrors:
-    return MachineErrors(records=records, spread=OWN).of(LOAD.key, tokens)
+    return MachineErrors(records=records, spread=SPREAD).of(LOAD.key, tokens)
 
 
 def covariance(errors: StepErrors) -> Floats:
@@ -45,26 +45,26 @@ def covariance(errors: StepErrors) -> Floats:
     return made
 
 
-def test_the_distribution_is_the_joint_one_given_what_was_measured() -> None:
+def test_the_distribution_is_the_joint_given_what_was_measured() -> None:
     """The oracle inverts the joint covariance of steps to predict and of measured ones."""
     other = replace(LAYER, activation="relu")
     records = [record(1, 0.1), record(4, -0.05, tokens=2048), record(16, 0.02, layer=other)]
-    found = errors(*records, tokens=1024)
+    predicted = errors(*records, tokens=1024)
     places = [(2.0**octave, 1024, LAYER) for octave in range(NUM_OCTAVES)]
-    places += [(one.degree, one.workload.tokens_per_rank, one.workload.layer) for one in records]
+    places += [(rec.degree, rec.workload.tokens_per_rank, rec.workload.layer) for rec in records]
     joint = np.empty((len(places), len(places)))
     for row, (degree, tokens, layer) in enumerate(places):
         for column, (second, size, shape) in enumerate(places):
             near = max(1 - abs(math.log2(degree / second)) / 3, 0.0)
             near *= math.exp(-abs(math.log2(tokens / size)) / TOKEN_OCTAVES)
-            joint[row, column] = OWN**2 * near * (1.0 if layer == shape else OTHER_LAYER)
+            joint[row, column] = SPREAD**2 * near * (1.0 if layer == shape else OTHER_LAYER)
     joint[NUM_OCTAVES:, NUM_OCTAVES:] += NOISE**2 * np.eye(len(records))
     precision = np.linalg.inv(joint)
     wanted = np.linalg.inv(precision[:NUM_OCTAVES, :NUM_OCTAVES])
-    seen = [one.residual for one in records]
+    seen = [rec.residual for rec in records]
     mean = -wanted @ precision[:NUM_OCTAVES, NUM_OCTAVES:] @ seen
-    assert found.mean == pytest.approx(mean.tolist())
-    assert covariance(found) == pytest.approx(wanted + DRIFT**2)
+    assert predicted.mean == pytest.approx(mean.tolist())
+    assert covariance(predicted) == pytest.approx(wanted + DRIFT**2)
 
 
 def test_one_wild_step_was_disturbed_and_three_alike_are_the_machine() -> None:
@@ -84,10 +84,10 @@ def test_layers_whose_ranks_share_experts_otherwise_tell_nothing() -> None:
 
 
 def test_other_residuals_give_another_mean_and_the_same_spread() -> None:
-    found = errors(record(1, 0.1), record(8, 0.2))
-    again = found.given(np.array([0.1, 0.2]))
-    assert again.mean == pytest.approx(found.mean)
-    assert found.given(np.zeros(2)).roots is found.roots
+    first = errors(record(1, 0.1), record(8, 0.2))
+    again = first.given(np.array([0.1, 0.2]))
+    assert again.mean == pytest.approx(first.mean)
+    assert first.given(np.zeros(2)).roots is first.roots
     slower = errors(record(1, 0.1)).given(np.array([0.1 - 0.7]))
     assert math.log(slower.factor(1) / errors(record(1, 0.1)).factor(1)) == pytest.approx(
         -0.7, rel=1e-3
@@ -117,26 +117,26 @@ def _drift(seen: float) -> float:
     return math.sqrt((seen**2 + DRIFT**2) / 2)
 
 
-def test_the_drift_is_that_of_a_machines_own_visits() -> None:
+def test_the_drift_is_that_of_a_machines_visits() -> None:
     assert drift_of(visits(1.0, 1.0, 1.0)) == _drift(0.0)
     assert drift_of(visits(1.0, 1.0, 1.1)) == pytest.approx(_drift(math.log(1.1) / 1.645))
     assert drift_of(visits(1.0, 1.0, 9.0)) == _drift(LARGEST_SEEN)
     assert drift_of(visits(1.0)) == drift_of(visits(1.0, 1.5)[:4]) == DRIFT
 
 
-def test_visits_beside_other_programs_are_no_drift_of_the_machine() -> None:
+def test_visits_during_other_programs_are_no_drift_of_the_machine() -> None:
     marked = [
-        replace(one, marks=("busy",)) if one.median_seconds > 1e-3 * one.point.rows else one  # type: ignore[union-attr]  # GEMMs
-        for one in visits(1.0, 1.0, 1.5)
+        replace(visit, marks=("busy",)) if visit.median_seconds > 1e-3 * visit.point.rows else visit  # type: ignore[union-attr]  # GEMMs
+        for visit in visits(1.0, 1.0, 1.5)
     ]
     assert drift_of(marked) == _drift(0.0)
-    assert drift_of([replace(one, marks=("busy",)) for one in marked]) > _drift(0.0)
+    assert drift_of([replace(visit, marks=("busy",)) for visit in marked]) > _drift(0.0)
 
 
 def test_a_machine_that_was_busy_most_of_the_time_stays_so() -> None:
-    marked = [replace(one, marks=("busy",)) for one in visits(1.0, 1.1, 1.6)]
+    marked = [replace(visit, marks=("busy",)) for visit in visits(1.0, 1.1, 1.6)]
     assert drift_of(marked) == pytest.approx(math.log(1.6 / 1.05) / 1.645, rel=0.05)
-    assert drift_of([replace(one, seconds=(1e-9, *one.seconds)) for one in marked]) == LARGEST_BUSY
+    assert drift_of([replace(v, seconds=(1e-9, *v.seconds)) for v in marked]) == LARGEST_BUSY
     few = [*marked[:3], *visits(1.0, 1.1, 1.6)[3:]]
     assert drift_of(few) <= _drift(LARGEST_SEEN)
 

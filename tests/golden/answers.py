@@ -34,7 +34,7 @@ def ask(case: Case, folder: Path) -> dict[str, Any]:
     ask_here = partial(_document, f"sqlite:///{folder / 'none.db'}")
     profile = case.plan[case.plan.index("--profile") + 1]
     plan, trace = folder / "plan.json", folder / "trace.json"
-    found = {"plan": ask_here("plan", *case.plan, "--no-save", "--output", str(plan))}
+    shown = {"plan": ask_here("plan", *case.plan, "--no-save", "--output", str(plan))}
     for name, (command, *flags) in case.questions.items():
         arguments = [command, str(plan), *flags, "--profile", profile]
         if command == "trace":
@@ -42,27 +42,27 @@ def ask(case: Case, folder: Path) -> dict[str, Any]:
         answer = ask_here(*arguments)
         if command == "trace":
             answer["events"] = json.loads(trace.read_text())["traceEvents"]
-        found[name] = {key: value for key, value in answer.items() if key not in {"plan", "before"}}
-    return found
+        shown[name] = {key: value for key, value in answer.items() if key not in {"plan", "before"}}
+    return shown
 
 
 def differences(expected: object, actual: object, where: str = "") -> list[str]:
     """Return the places where the answers differ; what was added is no difference."""
     if isinstance(expected, dict) and isinstance(actual, dict):
-        found = [f"{where}.{key} is missing" for key in expected if key not in actual]
+        lines = [f"{where}.{key} is missing" for key in expected if key not in actual]
         for key in set(expected) & set(actual) - IDENTITY:
             pair = expected[key], actual[key]
             if key in PROSE:
                 pair = _num_texts(pair[0]), _num_texts(pair[1])
-            found += differences(*pair, f"{where}.{key}")
-        return found
+            lines += differences(*pair, f"{where}.{key}")
+        return lines
     if isinstance(expected, list) and isinstance(actual, list):
         if len(expected) != len(actual):
             return [f"{where} has {len(actual)} entries instead of {len(expected)}"]
         pairs = enumerate(zip(expected, actual, strict=True))
         return [
-            text for index, (one, other) in pairs
-            for text in differences(one, other, f"{where}[{index}]")
+            text for index, (left, right) in pairs
+            for text in differences(left, right, f"{where}[{index}]")
         ]  # fmt: skip
     if isinstance(expected, int | float) and isinstance(actual, int | float):
         if math.isclose(expected, actual, rel_tol=RELATIVE_ERROR, abs_tol=1e-15):
@@ -78,9 +78,9 @@ def _num_texts(texts: object) -> int:
 
 def frozen(name: str) -> dict[str, Any]:
     """Return a case's frozen answers."""
-    found = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    assert isinstance(found, dict)
-    return found
+    answers = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    assert isinstance(answers, dict)
+    return answers
 
 
 def answer(name: str, folder: Path) -> dict[str, Any]:
@@ -95,17 +95,17 @@ def answer(name: str, folder: Path) -> dict[str, Any]:
 def freeze(name: str) -> None:
     """Write a case's answers anew."""
     with tempfile.TemporaryDirectory() as folder:
-        found = answer(name, Path(folder))
-    lines = (f"{json.dumps(key)}: {json.dumps(found[key], sort_keys=True)}" for key in found)
+        answers = answer(name, Path(folder))
+    lines = (f"{json.dumps(key)}: {json.dumps(answers[key], sort_keys=True)}" for key in answers)
     FOLDER.mkdir(exist_ok=True)
     text = "{\n" + ",\n".join(lines) + "\n}\n"
     (FOLDER / f"{name}.json").write_text(text, encoding="utf-8")
 
 
 def _document(store: str, *arguments: str) -> dict[str, Any]:
-    code, found = document(store, *arguments)
-    assert code == 0, (arguments, code, found)
-    return found
+    code, printed = document(store, *arguments)
+    assert code == 0, (arguments, code, printed)
+    return printed
 
 
 def document(store: str, *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -113,9 +113,9 @@ def document(store: str, *arguments: str) -> tuple[int, dict[str, Any]]:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = app.main(("--no-config", "--db", store, *arguments, "--json"))
-    found = json.loads(out.getvalue())
-    assert isinstance(found, dict), err.getvalue()
-    return code, found
+    printed = json.loads(out.getvalue())
+    assert isinstance(printed, dict), err.getvalue()
+    return code, printed
 
 
 if __name__ == "__main__":

@@ -83,8 +83,8 @@ def layers() -> Iterator[dict[str, Any]]:
         if flags["--profile"] != LAB and flags["--strategy"]:
             flags["--strategy"] = "S4"  # others copy to the host, of which there are no times
         words = [word for flag, value in flags.items() if value for word in (flag, value)]
-        code, found = document("sqlite:///none.db", "plan", *words, "--allow-modelled", "--no-save")
-        kept = {key: found[key] for key in KEPT if key in found}
+        code, plan = document("sqlite:///none.db", "plan", *words, "--allow-modelled", "--no-save")
+        kept = {key: plan[key] for key in KEPT if key in plan}
         yield {"words": " ".join(words).replace(LAB, "lab"), "code": code, **kept}
 
 

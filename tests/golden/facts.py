@@ -41,8 +41,8 @@ def facts() -> dict[str, Any]:
         "numbers": dict(numbers()),
         "before": {name: find_target(name) for name in ("megatron@0.16", "bridge@0.3")},
     }
-    found: dict[str, Any] = json.loads(json.dumps(plain(shown), sort_keys=True))
-    return found
+    values: dict[str, Any] = json.loads(json.dumps(plain(shown), sort_keys=True))
+    return values
 
 
 def numbers() -> Iterator[tuple[str, object]]:

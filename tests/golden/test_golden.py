@@ -16,16 +16,16 @@ from tests.golden.sessions import SESSIONS, frozen_session, session
 
 @pytest.mark.parametrize("name", [*CASES, *DOCUMENTS])
 def test_answers_hold(name: str, tmp_path: Path) -> None:
-    found = differences(frozen(name), answer(name, tmp_path))
-    assert not found, "\n".join(found[:20])
+    lines = differences(frozen(name), answer(name, tmp_path))
+    assert not lines, "\n".join(lines[:20])
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_pages_hold(name: str) -> None:
     shown = page(name)
     json.dumps(shown, allow_nan=False)
-    found = differences(frozen_page(name), shown)
-    assert not found, "\n".join(found[:20])
+    lines = differences(frozen_page(name), shown)
+    assert not lines, "\n".join(lines[:20])
 
 
 @pytest.mark.parametrize("name", [*PLANS, *SCREENS])
@@ -39,17 +39,17 @@ def test_sessions_hold(name: str, tmp_path: Path) -> None:
 
 
 def test_facts_hold() -> None:
-    found = differences(json.loads(FILE.read_text(encoding="utf-8")), facts())
-    assert not found, "\n".join(found[:20])
+    lines = differences(json.loads(FILE.read_text(encoding="utf-8")), facts())
+    assert not lines, "\n".join(lines[:20])
 
 
 def test_steps_and_memory_of_drawn_layouts_hold() -> None:
-    found = differences(json.loads(drawn.FILE.read_text(encoding="utf-8")), [*drawn.steps()])
-    assert not found, "\n".join(found[:20])
+    lines = differences(json.loads(drawn.FILE.read_text(encoding="utf-8")), [*drawn.steps()])
+    assert not lines, "\n".join(lines[:20])
 
 
 def test_plans_of_drawn_layers_hold() -> None:
-    found = differences(
+    lines = differences(
         json.loads(drawn.LAYERS_FILE.read_text(encoding="utf-8")), [*drawn.layers()]
     )
-    assert not found, "\n".join(found[:20])
+    assert not lines, "\n".join(lines[:20])

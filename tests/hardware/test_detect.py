@@ -77,10 +77,10 @@ def test_this_machine_is_read_without_a_hole() -> None:
     assert int(cluster.fingerprint.hardware["cores"]) >= 1
 
 
-def test_threads_are_each_ranks_share_of_the_cores_unless_told() -> None:
+def test_threads_are_each_ranks_share_of_the_cores_unless_given() -> None:
     many = detect(num_ranks=10_000).fingerprint.software
-    told = detect(num_ranks=2, threads_per_rank=7).fingerprint.software
-    assert (many["threads_per_rank"], told["threads_per_rank"]) == ("1", "7")
+    software = detect(num_ranks=2, threads_per_rank=7).fingerprint.software
+    assert (many["threads_per_rank"], software["threads_per_rank"]) == ("1", "7")
 
 
 def test_hardware_facts_name_no_node() -> None:

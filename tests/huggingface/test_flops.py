@@ -12,8 +12,8 @@ PUBLISHED = {"qwen3-30b-a3b": 23.0, "qwen3-235b-a22b": 148.0, "deepseek-v3": 260
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_flops_are_within_a_percent_of_published_runs_at_4096_tokens(name: str) -> None:
-    found = named_model(name).decoder.flops_per_token(4096).total / 1e9
-    assert found == pytest.approx(PUBLISHED[name], rel=0.01)
+    flops = named_model(name).decoder.flops_per_token(4096).total / 1e9
+    assert flops == pytest.approx(PUBLISHED[name], rel=0.01)
 
 
 def _mean_keys(length: int, window: int) -> float:

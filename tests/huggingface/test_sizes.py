@@ -61,7 +61,7 @@ def test_a_model_without_a_class_has_the_stated_parameters(name: str) -> None:
         assert decoder.active_parameters.total / 1e9 == pytest.approx(active, rel=0.05)
 
 
-def test_a_configuration_of_the_authors_code_has_the_sizes_of_transformers_own() -> None:
+def test_a_configuration_of_the_authors_code_has_the_sizes_of_transformers() -> None:
     other = {
         "model_type": "bailing_hybrid", "vocab_size": 157184, "hidden_size": 2560,
         "intermediate_size": 6144, "num_hidden_layers": 42, "num_attention_heads": 32,

@@ -25,7 +25,7 @@ def test_a_vision_language_model_is_read_from_its_text_config() -> None:
     assert decoder(deeper) == read
 
 
-def test_what_stands_beside_a_language_model_is_said() -> None:
+def test_what_stands_next_to_a_language_model_is_said() -> None:
     nested = {
         "model_type": "qwen3_vl_moe", "text_config": QWEN3, "vision_config": {"depth": 27},
         "audio_config": {"encoder_layers": 32}, "speech_config": None, "engram_config": {"n": 3},
@@ -43,11 +43,11 @@ def test_top_k_and_widths_may_be_lists_of_every_block() -> None:
     hunyuan = {**QWEN3, "model_type": "hunyuan_v1_moe", "moe_topk": [1, 2, 2, 4],
                "moe_intermediate_size": [32, 32, 64, 64]}  # fmt: skip
     model = decoder(hunyuan, num_experts_per_tok=..., intermediate_size=...)
-    found = [(one.top_k, one.d_hidden) for one in (_experts(model, at) for at in range(4))]
-    assert found == [(1, 32), (2, 32), (2, 64), (4, 64)]
+    sizes = [(part.top_k, part.d_hidden) for part in (_experts(model, at) for at in range(4))]
+    assert sizes == [(1, 32), (2, 32), (2, 64), (4, 64)]
 
 
-def test_runs_of_equal_blocks_are_found() -> None:
+def test_runs_of_equal_blocks_are_recognised() -> None:
     assert decoder(DEEPSEEK).runs == ((0, 1, 0), (1, 3, 1))
     named = named_model("qwen3-next-80b-a3b").decoder
     assert len(named.kinds) == 2
@@ -71,7 +71,7 @@ def test_nemotron_patterns_have_two_spellings() -> None:
     )
     assert listed == decoder(NEMOTRON)
     predicted = decoder(NEMOTRON, num_nextn_predict_layers=1, mtp_hybrid_override_pattern="*E")
-    assert [len(one.blocks) for one in predicted.predictions] == [2]
+    assert [len(model.blocks) for model in predicted.predictions] == [2]
 
 
 def test_kimi_linear_counts_its_blocks_from_one() -> None:

@@ -55,7 +55,7 @@ def python_of(target: str, version: str, python: str) -> str:
 
 def verdicts(jobs: Sequence[dict[str, Any]], *, python: str, folder: str) -> dict[int, str]:
     """Return what the runtime's judge says of each job, by its number; "" for nothing."""
-    found: dict[int, str] = {}
+    refusals: dict[int, str] = {}
     groups = {(job["target"], job["version"]) for job in jobs}
     for target, version in sorted(groups):
         sources = sources_of(target, version, folder)
@@ -75,19 +75,19 @@ def verdicts(jobs: Sequence[dict[str, Any]], *, python: str, folder: str) -> dic
         lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         if len(lines) != len(mine):
             raise RuntimeError(f"the judge of {target} {version} failed: {done.stderr[-2000:]}")
-        found |= {line["number"]: line["refusal"] for line in lines}
-    return found
+        refusals |= {line["number"]: line["refusal"] for line in lines}
+    return refusals
 
 
 def report(drawn: Iterable[Drawn], problems: dict[int, str]) -> int:
     """Print what was drawn and what was refused, and return the number of refusals."""
     counts, refusals = Counter[str](), 0
-    for one in drawn:
-        what = problems.get(one.question.number)
-        if one.is_refused_by_export or what:
+    for case in drawn:
+        what = problems.get(case.question.number)
+        if case.is_refused_by_export or what:
             refusals += 1
-            print(f"REFUSED  {one.question.command}\n         {what or one.refused}")
-        elif one.job is None:
+            print(f"REFUSED  {case.question.command}\n         {what or case.refused}")
+        elif case.job is None:
             counts["refused by name before planning"] += 1
         else:
             counts["not judged" if what is None else "accepted"] += 1
@@ -111,7 +111,7 @@ def main() -> int:
     for question in questions(asked.draws, seed=asked.seed, targets=targets):
         drawn.append(answered(question))
         print(f"\r{len(drawn)} planned", end="", file=sys.stderr)
-    jobs = [one.job for one in drawn if one.job is not None]
+    jobs = [case.job for case in drawn if case.job is not None]
     if asked.keep:
         asked.keep.write_text("".join(json.dumps(job) + "\n" for job in jobs))
     return bool(report(drawn, verdicts(jobs, python=asked.python, folder=asked.sources)))

@@ -91,13 +91,13 @@ class Drawn:
 def answered(question: Question) -> Drawn:
     """Return the free plan of a question as the runtime reads it."""
     stores = partial(nullcontext, None)
-    found = find_profile(question.profile, stores=stores)
+    stored = find_profile(question.profile, stores=stores)
     values = {
         "model": question.model, "world_size": question.world_size, "target": question.target,
         "global_batch": question.global_batch, "seq": question.seq, **question.pins,
     }  # fmt: skip
     try:
-        plan = plan_training(training_request(ask(values), found.profile), found.profile)
+        plan = plan_training(training_request(ask(values), stored.profile), stored.profile)
     except MoetuneError as error:
         return Drawn(question=question, refused=error.what)
     model, target = find_decoder_model(question.model, world_size=1), find_target(question.target)
@@ -107,7 +107,7 @@ def answered(question: Question) -> Drawn:
         return Drawn(question=question, refused=error.what, is_refused_by_export=True)
     job = {
         "number": question.number, "command": question.command, "target": target.name,
-        "version": target.number, "chip": site_of(found.profile).chip,
+        "version": target.number, "chip": site_of(stored.profile).chip,
         "plan": json.loads(plan.text), "config": dict(model.config),
         "text": made.text, "file_name": made.file_name, "launch": made.launch,
     }  # fmt: skip

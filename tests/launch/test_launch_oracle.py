@@ -18,9 +18,9 @@ TARGETS = ("megatron@0.16", "bridge@0.3")
 def refused(count: int, *, seed: int) -> tuple[list[str], int]:
     """Return what runtimes or exports refuse of so many drawn plans, and the plans judged."""
     drawn = [answered(question) for question in questions(count, seed=seed, targets=TARGETS)]
-    found = verdicts([one.job for one in drawn if one.job], python=str(PYTHON), folder="")
-    wrong = [words for one in drawn if (words := _words(one, found))]
-    return wrong, len(found)
+    judged = verdicts([case.job for case in drawn if case.job], python=str(PYTHON), folder="")
+    wrong = [words for case in drawn if (words := _words(case, judged))]
+    return wrong, len(judged)
 
 
 def _words(drawn: Drawn, refusals: dict[int, str]) -> str:

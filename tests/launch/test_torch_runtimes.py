@@ -15,10 +15,10 @@ from tests.launch.draw import answered, questions
 def refused(target: str, count: int, *, seed: int) -> tuple[list[str], int]:
     """Return what the runtime or its export refuses of drawn plans, and the plans judged."""
     drawn = [answered(question) for question in questions(count, seed=seed, targets=[target])]
-    jobs = [one.job for one in drawn if one.job is not None]
-    found = verdicts(jobs, python=PYTHONS[target], folder="")
-    wrong = [one.refused for one in drawn if one.is_refused_by_export]
-    return [*wrong, *filter(None, found.values())], len(found)
+    jobs = [case.job for case in drawn if case.job is not None]
+    judged = verdicts(jobs, python=PYTHONS[target], folder="")
+    wrong = [case.refused for case in drawn if case.is_refused_by_export]
+    return [*wrong, *filter(None, judged.values())], len(judged)
 
 
 @pytest.mark.unmeasured

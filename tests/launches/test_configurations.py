@@ -222,11 +222,11 @@ ROWS: tuple[tuple[str, str, dict[str, Any], str, dict[str, Any], int], ...] = (
 def test_a_configuration_is_read_as_it_would_run(
     name: str, text: str, asked: dict[str, Any], target: str, layout: dict[str, Any], batch: int
 ) -> None:
-    found = open_launch(name, text, Asked(**asked)).reading
-    assert found.target.name == target
-    assert {key: getattr(found.layout, key) for key in layout} == layout
-    assert found.job.global_batch == batch
-    for row in found.rows:
+    reading = open_launch(name, text, Asked(**asked)).reading
+    assert reading.target.name == target
+    assert {key: getattr(reading.layout, key) for key in layout} == layout
+    assert reading.job.global_batch == batch
+    for row in reading.rows:
         if row.line and text != REGISTRY:  # whose keys are read from others
             line = text.splitlines()[row.line - 1].replace("-", "_")
             assert row.key.rpartition(".")[2].replace("-", "_") in line
@@ -301,7 +301,7 @@ def test_wrong_input_is_a_message(
         ("ds.json", DEEPSPEED, "autoep_size", 6, "note"),
     ],
 )
-def test_a_misspelt_key_is_named_with_the_nearest_one(
+def test_a_misspelt_key_is_named_with_the_nearest_key(
     name: str, text: str, key: str, line: int, severity: str
 ) -> None:
     wrong = key.replace("l", "", 1) if "l" in key else key + "s"
@@ -351,11 +351,11 @@ def test_a_script_of_the_trainer_is_read_with_the_files_that_it_names(
     (tmp_path / "ddp.yaml").write_text(MULTI.format(kind="MULTI_GPU"))
     text = FACTORY_SCRIPT.format(launcher=launcher, engine=engine)
     launch = open_launch("run.sh", text, Asked(folder=tmp_path, devices_per_node=4))
-    found = launch.reading
-    assert (found.target.name, found.layout.zero) == (target, zero)
-    assert (found.layout.dp, found.layout.micro_batch, found.job.length) == (ranks, 2, 2048)
-    assert found.job.global_batch == 2 * 4 * ranks
-    remarks = [problem.what for problem in found.problems]
+    reading = launch.reading
+    assert (reading.target.name, reading.layout.zero) == (target, zero)
+    assert (reading.layout.dp, reading.layout.micro_batch, reading.job.length) == (ranks, 2, 2048)
+    assert reading.job.global_batch == 2 * 4 * ranks
+    remarks = [problem.what for problem in reading.problems]
     assert any("no engine shards states" in what for what in remarks) is (zero == 0)
     assert any("none.json is not read" in what for what in remarks) is ("none.json" in engine)
     changed = launch.written({"train_micro_batch_size_per_gpu": 1})
@@ -423,9 +423,9 @@ def test_what_is_not_read_of_accelerate_is_refused_by_name(text: str, message: s
 
 def test_adapters_and_lengths_of_a_recipe_are_its_defaults() -> None:
     asked = Asked(extra=("qwen3_30b_a3b_lora_8gpu_config",))
-    found = open_launch("q.py", RECIPES, asked).reading
-    assert found.job.tuning.words == "lora:rank=32,targets=all,experts=shared"
-    assert (found.job.length, found.job.world_size) == (16384, 8)
+    reading = open_launch("q.py", RECIPES, asked).reading
+    assert reading.job.tuning.words == "lora:rank=32,targets=all,experts=shared"
+    assert (reading.job.length, reading.job.world_size) == (16384, 8)
 
 
 def test_words_that_a_script_does_not_pass_on_belong_to_its_command() -> None:
@@ -434,9 +434,9 @@ def test_words_that_a_script_does_not_pass_on_belong_to_its_command() -> None:
         open_launch("run.sh", text, Asked(model="qwen3-30b-a3b"))
     assert lacking.value.hint == "give it, or add -- train.micro_batch_size=1"
     words = ("train.micro_batch_size=1", "model.tensor_model_parallel_size=1")
-    found = open_launch("run.sh", text, Asked(model="qwen3-30b-a3b", extra=words)).reading
-    assert (found.layout.micro_batch, found.layout.tp) == (1, 1)
-    assert found.given["tensor_model_parallel_size"].line == 0
+    reading = open_launch("run.sh", text, Asked(model="qwen3-30b-a3b", extra=words)).reading
+    assert (reading.layout.micro_batch, reading.layout.tp) == (1, 1)
+    assert reading.given["tensor_model_parallel_size"].line == 0
 
 
 @pytest.mark.parametrize(
@@ -464,11 +464,11 @@ def test_adapters_of_the_trainers_commands_are_read(
         f"--deepspeed {engine} --per_device_train_batch_size 1 "
         "--gradient_accumulation_steps $(expr 32 / 8)"
     )
-    found = open_launch("run.sh", text, Asked(folder=tmp_path)).reading
-    assert found.target.name == "transformers"
-    assert found.job.tuning.words.partition(",experts")[0] == tuning
-    assert (found.layout.zero, found.layout.dp, found.job.global_batch) == (zero, 8, 32)
-    remarks = [problem.what for problem in found.problems]
+    reading = open_launch("run.sh", text, Asked(folder=tmp_path)).reading
+    assert reading.target.name == "transformers"
+    assert reading.job.tuning.words.partition(",experts")[0] == tuning
+    assert (reading.layout.zero, reading.layout.dp, reading.job.global_batch) == (zero, 8, 32)
+    remarks = [problem.what for problem in reading.problems]
     of_adapters = [what for what in remarks if "adapters" in what]
     assert len(of_adapters) == bool(remark)
     assert all(what.startswith(remark) for what in of_adapters)
@@ -487,7 +487,7 @@ def test_a_key_that_a_command_cannot_have_is_left_to_its_file(tmp_path: Path) ->
         plain.written({"zero_optimization.stage": 3})
 
 
-def test_files_that_name_each_other_are_read_once_and_no_large_one_is(tmp_path: Path) -> None:
+def test_files_that_name_each_other_are_read_once_and_no_large_file_is(tmp_path: Path) -> None:
     text = FACTORY_SCRIPT.format(launcher="deepspeed --num_gpus 8", engine="--deepspeed a.json")
     named = '{{"deepspeed": "{}", "zero_optimization": {{"stage": {}}}}}'
     (tmp_path / "a.json").write_text(named.format("b.json", 2))

@@ -19,17 +19,17 @@ def test_a_drawn_layout_is_read_back_as_it_was_written(
         job = planned.job
         asked = Asked(target=target, world_size=job.world_size)
         launch = open_launch("layout.sh", text, asked)
-        found = launch.reading
+        reading = launch.reading
         severities = [problem.severity for problem in launch.problems(None)]
         assert "costs" not in severities, text
-        assert found.layout.explicit(job.decoder) == planned.layout.explicit(job.decoder), text
-        assert found.decoder.name.split(" ")[0] == job.decoder.name
+        assert reading.layout.explicit(job.decoder) == planned.layout.explicit(job.decoder), text
+        assert reading.decoder.name.split(" ")[0] == job.decoder.name
         for name in ("global_batch", "length", "dtype", "optimizer", "world_size"):
-            assert getattr(found.job, name) == getattr(job, name), (name, text)
-        assert found.facts["hides_gradients"]
-        assert [row for row in found.rows if row.line is None and row.name in ("tp", "ep")] == []
-        shown = {row.name: row.value for row in found.rows}
-        assert shown["offload_activations"] == str(found.layout.offload_activations)
+            assert getattr(reading.job, name) == getattr(job, name), (name, text)
+        assert reading.facts["hides_gradients"]
+        assert [row for row in reading.rows if row.line is None and row.name in ("tp", "ep")] == []
+        shown = {row.name: row.value for row in reading.rows}
+        assert shown["offload_activations"] == str(reading.layout.offload_activations)
         assert "<" not in "".join(shown.values())
 
 
@@ -44,11 +44,11 @@ def test_a_drawn_program_is_read_back_as_it_was_written(target: str) -> None:
             target=target, world_size=job.world_size, model=job.decoder.name,
             extra=("--max_seq_length", str(job.length)),
         )  # fmt: skip
-        found = open_launch("layout.py", text, asked).reading
-        assert found.layout.explicit(job.decoder) == planned.layout.explicit(job.decoder), text
-        assert not any("<" in row.value for row in found.rows)
+        reading = open_launch("layout.py", text, asked).reading
+        assert reading.layout.explicit(job.decoder) == planned.layout.explicit(job.decoder), text
+        assert not any("<" in row.value for row in reading.rows)
         for name in ("global_batch", "length", "world_size", "dtype", "tuning"):
-            assert getattr(found.job, name) == getattr(job, name), (name, text)
+            assert getattr(reading.job, name) == getattr(job, name), (name, text)
 
 
 @pytest.mark.parametrize("target", ["megatron@0.19", *PROGRAMS])
@@ -64,7 +64,7 @@ def test_a_changed_decision_is_written_and_read_back_as_that_layout(target: str)
         for layout in changed(planned):
             if keys := launch.changes(layout, ()):
                 copy = launch.written(keys)
-                found = launch.read_again(copy).reading.layout
-                assert found.explicit(decoder) == layout.explicit(decoder), (keys, copy)
+                again = launch.read_again(copy).reading.layout
+                assert again.explicit(decoder) == layout.explicit(decoder), (keys, copy)
                 num_written += 1
     assert num_written > 30

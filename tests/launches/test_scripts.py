@@ -1,6 +1,7 @@
 """Shell scripts as people write them: what runs is read right, and nothing of them is run."""
 
 import subprocess
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -162,14 +163,14 @@ def read(text: str, **asked: Any) -> Reading:
 def test_a_script_is_read_as_it_would_run(
     text: str, asked: dict[str, Any], model: str, layout: dict[str, Any]
 ) -> None:
-    found = read(text, **asked)
-    assert found.decoder.name == model
-    assert {name: getattr(found.layout, name) for name in layout} == layout
+    reading = read(text, **asked)
+    assert reading.decoder.name == model
+    assert {name: getattr(reading.layout, name) for name in layout} == layout
 
 
 def test_values_have_the_lines_that_they_stand_in() -> None:
-    found = read(ARRAYS, values={"SLURM_NNODES": "4"})
-    lines = {row.name: row.line for row in found.rows}
+    reading = read(ARRAYS, values={"SLURM_NNODES": "4"})
+    lines = {row.name: row.line for row in reading.rows}
     rows = ARRAYS.splitlines()
     for name, word in (("tp", "--tensor-model"), ("ep", "--expert-model"), ("length", "BATCH=")):
         assert word in rows[(lines[name] or 0) - 1]
@@ -177,10 +178,10 @@ def test_values_have_the_lines_that_they_stand_in() -> None:
     assert lines["cp"] is None
 
 
-def test_batches_and_defaults_are_the_runtimes_own() -> None:
-    found = read(SUBMITTED, world_size=64)
-    assert found.job.global_batch == 64  # a micro-batch on each replica
-    assert not found.facts["hides_gradients"]
+def test_batches_and_defaults_are_the_runtimes() -> None:
+    reading = read(SUBMITTED, world_size=64)
+    assert reading.job.global_batch == 64  # a micro-batch on each replica
+    assert not reading.facts["hides_gradients"]
     assert read(SWIFT).job.global_batch == 64
 
 
@@ -222,28 +223,27 @@ SCRIPTS = (
 
 def words_of_bash(script: str, *extra: str, **environment: str) -> list[str]:
     """Return the words of the first command that would start ranks, as bash itself has them."""
-    done = subprocess.run(
-        ("bash", "-c", f"{LAUNCHER}{script}", "run.sh", *extra), text=True, check=False,
-        capture_output=True, env={"PATH": "/usr/bin:/bin", **environment},
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:  # for what a script writes
+        done = subprocess.run(
+            ("bash", "-c", f"{LAUNCHER}{script}", "run.sh", *extra), text=True, check=False,
+            capture_output=True, env={"PATH": "/usr/bin:/bin", **environment}, cwd=folder,
+        )  # fmt: skip
     return done.stdout.split("\0")[:-1]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_words_are_those_of_bash(script: str) -> None:
     commands = read_script(script.replace("set -- p q r\n", "")).commands
-    found = next(one for one in commands if one.words[0].text == "torchrun")
-    assert [word.text for word in found.words] == words_of_bash(script)
+    launch = next(command for command in commands if command.words[0].text == "torchrun")
+    assert [word.text for word in launch.words] == words_of_bash(script)
 
 
 @pytest.mark.parametrize(("text", "asked"), [row[:2] for row in ROWS[:4]])
-def test_the_command_of_a_script_is_the_one_that_bash_starts(
-    text: str, asked: dict[str, Any]
-) -> None:
+def test_the_command_of_a_script_is_what_bash_starts(text: str, asked: dict[str, Any]) -> None:
     extra, values = asked.get("extra", ("data",)), asked.get("values", {})
     commands = read_script(text, extra=extra, values=values).commands
-    found = next(one for one in commands if one.words[0].text == "torchrun")
-    assert [word.text for word in found.words] == words_of_bash(text, *extra, **values)
+    launch = next(command for command in commands if command.words[0].text == "torchrun")
+    assert [word.text for word in launch.words] == words_of_bash(text, *extra, **values)
 
 
 def test_an_update_of_verl_is_of_prompts_times_responses() -> None:
@@ -300,25 +300,25 @@ def test_wrong_input_is_one_message_with_its_line(
 
 
 def test_the_published_memory_of_adapters_is_within_a_sixth() -> None:
-    found = read(ADAPTERS)
-    assert found.job.tuning.words == "lora:rank=8,targets=all,experts=each"
-    target = replace(found.target, logit_bytes=found.facts["logit_bytes"])
-    model = MemoryModel(job=found.job, stages=DecoderStages(found.decoder), target=target)
-    assert model.peak(found.layout).peak_bytes / 2**30 == pytest.approx(62, rel=1 / 6)
+    reading = read(ADAPTERS)
+    assert reading.job.tuning.words == "lora:rank=8,targets=all,experts=each"
+    target = replace(reading.target, logit_bytes=reading.facts["logit_bytes"])
+    model = MemoryModel(job=reading.job, stages=DecoderStages(reading.decoder), target=target)
+    assert model.peak(reading.layout).peak_bytes / 2**30 == pytest.approx(62, rel=1 / 6)
 
 
 @pytest.mark.parametrize("layers", [24, 30])
 def test_a_plain_gpt_is_a_decoder_of_its_sizes(layers: int) -> None:
-    found = read(
+    reading = read(
         f"torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers {layers} --hidden-size 2048 "
         "--num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
         "--micro-batch-size 1 --global-batch-size 64 --bf16 --vocab-file $A/v.json "
         "--merge-file $A/merges.txt"
     )
     each = 12 * 2048**2 + 13 * 2048  # matrices; biases and two norms
-    assert found.model_words == "a decoder of the script's sizes, with GPT-2's vocabulary"
+    assert reading.model_words == "a decoder of the script's sizes, with GPT-2's vocabulary"
     ends = (50257 + 2048 + 2) * 2048  # embeddings of tokens and positions, the last norm
-    assert found.decoder.parameters.total == layers * each + ends
+    assert reading.decoder.parameters.total == layers * each + ends
 
 
 HALF = (
@@ -339,10 +339,10 @@ HALF = (
 def test_gradients_of_float16_have_the_type_of_their_parameters(
     words: str, dtype: str, gradient_bytes: int
 ) -> None:
-    found = read(HALF + words)
-    assert found.job.dtype == dtype
-    model = MemoryModel(job=found.job, stages=DecoderStages(found.decoder), target=found.target)
-    parts = model.peak(found.layout).parts
+    given = read(HALF + words)
+    assert given.job.dtype == dtype
+    model = MemoryModel(job=given.job, stages=DecoderStages(given.decoder), target=given.target)
+    parts = model.peak(given.layout).parts
     assert parts["gradients"] == gradient_bytes / 2 * parts["parameters"]
     assert parts["optimizer"] == 6 * parts["parameters"]  # a copy and two moments in float32
     assert bool(parts["optimizer step"]) is (gradient_bytes == 2)  # copied to float32

@@ -63,16 +63,16 @@ def test_parts_are_those_of_a_grid_of_microseconds(tmp_path: Path, seed: int, na
         on[KERNELS[kernel]][max(0, begin) : max(0, end)] = True
     events += [{"ph": "M", "name": "process_name"}, event("aten::mm", 1e6, 1e6 + 9, "cpu_op")]
     chance.shuffle(events)
-    found = read_trace(trace(tmp_path / name, events))
-    assert (found.num_steps, found.is_marked) == (steps, True)
-    assert found.seconds == pytest.approx(1e-6 * length / steps)
+    measured = read_trace(trace(tmp_path / name, events))
+    assert (measured.num_steps, measured.is_marked) == (steps, True)
+    assert measured.seconds == pytest.approx(1e-6 * length / steps)
     covered, scale = np.zeros(length, bool), 1e-6 / steps
     for kind in ORDER:
-        assert found.busy[kind] == pytest.approx(scale * on[kind].sum())  # type: ignore[index] # a kind
-        assert found.exposed[kind] == pytest.approx(scale * (on[kind] & ~covered).sum())  # type: ignore[index] # a kind
+        assert measured.busy[kind] == pytest.approx(scale * on[kind].sum())  # type: ignore[index] # a kind
+        assert measured.exposed[kind] == pytest.approx(scale * (on[kind] & ~covered).sum())  # type: ignore[index] # a kind
         covered |= on[kind]
-    assert found.idle == pytest.approx(scale * (~covered).sum())
-    assert sum(found.exposed.values()) + found.idle == pytest.approx(found.seconds)
+    assert measured.idle == pytest.approx(scale * (~covered).sum())
+    assert sum(measured.exposed.values()) + measured.idle == pytest.approx(measured.seconds)
 
 
 def test_a_trace_without_marks_is_taken_for_a_step_and_what_is_none_is_refused(
@@ -82,10 +82,10 @@ def test_a_trace_without_marks_is_taken_for_a_step_and_what_is_none_is_refused(
     lone = trace(
         tmp_path / "lone.json", [event(kernel, 5.0, 25.0), event(kernel, 35.0, 45.0)], indent=None
     )
-    found = read_trace(lone)
-    assert (found.num_steps, found.is_marked) == (1, False)
-    assert found.seconds == pytest.approx(4e-5)
-    assert found.idle == pytest.approx(1e-5)
+    measured = read_trace(lone)
+    assert (measured.num_steps, measured.is_marked) == (1, False)
+    assert measured.seconds == pytest.approx(4e-5)
+    assert measured.idle == pytest.approx(1e-5)
     (tmp_path / "cut.json").write_bytes(lone.read_bytes()[:-60])
     (tmp_path / "bad.json.gz").write_bytes(b"no gzip")
     (tmp_path / "none.json").write_text("{}")

@@ -87,19 +87,19 @@ def test_the_step_is_the_median_of_what_the_lines_were_made_of(
     chance = random.Random(7)
     seconds = [30.0, 5.0, *(2.0 * chance.uniform(0.97, 1.03) for _ in range(41))]
     run = log(tmp_path, (write(step, time) for step, time in enumerate(seconds, 1)))
-    found = steady(run)
-    assert found.seconds == pytest.approx(statistics.median(seconds[2:]), rel=5e-3)
-    assert min(seconds[2:]) * 0.99 < found.low_seconds <= found.seconds <= found.high_seconds
-    assert (found.num_steps, found.num_left_out, found.notes) == (41, 2, ())
+    timing = steady(run)
+    assert timing.seconds == pytest.approx(statistics.median(seconds[2:]), rel=5e-3)
+    assert min(seconds[2:]) * 0.99 < timing.low_seconds <= timing.seconds <= timing.high_seconds
+    assert (timing.num_steps, timing.num_left_out, timing.notes) == (41, 2, ())
     assert {**run.memory} in ({}, {"reserved": 61.25 * 2**30}, {"allocated": 61.25 * 2**30})
     assert run.tflops == {"megatron": 212.5, "titan": 312.5}.get(write.__name__)
 
 
 def test_steps_of_a_log_of_all_ranks_count_once(tmp_path: Path) -> None:
     ranks = [titan(step, 2.0 + step / 100) for step in range(1, 12) for _ in range(8)]
-    found = steady(log(tmp_path, ranks))
-    assert (found.num_steps, found.num_left_out) == (10, 1)
-    assert found.seconds == pytest.approx(2.065, rel=1e-3)
+    timing = steady(log(tmp_path, ranks))
+    assert (timing.num_steps, timing.num_left_out) == (10, 1)
+    assert timing.seconds == pytest.approx(2.065, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_lines_without_a_number_of_a_step_are_read(tmp_path: Path) -> None:
     assert steady(run).num_steps == 9
 
 
-def test_the_last_run_of_a_log_counts_with_its_own_sizes(tmp_path: Path) -> None:
+def test_the_last_run_of_a_log_counts_with_its_sizes(tmp_path: Path) -> None:
     begins = "------------------------ arguments ------------------------"
     size = "  world_size ...................................... %d"
     first = [begins, size % 8, *(megatron(step, 9.0) for step in range(1, 20))]
@@ -192,10 +192,10 @@ def test_bars_of_other_loops_are_not_steps(tmp_path: Path) -> None:
 def test_a_time_of_no_step_is_left_out_with_its_line(
     tmp_path: Path, seconds: float, word: str
 ) -> None:
-    found = steady(log(tmp_path, [megatron(1, 2.0), megatron(2, seconds), megatron(3, 2.0)]))
-    assert found.seconds == 2.0
-    assert "line 3" in found.notes[-1]
-    assert word in found.notes[-1]
+    timing = steady(log(tmp_path, [megatron(1, 2.0), megatron(2, seconds), megatron(3, 2.0)]))
+    assert timing.seconds == 2.0
+    assert "line 3" in timing.notes[-1]
+    assert word in timing.notes[-1]
 
 
 def test_a_log_without_a_step_says_so_with_the_line_that_is_wrong(tmp_path: Path) -> None:
@@ -217,8 +217,8 @@ def test_another_job_is_refused_with_the_line_that_says_so(tmp_path: Path) -> No
     with pytest.raises(InputError, match=r"line 4: the run has global batch 64, .* prediction 128"):
         steady(run, 128)
     ramp = [megatron(step, 1.0, batch=32) for step in range(1, 9)]
-    found = steady(log(tmp_path, [*ramp, *(megatron(step, 2.0) for step in range(9, 20))]))
-    assert (found.seconds, len(found.notes)) == (2.0, 1)
+    timing = steady(log(tmp_path, [*ramp, *(megatron(step, 2.0) for step in range(9, 20))]))
+    assert (timing.seconds, len(timing.notes)) == (2.0, 1)
 
 
 class Endless(io.BytesIO):
@@ -244,5 +244,5 @@ def test_a_log_is_a_stream_whatever_its_size_and_its_lines(line: bytes) -> None:
 
 def test_line_numbers_are_those_of_an_editor() -> None:
     text = "".join(f"noise\r\n{megatron(step, 2.0)}\r\n" for step in range(1, 20_000))
-    found = [line.number for line in marked_lines(io.BytesIO(text.encode()), [*READERS])]
-    assert found == [*range(2, 39_999, 2)]
+    numbers = [line.number for line in marked_lines(io.BytesIO(text.encode()), [*READERS])]
+    assert numbers == [*range(2, 39_999, 2)]

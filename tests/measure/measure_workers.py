@@ -63,13 +63,13 @@ def meet_in_groups() -> None:
     ranks.open_groups(groups, ranks_per_node=2)
     sums = {(2, 0): (1, 1, 5, 5), (2, 2): (2, 4, 2, 4), (4, 0): (6,) * 4, (3, 0): (3, 3, 3, None)}
     for group, expected in sums.items():
-        found = ranks.group(group)
+        subgroup = ranks.group(group)
         if expected[ranks.control.rank] is None:
-            assert found is None
+            assert subgroup is None
             continue
         total = torch.tensor([ranks.control.rank])
-        assert found is not None
-        found.all_reduce(total, "ranks").wait()
+        assert subgroup is not None
+        subgroup.all_reduce(total, "ranks").wait()
         assert total.item() == expected[ranks.control.rank], group
 
 
@@ -78,7 +78,7 @@ def measure_all(points: tuple[Point, ...]) -> None:
     ranks, heard = MeasuringRanks(), list[News]()
     assignment = Assignment(needed=points, preset="quick", ranks_per_node=2, budget_seconds=15.0)
     run_session(assignment, device=Device(), ranks=ranks, on_news=heard.append)
-    samples = [one for one in heard if isinstance(one, Sample)]
+    samples = [item for item in heard if isinstance(item, Sample)]
     assert bool(samples) == (ranks.control.rank == 0)
     if samples:
-        assert {one.point for one in samples if not one.error} == set(points)
+        assert {sample.point for sample in samples if not sample.error} == set(points)

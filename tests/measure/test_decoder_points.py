@@ -52,7 +52,7 @@ def estimates(costs: Costs, width: int, rows: int) -> Iterator[tuple[str, Estima
     """Ask for everything of one micro-batch on one of `width` tensor-parallel ranks."""
     shapes = {"qkv": (256, 768 // width), "out": (256, 256 // width), "up": (256, 1024 // width),
               "down": (1024 // width, 256), "head": (256, WORDS[width])}  # fmt: skip
-    for (name, (d_in, d_out)), form in ((pair, one) for pair in shapes.items() for one in PRODUCTS):
+    for (name, (d_in, d_out)), form in ((pair, op) for pair in shapes.items() for op in PRODUCTS):
         yield (f"{name} {form}", costs.seconds(GemmKey(DTYPE, form, 1, d_in, d_out), rows))
     for backward in (False, True):
         yield (
@@ -67,9 +67,9 @@ def estimates(costs: Costs, width: int, rows: int) -> Iterator[tuple[str, Estima
 @pytest.mark.parametrize("sequences", [1, 2, 3, 8])
 def test_every_micro_batch_at_every_tensor_width_is_covered(width: int, sequences: int) -> None:
     costs = costs_by(points_of())
-    for name, found in estimates(costs, width, sequences * 128):
-        assert found is not None, name
-        assert found.trust in ("measured", "interpolated"), name
+    for name, estimate in estimates(costs, width, sequences * 128):
+        assert estimate is not None, name
+        assert estimate.trust in ("measured", "interpolated"), name
 
 
 @pytest.mark.parametrize("local_experts", [1, 2, 4])
@@ -77,8 +77,8 @@ def test_the_experts_of_every_layout_are_covered(local_experts: int) -> None:
     costs = costs_by(points_of())
     for rows in (TOKENS // local_experts, TOKENS // local_experts // 8):
         for form in PRODUCTS:
-            found = costs.seconds(GemmKey(DTYPE, form, local_experts, 256, 1024), rows)
-            assert found.trust in ("measured", "interpolated")
+            estimate = costs.seconds(GemmKey(DTYPE, form, local_experts, 256, 1024), rows)
+            assert estimate.trust in ("measured", "interpolated")
 
 
 @pytest.mark.parametrize("group", [(2, 0), (2, 2), (4, 0)])

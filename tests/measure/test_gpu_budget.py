@@ -27,7 +27,7 @@ def _choice(num_ranks: int, layers: tuple[LayerShape, ...]) -> PointChoice:
 
 def _rates(points: Iterable[Point]) -> Rates:
     """Return speeds of the order of a large GPU's."""
-    groups = {one.group for one in points if hasattr(one, "group")}
+    groups = {point.group for point in points if hasattr(point, "group")}
     return Rates(
         macs_per_second={"float32": 2.5e13, "bfloat16": 3.5e14}, copy_bytes_per_second=5e10,
         wires={group: LinearCost(alpha_seconds=2e-5, beta_seconds=4e-11) for group in groups},
@@ -48,12 +48,12 @@ def test_eight_gpus_measure_every_kind_within_five_minutes() -> None:
     layer = LayerShape(d_model=2048, d_hidden=8192, num_experts=64, top_k=2)
     choice = _choice(8, (layer,))
     chosen = _chosen(choice, 300)
-    kinds = Counter(one.kind for one in chosen)
-    assert set(kinds) == {one.kind for one in choice.all}
+    kinds = Counter(point.kind for point in chosen)
+    assert set(kinds) == {point.kind for point in choice.all}
     exchanges = {
-        one.group for one in chosen if isinstance(one, CollectivePoint) and one.op == "all_to_all"
+        row.group for row in chosen if isinstance(row, CollectivePoint) and row.op == "all_to_all"
     }
     assert exchanges == {(size, 0) for size in (2, 4, 8)}
-    copies = {(one.direction, one.pinned) for one in chosen if isinstance(one, CopyPoint)}
+    copies = {(point.direction, point.pinned) for point in chosen if isinstance(point, CopyPoint)}
     assert {("h2d", True), ("d2h", True)} <= copies
-    assert any(isinstance(one, InterferencePoint) and "mem" in one.others for one in chosen)
+    assert any(isinstance(point, InterferencePoint) and "mem" in point.others for point in chosen)

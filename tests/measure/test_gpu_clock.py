@@ -44,7 +44,7 @@ def test_a_layers_step_is_timed_with_its_launches() -> None:
     with FakeCuda(cost=_cost) as cuda:
         experiment = Experiment(victim=local_operation(_launch_bound(cuda)), is_issued=True)
         timing = measure(experiment, device=open_device(), ranks=MeasuringRanks(), effort=EFFORT)
-    assert all(LAUNCH_SECONDS <= one <= LAUNCH_SECONDS + KERNEL_SECONDS for one in timing.seconds)
+    assert all(LAUNCH_SECONDS <= time <= LAUNCH_SECONDS + KERNEL_SECONDS for time in timing.seconds)
 
 
 def test_a_mark_is_the_devices_time_however_late_the_host_asks() -> None:

@@ -25,7 +25,7 @@ POINT = GemmPoint(rows=16, d_in=16, d_out=16, dtype="float32")
 
 def _taken(cuda: FakeCuda) -> int:
     """Return what a GPU's context takes, and NCCL from its first exchange on."""
-    has_exchanged = any(one.lane.name.startswith("NCCL") for one in cuda.operations)
+    has_exchanged = any(operation.lane.name.startswith("NCCL") for operation in cuda.operations)
     return GIB + (2 * GIB if has_exchanged else 0)
 
 

@@ -20,7 +20,7 @@ def test_collectives_are_named_with_their_place_where_there_are_several_nodes() 
     )
 
 
-def test_each_place_is_judged_by_the_errors_of_its_own_fits() -> None:
+def test_each_place_is_judged_by_the_errors_of_its_fits() -> None:
     samples = [
         Sample(
             point=CollectivePoint(

@@ -88,7 +88,7 @@ def started_ranks() -> list[int]:
 
 
 @pytest.mark.dist
-def test_the_slowest_rank_counts_and_a_failure_or_wish_of_one_is_heard_by_all() -> None:
+def test_the_slowest_rank_counts_and_a_failure_or_wish_of_a_rank_is_heard_by_all() -> None:
     assert run_ranks(measure_workers.agree, 2) == ["", ""]
 
 

@@ -17,19 +17,19 @@ def machine_of(num_ranks: int, per_node: int) -> Machine:
 
 
 def divisors(number: int) -> list[int]:
-    return [one for one in range(1, number + 1) if number % one == 0]
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def groups_of_layouts(num_ranks: int, per_node: int) -> set[tuple[int, int]]:
     """Return (ranks, nodes) of every group at a stride, in ranks numbered as a mesh, innermost
     tensor parallelism, then experts, then data.
     """
-    found = set()
+    groups = set()
     for stride in divisors(per_node):
         for size in divisors(num_ranks // stride):
             nodes = {rank // per_node for rank in range(0, size * stride, stride)}
-            found.add((size, len(nodes)))
-    return found
+            groups.add((size, len(nodes)))
+    return groups
 
 
 @pytest.mark.parametrize(("num_ranks", "per_node"), SHAPES)

@@ -62,7 +62,7 @@ def test_other_kernels_of_a_cpu_are_measured_where_they_can_run() -> None:
 
 
 @pytest.mark.parametrize("preset", ["quick", "full"])
-def test_a_layers_own_products_and_payloads_are_covered(preset: Preset) -> None:
+def test_a_layers_products_and_payloads_are_covered(preset: Preset) -> None:
     layer = LayerShape(d_model=96, d_hidden=384, num_experts=8, top_k=2, activation="swiglu")
     points = set(choose(4, preset, layers=(layer,), max_tokens=1024, group_sizes=(2, 4)))
     for group_size in (2, 4):
@@ -95,8 +95,8 @@ def test_every_rank_can_take_part_in_the_exchanges_that_overlap_computation() ->
     sizes = {point.comm_bytes for point in points if isinstance(point, InterferencePoint)}
     assert len(sizes) > 2
     assert all(size % (4 * 6) == 0 for size in sizes)
-    beside = [one for one in points if isinstance(one, InterferencePoint)]
-    alone = {one.comm_bytes for one in beside if one.is_alone}
+    overlapped = [point for point in points if isinstance(point, InterferencePoint)]
+    alone = {point.comm_bytes for point in overlapped if point.is_alone}
     assert alone == {max(sizes)}  # the chunks that are alone are the largest
 
 
@@ -120,14 +120,14 @@ def test_every_collective_is_measured_for_every_group_from_small_to_large(preset
 @pytest.mark.parametrize("preset", ["quick", "full"])
 def test_under_several_nodes_ranks_of_different_nodes_are_measured_too(preset: Preset) -> None:
     points = choose(8, preset, machine=machine_of(8, per_node=2))
-    found: dict[CollectiveOp, set[tuple[int, int]]] = {}
+    by_op: dict[CollectiveOp, set[tuple[int, int]]] = {}
     for point in points:
         if isinstance(point, CollectivePoint):
-            found.setdefault(point.op, set()).add(point.group)
+            by_op.setdefault(point.op, set()).add(point.group)
     everywhere = {(2, 0), (4, 0), (8, 0), (2, 2), (4, 4)}
-    assert found.pop("send") == everywhere - {(4, 4)}
-    assert set(found) == {"all_to_all", "all_reduce", "all_gather", "reduce_scatter"}
-    assert all(groups == everywhere for groups in found.values())
+    assert by_op.pop("send") == everywhere - {(4, 4)}
+    assert set(by_op) == {"all_to_all", "all_reduce", "all_gather", "reduce_scatter"}
+    assert all(groups == everywhere for groups in by_op.values())
 
 
 def test_all_reduces_of_a_layers_tokens_are_measured_in_chunks() -> None:
@@ -168,11 +168,11 @@ def test_a_gpus_layers_have_uneven_loads_gates_and_launches() -> None:
 
     def added(kind: DeviceKind, dtype: str) -> tuple[set[str], set[int], set[str]]:
         points = choose(2, machine=machine_of(2, kind), layers=[layer], dtypes=[dtype])
-        gemms = [one for one in points if isinstance(one, GemmPoint)]
-        ops = {one.op for one in points if isinstance(one, RowsPoint)}
+        gemms = [point for point in points if isinstance(point, GemmPoint)]
+        ops = {point.op for point in points if isinstance(point, RowsPoint)}
         return (
-            {one.product for one in gemms if one.product.startswith("uneven_")},
-            {one.d_out for one in gemms if (one.num_experts, one.d_in) == (1, 64)} & {4},
+            {point.product for point in gemms if point.product.startswith("uneven_")},
+            {point.d_out for point in gemms if (point.num_experts, point.d_in) == (1, 64)} & {4},
             ops & {"chunked_layer", "chunked_layer_step"},
         )
 
@@ -212,6 +212,6 @@ def test_a_collective_takes_as_many_all_to_alls_as_it_sends(op: CollectiveOp, se
 @pytest.mark.parametrize(("num_experts", "rows"), [(1, 7), (2, 8), (3, 2), (4, 16), (9, 5), (8, 1)])
 def test_experts_of_a_measured_product_share_all_its_rows(num_experts: int, rows: int) -> None:
     point = GemmPoint(dtype="float32", num_experts=num_experts, rows=rows, d_in=8, d_out=8)
-    found = point.expert_rows
-    assert sum(found) == num_experts * rows
-    assert all(abs(one - rows) <= 1 and one > 0 for one in found)
+    counts = point.expert_rows
+    assert sum(counts) == num_experts * rows
+    assert all(abs(count - rows) <= 1 and count > 0 for count in counts)

@@ -77,11 +77,11 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def descendants(pid: int) -> set[int]:
-    found: set[int] = set()
+    pids: set[int] = set()
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, file.read_text().split()):
-            found |= {child} | descendants(child)
-    return found
+            pids |= {child} | descendants(child)
+    return pids
 
 
 def is_running(pid: int) -> bool:

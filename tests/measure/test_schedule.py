@@ -87,8 +87,8 @@ def test_rounds_have_different_orders() -> None:
 def test_kinds_take_turns_so_a_short_session_has_all(points: list[Point], seed: int) -> None:
     first, _ = round_of([points], 0, seed)
     assert sorted(map(repr, first)) == sorted(map(repr, points))
-    kinds = {one.kind for one in points}
-    assert {one.kind for one in first[: 4 + len(kinds)]} == kinds
+    kinds = {point.kind for point in points}
+    assert {point.kind for point in first[: 4 + len(kinds)]} == kinds
 
 
 @given(families, st.integers(0, 5))
@@ -96,10 +96,10 @@ def test_a_session_that_ends_early_has_the_largest_sizes(points: list[Point], se
     first, _ = round_of([points], 0, seed)
     for number in range(1, len(first) + 1):
         visited = first[:number]
-        for kind in {family(one) for one in visited}:
-            sizes = [size_of(one) for one in visited if family(one) == kind]
-            assert max(sizes) == max(size_of(one) for one in points if family(one) == kind)
+        for kind in {family(point) for point in visited}:
+            sizes = [size_of(point) for point in visited if family(point) == kind]
+            assert max(sizes) == max(size_of(point) for point in points if family(point) == kind)
 
 
 def visits(rows: int, *seconds: float) -> tuple[Point, list[Sample]]:
-    return gemm(rows), [Sample(point=gemm(rows), seconds=(one,)) for one in seconds]
+    return gemm(rows), [Sample(point=gemm(rows), seconds=(value,)) for value in seconds]

@@ -113,8 +113,8 @@ def _overlaps() -> Iterator[tuple[InterferencePoint, float]]:
     classes: tuple[ResourceClass, ...] = ("comp", "comm", "mem")
     speeds = {"comp": 0.95, "comm": 0.82, "mem": 0.7}
     for victim in classes:
-        others = tuple(one for one in classes if one != victim)
+        others = tuple(name for name in classes if name != victim)
         yield InterferencePoint(victim=victim), 1e-3
-        for one in others:
-            yield InterferencePoint(victim=victim, others=(one,)), 1e-3 / speeds[victim]
+        for name in others:
+            yield InterferencePoint(victim=victim, others=(name,)), 1e-3 / speeds[victim]
         yield InterferencePoint(victim=victim, others=others), 1e-3 / speeds[victim] ** 2

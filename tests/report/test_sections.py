@@ -124,8 +124,8 @@ def test_a_command_that_is_cut_goes_on_as_a_shell_reads_it() -> None:
 ])  # fmt: skip
 def test_a_page_sets_commands_as_code_and_keeps_their_flags_whole(words: str, code: str) -> None:
     page = str(environment().filters["ticked"](words))
-    found = "".join(re.findall("<code>(.*?)</code>", page))
-    assert re.sub("<[^>]*>", "", found) == code
+    text = "".join(re.findall("<code>(.*?)</code>", page))
+    assert re.sub("<[^>]*>", "", text) == code
     flags = re.findall(r"--[a-z-]+", code)
     assert re.findall('<span class="whole">(.*?)</span>', page) == flags
     assert unescape(re.sub("</?(?:code|span)[^>]*>", "", page)) == words.replace("`", "")

@@ -18,9 +18,9 @@ def parsed(figure: Figure) -> ET.Element:
 
 
 def area_of(figure: Figure) -> ET.Element:
-    found = parsed(figure).find(".//svg[@class='area']")
-    assert found is not None
-    return found
+    area = parsed(figure).find(".//svg[@class='area']")
+    assert area is not None
+    return area
 
 
 def share(element: ET.Element, name: str) -> float:
@@ -37,7 +37,7 @@ def test_every_figure_is_drawn_in_colours_of_the_theme_alone() -> None:
         ET.fromstring(f"<div>{text}</div>")  # noqa: S314 - our own
         painted = re.findall(r'(?:fill|stroke)="([^"]*)"', text)
         assert painted
-        assert all(re.fullmatch(r"var\(--\w+\)|none", one) for one in painted)
+        assert all(re.fullmatch(r"var\(--\w+\)|none", colour) for colour in painted)
         assert "style=" not in text
         assert "nan" not in text.lower()
 
@@ -52,10 +52,10 @@ def test_bars_begin_where_they_start_and_are_as_long_as_their_seconds() -> None:
         Bar("first", 0.0, 1.0, hover="short"), Bar("second", 1.0, 3.0, hover="long")
     )
     bars = list(area_of(figure).iter("rect"))
-    places = [(share(one, "x"), share(one, "width")) for one in bars]
+    places = [(share(bar, "x"), share(bar, "width")) for bar in bars]
     assert places == [(0.0, 0.25), (0.25, 0.75)]
     assert float(bars[0].attrib["y"]) < float(bars[1].attrib["y"])
-    assert [title_of(one) for one in bars] == ["short", "long"]
+    assert [title_of(bar) for bar in bars] == ["short", "long"]
 
 
 def test_points_and_their_line_stand_where_their_numbers_are() -> None:
@@ -67,9 +67,9 @@ def test_points_and_their_line_stand_where_their_numbers_are() -> None:
     down = [float(circle.attrib["cy"]) for circle in circles]
     assert left[1] - left[0] == pytest.approx(left[2] - left[1], abs=1e-3)
     assert (down[2] - down[1]) == pytest.approx(2 * (down[1] - down[0]), abs=0.2)
-    lines = [one for one in area_of(figure).iter("line") if "stroke" in one.attrib]
-    starts = [(share(one, "x1"), float(one.attrib["y1"])) for one in lines]
-    ends = [(share(one, "x2"), float(one.attrib["y2"])) for one in lines]
+    lines = [line for line in area_of(figure).iter("line") if "stroke" in line.attrib]
+    starts = [(share(line, "x1"), float(line.attrib["y1"])) for line in lines]
+    ends = [(share(line, "x2"), float(line.attrib["y2"])) for line in lines]
     places = list(zip(left, down, strict=True))
     assert (starts, ends) == (places[:-1], places[1:])
 
@@ -84,7 +84,7 @@ def test_names_of_users_stay_text() -> None:
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))
 def test_every_value_of_a_linear_axis_is_inside_it(values: list[float]) -> None:
     scale = Scale.of(Axis(), values)
-    assert all(-1e-6 <= scale.share(one) <= 1 + 1e-6 for one in values)
+    assert all(-1e-6 <= scale.share(value) <= 1 + 1e-6 for value in values)
 
 
 @given(st.floats(1e-6, 1e6), st.floats(1.0001, 1e4))
@@ -92,7 +92,7 @@ def test_ticks_are_round_evenly_apart_and_tell_their_places(low: float, factor: 
     scale = Scale.of(Axis(), [low, low * factor])
     ticks = [*scale.ticks()]
     assert 2 <= len(ticks) <= 8
-    values = [float(one.text.replace(",", "")) for one in ticks]
+    values = [float(tick.text.replace(",", "")) for tick in ticks]
     assert len(set(values)) == len(values)
     for tick, value in zip(ticks, values, strict=True):
         assert scale.share(value) == pytest.approx(tick.share, abs=0.02)

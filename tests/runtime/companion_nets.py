@@ -107,10 +107,10 @@ def whole_state(net: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def check_equal(
-    found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], tolerance: float = EXACT
+    actual: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], tolerance: float = EXACT
 ) -> None:
-    assert found.keys() == wanted.keys()
+    assert actual.keys() == wanted.keys()
     for name, value in wanted.items():
-        assert found[name].shape == value.shape, name
-        error = float((found[name] - value).norm() / value.norm())
+        assert actual[name].shape == value.shape, name
+        error = float((actual[name] - value).norm() / value.norm())
         assert error <= tolerance, f"{name} differs by {error}"

@@ -23,10 +23,10 @@ def on_every_rank(
     machines, logs = [], []
     for rank in range(num_ranks):
         torch.manual_seed(0)
-        with FakeCuda() as cuda, MirrorWorld(cuda, rank=rank, num_ranks=num_ranks, **world) as one:
+        with FakeCuda() as cuda, MirrorWorld(cuda, rank=rank, num_ranks=num_ranks, **world) as net:
             program(cuda)
         machines.append(cuda)
-        logs.append(one.log)
+        logs.append(net.log)
     check_orders(logs)
     return machines
 

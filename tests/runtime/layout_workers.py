@@ -55,10 +55,10 @@ def difference(world: World, wanted: Trained) -> float:
     stages = _train(world, wanted)
     worst = stages[1]
     for part in stages[0].parts:
-        for name, found, whole in _pairs(part, wanted):
-            assert found.shape == whole.shape, (name, world)
-            if found.numel():
-                worst = max(worst, float((found - whole).abs().max()))
+        for name, actual, whole in _pairs(part, wanted):
+            assert actual.shape == whole.shape, (name, world)
+            if actual.numel():
+                worst = max(worst, float((actual - whole).abs().max()))
     largest = torch.tensor(worst, dtype=torch.float64)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return float(largest)
@@ -92,29 +92,27 @@ def _pairs(part: nn.Module, wanted: Trained) -> list[tuple[str, torch.Tensor, to
     """Return this rank's parameters of a stage, and what one process has in their place."""
     assert isinstance(part, LanguageModel)
     parents = dict(part.named_modules())
-    found = []
+    pairs = []
     for name, parameter in part.named_parameters():
         whole = wanted.parameters[name]
         parent, _, _ = name.rpartition(".")
         experts = parents.get(parent.removesuffix(".experts"))
         if parent.endswith(".experts") and isinstance(experts, ExpertLayer):
             whole = experts.experts.placement.local_part(whole)
-        own = parameter.detach()
-        if is_dtensor(own):
+        local = parameter.detach()
+        if is_dtensor(local):
             every = wanted.parameters[name]
-            mine, offsets = local_part(own)
-            whole = cut(every if own.shape == every.shape else whole, offsets, mine.shape)
-            own = mine
-        found.append((name, own, whole))
-    return found
+            mine, offsets = local_part(local)
+            whole = cut(every if local.shape == every.shape else whole, offsets, mine.shape)
+            local = mine
+        pairs.append((name, local, whole))
+    return pairs
 
 
 def _replicas_are_equal(stages: Stages) -> None:
     """Hold what several ranks have, bit for bit, against the first of them."""
     ranks = stages.ranks
-    whole = {
-        name: one.detach() for name, one in stages.parts.named_parameters() if not is_dtensor(one)
-    }
+    whole = {name: p.detach() for name, p in stages.parts.named_parameters() if not is_dtensor(p)}
     experts = {name for name in whole if ".ffn.experts." in name}
     for group, names in (
         (ranks.spread.get_group("replicas"), experts),

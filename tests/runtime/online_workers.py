@@ -73,7 +73,7 @@ class CountedTuner:
     def __init__(self, tuner: Tuner) -> None:
         self.tasks: list[TuningTask] = []
         self.settled: list[Settled] = []
-        self.num_told = 0
+        self.num_tells = 0
         self._tuner = tuner
 
     def begin(self, task: TuningTask) -> Decision | Settled:
@@ -81,7 +81,7 @@ class CountedTuner:
         return self._seen(self._tuner.begin(task))
 
     def tell(self, seconds: float) -> Decision | Settled:
-        self.num_told += 1
+        self.num_tells += 1
         return self._seen(self._tuner.tell(seconds))
 
     def _seen(self, said: Decision | Settled) -> Decision | Settled:
@@ -181,16 +181,16 @@ def random_tokens(folder: Path) -> None:
     else:
         raise AssertionError("the ranges did not close")
     assert len(tried) > 3
-    assert (tuner.num_told > 0) == (rank == 0)
+    assert (tuner.num_tells > 0) == (rank == 0)
     _nothing_more_happens(layer, book, clock, tuner, sizes[:, rank].tolist())
 
 
 def _check_against(reference: MoELayer, layer: MoELayer, y: torch.Tensor, tokens: int) -> None:
     assert relative_error(y, train(reference, tokens)) <= 1e-12
-    for one, other in zip(layer.parameters(), reference.parameters(), strict=True):
-        assert one.grad is not None
+    for parameter, other in zip(layer.parameters(), reference.parameters(), strict=True):
+        assert parameter.grad is not None
         assert other.grad is not None
-        assert relative_error(one.grad, other.grad) <= 1e-12
+        assert relative_error(parameter.grad, other.grad) <= 1e-12
 
 
 def _is_open(book: PlanBook, tokens: int) -> bool:
@@ -204,7 +204,7 @@ def _nothing_more_happens(
     layer: MoELayer, book: PlanBook, clock: MadeUpClock, tuner: CountedTuner, sizes: Sequence[int]
 ) -> None:
     """Once all is settled a step is as one with a pinned degree: no search, no collective."""
-    before = tuner.num_told, len(tuner.tasks), clock.num_stamps
+    before = tuner.num_tells, len(tuner.tasks), clock.num_stamps
     plain = make(pipeline=True, dtype=torch.float64)
     for tokens in sizes:  # the first step of another decision exchanges its counts once more
         train(layer, tokens)
@@ -219,7 +219,7 @@ def _nothing_more_happens(
         with counted_collectives() as plain_names:
             train(plain, tokens)
         assert names == plain_names
-    assert (tuner.num_told, len(tuner.tasks), clock.num_stamps) == before
+    assert (tuner.num_tells, len(tuner.tasks), clock.num_stamps) == before
 
 
 def failing_tuner() -> None:
@@ -284,7 +284,7 @@ def strategies(plan: Plan, folder: Path) -> None:
     """Where memory is short strategies are tried; a slow one is left, and the fastest stays."""
     seconds = {"none": 1.0, "S1": 4.0, "S2": 0.5, "S3": 1.1, "S4": 1.2}
     tried, layer = settle_with(plan, seconds, folder)
-    assert len({one.strategy for one in tried}) > 2
+    assert len({trial.strategy for trial in tried}) > 2
     assert layer.decision.strategy == "S2"
 
 

@@ -120,8 +120,8 @@ def _tensor(shape: Transformer, num_ranks: int, rng: random.Random) -> World:
         for dp in divisors(num_ranks) for tp in divisors(num_ranks // dp)
         for vpp in (1, 2) for size in divisors(num_ranks // dp)
     ]  # fmt: skip
-    runnable = [one for one in layouts if not any(broken_rules(one, job))]
-    cut = [one for one in runnable if one.tp > 1]
+    runnable = [layout for layout in layouts if not any(broken_rules(layout, job))]
+    cut = [layout for layout in runnable if layout.tp > 1]
     return _world(shape, rng.choice(cut or runnable), num_ranks, rng)
 
 
@@ -182,7 +182,7 @@ def _train_alone(world: World) -> Trained:
             torch.nn.utils.clip_grad_norm_(model.parameters(), world.max_norm)
         optimizer.step()
         losses.append(loss.item())
-    parameters = {name: one.detach() for name, one in model.named_parameters()}
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     return Trained(losses=tuple(losses), parameters=parameters, margin=min(margins))
 
 

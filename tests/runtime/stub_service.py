@@ -36,7 +36,7 @@ class Stub:
     is_over: threading.Event = field(default_factory=threading.Event)
 
     def documents(self, path: str) -> list[Any]:
-        return [one.document for one in self.seen if one.path == path]
+        return [request.document for request in self.seen if request.path == path]
 
 
 class Exchange(BaseHTTPRequestHandler):

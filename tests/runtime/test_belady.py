@@ -38,8 +38,8 @@ def fewest_gathers(order: Sequence[Use], num_places: int) -> int:
         for row in range(begin + 1, end):
             covers[row, column] = 1
     room = np.array([num_places - len(set(use.chunks)) for use in order])
-    found = linprog(-np.ones(len(inner)), A_ub=covers.tocsr(), b_ub=room, bounds=(0, 1))
-    num_in_flight = len(gaps) - len(inner) + round(float(-found.fun))
+    solution = linprog(-np.ones(len(inner)), A_ub=covers.tocsr(), b_ub=room, bounds=(0, 1))
+    num_in_flight = len(gaps) - len(inner) + round(float(-solution.fun))
     return demands - num_in_flight
 
 
@@ -143,7 +143,7 @@ def steps_of_a_model(draw: st.DrawFn) -> list[Use]:
         *(
             Use(
                 chunks=tuple(sorted(chunks)),
-                leaves=tuple(sorted(one for one in chunks if last[one] == index)),
+                leaves=tuple(sorted(chunk for chunk in chunks if last[chunk] == index)),
             )
             for index, chunks in enumerate(reversed(forward))
         ),
@@ -159,8 +159,8 @@ def test_no_other_way_to_evict_gathers_less_in_any_number_of_steps(
     assume(fewest_places(order) <= num_places)
     cache = cache_of(order, num_places)
     for number in range(1, STEPS + 1):
-        *_, found = run_step(cache, order)
-        assert found == fewest_gathers(order * number, num_places)
+        *_, gathers = run_step(cache, order)
+        assert gathers == fewest_gathers(order * number, num_places)
 
 
 def test_a_chunk_comes_as_soon_as_another_has_left() -> None:

@@ -110,14 +110,14 @@ def test_every_form_equals_dense(form: FusedForm | None, *, bias: bool, is_group
     strategies: tuple[Strategy, ...] = ("none", "S1", "S4")
     for degree, strategy in itertools.product((1, 3), strategies):
         layer.pin(decision(strategy, degree))
-        found = leaves(stack, x, weights)
+        values = leaves(stack, x, weights)
         with grouped() if is_grouped else nullcontext():
-            same = layer(found[0], chosen, found[1])
-            made = torch.autograd.grad((same * dy).sum(), found)
+            same = layer(values[0], chosen, values[1])
+            made = torch.autograd.grad((same * dy).sum(), values)
         torch.testing.assert_close(same, y, rtol=1e-12, atol=1e-12)
-        for one, other, parameter in zip(made, grads, found, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
-            assert one.is_contiguous() == parameter.is_contiguous()
+        for grad, expected, parameter in zip(made, grads, values, strict=True):
+            torch.testing.assert_close(grad, expected, rtol=1e-11, atol=1e-11)
+            assert grad.is_contiguous() == parameter.is_contiguous()
 
 
 def test_gradients_of_wider_parameters_are_laid_out_as_these() -> None:
@@ -131,10 +131,10 @@ def test_gradients_of_wider_parameters_are_laid_out_as_these() -> None:
     exact = Stack(None)
     dense = (exact.dense(x, chosen, weights) * dy).sum()
     wanted = torch.autograd.grad(dense, list(exact.parameters()))
-    for one, other in zip(made, wanted, strict=True):
-        assert one.dtype == torch.float32
-        assert one.is_contiguous()
-        assert (one - other).norm() < 0.02 * other.norm()
+    for grad, other in zip(made, wanted, strict=True):
+        assert grad.dtype == torch.float32
+        assert grad.is_contiguous()
+        assert (grad - other).norm() < 0.02 * other.norm()
 
 
 class Peer(OneRank):

@@ -139,7 +139,7 @@ def save_on_two(folder: Path) -> None:
         ("placed", "turned", 2), ("placed", "ddp", 2), ("ddp", "placed", 2),
     ):  # fmt: skip
         load_and_go_on(folder / saved, kind, 2, num_loads)
-    a_layers_own_state_dict_is_of_all_ranks(folder / "layer")
+    a_layers_state_dict_is_of_all_ranks(folder / "layer")
     plain_tensors_are_taken_where_they_have_all_experts()
     files_of_single_ranks_go_back_to_their_ranks(folder)
     an_optimizer_loads_before_its_first_step()
@@ -160,7 +160,7 @@ def load_on_fewer(folder: Path) -> None:
     load_and_go_on(folder / "placed", "ddp", 2, 2)
 
 
-def a_layers_own_state_dict_is_of_all_ranks(folder: Path) -> None:
+def a_layers_state_dict_is_of_all_ranks(folder: Path) -> None:
     layer, other = Net().moe, Net(seed=OTHER_SEED).moe
     dcp_save(layer.state_dict(), checkpoint_id=folder)
     state = other.state_dict()
@@ -214,12 +214,12 @@ def an_optimizer_loads_before_its_first_step() -> None:
         again, _, fresh = made("ddp")
         fresh.load_state_dict(saved)
         train(again, fresh, share_of(BATCHES), 1)
-        found = fresh.state[again.moe.experts.w1]["exp_avg"]
-        assert type(found) is torch.Tensor
-        assert found.shape == again.moe.experts.w1.shape
-        assert found.untyped_storage().nbytes() == found.nbytes
+        moment = fresh.state[again.moe.experts.w1]["exp_avg"]
+        assert type(moment) is torch.Tensor
+        assert moment.shape == again.moe.experts.w1.shape
+        assert moment.untyped_storage().nbytes() == moment.nbytes
         fresh.load_state_dict(saved)
-        assert fresh.state[again.moe.experts.w1]["exp_avg"].shape == found.shape
+        assert fresh.state[again.moe.experts.w1]["exp_avg"].shape == moment.shape
 
 
 def an_optimizer_that_sums_over_experts_is_refused() -> None:

@@ -83,9 +83,9 @@ def test_an_error_in_a_pass_leaves_the_model_usable(*, fails_backward: bool) -> 
         optimizer.zero_grad()
         step_sharded(case, step, model, optimizer)
         step_sharded(case, step, twin, steady)
-    found, wanted = whole_state(model), whole_state(twin)
+    state, wanted = whole_state(model), whole_state(twin)
     for name, value in wanted.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12)
+        torch.testing.assert_close(state[name], value, rtol=0, atol=1e-12)
 
 
 def test_a_step_moves_what_belady_would() -> None:

@@ -33,9 +33,9 @@ def planned(ranks: int = 1, num_experts: int = 4, **pins: Any) -> TrainingDocume
     view: Any = moetune.plan(
         **SIZES, moe_every=2, num_experts=num_experts, world_size=ranks, **pins
     )
-    found = view.plan
-    assert isinstance(found, TrainingDocument)
-    return found
+    plan = view.plan
+    assert isinstance(plan, TrainingDocument)
+    return plan
 
 
 def model_of(plan: TrainingDocument, **changes: Any) -> nn.Module:
@@ -74,9 +74,9 @@ def test_a_plan_and_its_file_give_chunks_cache_and_offload() -> None:
     assert chosen is not None
     assert chosen.offload
     Path("plan.json").write_text(plan.text, encoding="utf-8")
-    for one in (plan, "plan.json", Path("plan.json")):
+    for source in (plan, "plan.json", Path("plan.json")):
         model = model_of(plan)
-        shard(model, plan=one)
+        shard(model, plan=source)
         chunks = moetune.model_chunks(model)
         largest = max(chunk.num_bytes for chunk in chunks.chunks)
         assert chunks.capacity == chosen.cache_bytes // largest >= 2
@@ -147,5 +147,5 @@ def _wrong_on_one_rank() -> None:
 
 
 @pytest.mark.dist
-def test_no_rank_waits_for_one_that_has_another_plan() -> None:
+def test_no_rank_waits_for_a_rank_that_has_another_plan() -> None:
     assert run_ranks(_wrong_on_one_rank, 2, timeout_seconds=60) == ["", ""]

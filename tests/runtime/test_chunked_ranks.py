@@ -213,8 +213,8 @@ def _load(folder: str) -> None:
     case = Case(make=lambda: models.Sparse(lambda: _make_layer(None)), chunk_bytes=6400)
     model, optimizer = sharded(case)
     checkpoints.load(Path(folder), checkpoints.newest(Path(folder)), model, optimizer)
-    found = whole_state(model)
-    for name, value in found.items():
+    state = whole_state(model)
+    for name, value in state.items():
         assert torch.equal(value, torch.load(f"{folder}/whole.pt")[name]), name
     _two_more_steps(model, optimizer)
     for name, value in whole_state(model).items():

@@ -71,13 +71,13 @@ def _check_gradients(net: Any, wanted: dict[str, torch.Tensor]) -> None:
             assert parameter.grad is None, name
             continue
         assert parameter.grad is not None, name
-        whole, found = wanted[name], parameter.grad
-        if isinstance(found, DTensor):
-            found = found.full_tensor()
+        whole, grad = wanted[name], parameter.grad
+        if isinstance(grad, DTensor):
+            grad = grad.full_tensor()
         elif ".experts." in name:
             ranks = net.moe.communicator
             whole = whole.chunk(ranks.num_ranks)[ranks.rank]
-        check_equal({name: found}, {name: whole})
+        check_equal({name: grad}, {name: whole})
 
 
 def _check_sums(net: Net, wanted: dict[str, torch.Tensor]) -> None:
@@ -360,7 +360,7 @@ def replicas_of_experts_are_shards_under_fsdp() -> None:
         check_equal(whole_state(net.moe), drawn.state_dict(), tolerance=0)
 
 
-def a_group_of_one_is_dense() -> None:
+def a_group_of_one_rank_is_dense() -> None:
     """Ranks with all experts each: wrappers average them like everything else."""
     wanted = trained_alone(STEPS).state_dict()
     mine, _ = dist.new_subgroups_by_enumeration([[rank] for rank in range(dist.get_world_size())])
@@ -409,7 +409,7 @@ FOUR_RANKS: tuple[Callable[[], None], ...] = (
     replicas_of_experts_stay_equal_under_ddp,
     replicas_are_averaged_behind_the_last_micro_batch,
     replicas_of_experts_are_shards_under_fsdp,
-    a_group_of_one_is_dense,
+    a_group_of_one_rank_is_dense,
     groups_outside_of_the_wrapper_are_refused,
     experts_that_do_not_divide_over_replicas_are_refused,
     tensor_parallel_experts_are_shards_of_their_replicas,

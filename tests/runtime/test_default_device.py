@@ -23,10 +23,10 @@ def both_ways(run: Callable[[], list[torch.Tensor]]) -> None:
     """Hold what a function returns under a device of the caller's against the same without."""
     wanted = run()
     with torch.device("meta"):
-        found = run()
-    for one, other in zip(found, wanted, strict=True):
-        assert one.device == CPU
-        assert torch.equal(one, other)
+        results = run()
+    for value, expected in zip(results, wanted, strict=True):
+        assert value.device == CPU
+        assert torch.equal(value, expected)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

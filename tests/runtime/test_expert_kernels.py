@@ -43,9 +43,9 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def check(made: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> None:
-    for one, exact in zip(made, wanted, strict=True):
-        assert one.dtype == torch.float32
-        assert (one - exact).abs().max() <= TOLERANCE * exact.abs().max()
+    for value, exact in zip(made, wanted, strict=True):
+        assert value.dtype == torch.float32
+        assert (value - exact).abs().max() <= TOLERANCE * exact.abs().max()
 
 
 @pytest.mark.parametrize("form", [None, FusedForm(), FusedForm(is_transposed=True)])
@@ -67,9 +67,9 @@ def test_borrowed_experts_with_a_kernel_equal_dense(
     poison(layer)
     for step in STEPS:
         layer.pin(replace(step, kernel=kernel))
-        found = [each.detach().float().requires_grad_() for each in (x, weights)]
-        same = layer(found[0], chosen, found[1])
-        made = torch.autograd.grad((same * dy.float()).sum(), [*found, *stack.parameters()])
+        inputs = [each.detach().float().requires_grad_() for each in (x, weights)]
+        same = layer(inputs[0], chosen, inputs[1])
+        made = torch.autograd.grad((same * dy.float()).sum(), [*inputs, *stack.parameters()])
         check([same, *made], [y, *grads])
 
 

@@ -38,7 +38,7 @@ def test_a_layer_made_on_the_cpu_exchanges_by_collectives_on_the_gpu(
         step(layer)
 
     for machine in on_every_rank(program, backends=backends):
-        exchanges = [one.label for one in machine.operations if " of group" in one.label]
+        exchanges = [call.label for call in machine.operations if " of group" in call.label]
         kinds = {label.partition(" ")[0] for label in exchanges}
         assert kinds == {"all_to_all", "all_gather", "all_reduce"}
 
@@ -56,16 +56,16 @@ def test_values_from_anywhere_travel_on_a_device_that_the_group_has(
         assert communicator.all_reduce_values(torch.ones(1), "a sum").tolist() == [2.0]
 
 
-def test_a_moved_layer_has_the_parameters_of_one_that_was_made_there() -> None:
+def test_a_moved_layer_has_the_parameters_of_a_layer_that_was_made_there() -> None:
     def parameters(device: torch.device | None) -> list[torch.Tensor]:
         with FakeCuda() as cuda, MirrorWorld(cuda, backends=NCCL):
             torch.cuda.set_device(GPU)
             torch.manual_seed(3)
             layer = MoELayer(8, 16, 4, device=device).to(GPU)
-            return [one.detach().cpu() for one in layer.parameters()]
+            return [parameter.detach().cpu() for parameter in layer.parameters()]
 
-    for one, other in zip(parameters(None), parameters(GPU), strict=True):
-        assert torch.equal(one, other)
+    for value, expected in zip(parameters(None), parameters(GPU), strict=True):
+        assert torch.equal(value, expected)
 
 
 def test_a_profiler_shows_every_collective_under_its_name() -> None:
@@ -74,7 +74,7 @@ def test_a_profiler_shows_every_collective_under_its_name() -> None:
         layer.pin(decision("S1", 2))
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             step(layer)
-    names = [one.key for one in profile.key_averages() if one.key.startswith("moetune ")]
+    names = [event.key for event in profile.key_averages() if event.key.startswith("moetune ")]
     phases = [
         f"moetune {phase} {name} {chunk} of 2"
         for phase in ("forward", "backward")
@@ -104,10 +104,10 @@ def test_groups_say_what_they_are_for() -> None:
         join(FoldedLayout(pp=2, dp=4, ep=2), device_type="cuda")
         # Gradients travel beside the exchanges: none of their groups is one of the first four.
         purposes = ("pp", "dp", "tp", "experts", "replicas of experts", "ranks of a stage")
-        assert {one.desc for one in world.groups[1:]} == {f"moetune: {name}" for name in purposes}
+        assert {pg.desc for pg in world.groups[1:]} == {f"moetune: {name}" for name in purposes}
 
 
-def test_own_groups_have_streams_of_high_priority_where_gpus_take_part() -> None:
+def test_new_groups_have_streams_of_high_priority_where_gpus_take_part() -> None:
     limit = dt.timedelta(seconds=7)
     for backends, backend, is_first in (
         (BOTH, None, True),
@@ -121,13 +121,13 @@ def test_own_groups_have_streams_of_high_priority_where_gpus_take_part() -> None
             assert getattr(options, "_timeout", limit) == limit
 
 
-def test_layers_without_a_group_share_one_of_high_priority() -> None:
+def test_layers_without_a_group_share_a_group_of_high_priority() -> None:
     shared = []
     for _ in range(2):  # worlds, one behind the other
         with FakeCuda() as cuda, MirrorWorld(cuda, rank=1) as world:
             layers = [moe_layer(), moe_layer(), tensor_layer()]
             groups = {id(layer.communicator.group) for layer in layers}  # type: ignore[attr-defined]
-            assert [one.desc for one in world.groups] == [
+            assert [pg.desc for pg in world.groups] == [
                 "the world", "moetune: experts of the world",
             ]  # fmt: skip
             assert groups == {id(world.groups[1])}

@@ -32,7 +32,7 @@ def test_the_host_memory_of_a_layer_is_what_its_plan_says(strategy: Strategy) ->
         layer = moe_layer(communicator=OneRank())
         layer.pin(decision(strategy))
         y = layer(torch.randn(25, 8, device=GPU, requires_grad=True))
-        (pinned,) = [one for one in cuda.tensors.buffers if one.is_pinned]
+        (pinned,) = [buffer for buffer in cuda.tensors.buffers if buffer.is_pinned]
         y.sum().backward()
     peak = peak_bytes(workload=workload, degree=4, strategy=strategy, is_grouped=False)
     assert pinned.num_bytes == pinned_bytes(peak.host_bytes)

@@ -37,7 +37,7 @@ def test_a_layer_waits_for_its_copies_and_exchanges(strategy: Strategy, degree: 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(("activation", "num_experts"), [("relu", 4), ("swiglu", 4), ("relu", 2)])
-def test_so_does_one_with_other_experts(
+def test_so_does_a_layer_with_other_experts(
     strategy: Strategy, activation: str, num_experts: int
 ) -> None:
     def program(_: FakeCuda) -> None:
@@ -49,12 +49,12 @@ def test_so_does_one_with_other_experts(
     on_every_rank(program)
 
 
-def test_copies_of_activations_have_streams_of_their_own() -> None:
+def test_copies_of_activations_have_separate_streams() -> None:
     with FakeCuda() as cuda:
         layer = moe_layer(communicator=OneRank())
         layer.pin(decision("S1", 2))
         step(layer)
-        lanes = {one.lane.name for one in cuda.operations if one.label == "copy_"}
+        lanes = {call.lane.name for call in cuda.operations if call.label == "copy_"}
         assert len([name for name in lanes if name.startswith("cuda:1's stream")]) == 2
 
 
@@ -95,7 +95,7 @@ def test_a_layer_follows_its_input_to_another_device(strategy: Strategy) -> None
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_caller_on_a_stream_of_its_own_gets_the_same_orders(strategy: Strategy) -> None:
+def test_a_caller_on_another_stream_gets_the_same_orders(strategy: Strategy) -> None:
     def program(_: FakeCuda) -> None:
         layer = moe_layer()
         layer.pin(decision(strategy))

@@ -33,36 +33,36 @@ def _steps(*, world_size: int = 2) -> LayerSteps:
 def _exchanges(cuda: FakeCuda) -> set[Span]:
     """Return when each all-to-all really ran."""
     return {
-        (round(one.start_seconds, 9), round(one.end_seconds, 9))
-        for one in cuda.operations
-        if one.label.startswith("all_to_all")
+        (round(call.start_seconds, 9), round(call.end_seconds, 9))
+        for call in cuda.operations
+        if call.label.startswith("all_to_all")
     }
 
 
 @pytest.mark.parametrize("decision", DECISIONS)
-def test_a_recorded_exchange_is_one_that_ran_and_lasts_as_long(decision: Decision) -> None:
+def test_a_recorded_exchange_ran_and_lasts_as_long(decision: Decision) -> None:
     with FakeCuda() as cuda, MirrorWorld(cuda, seconds=EXCHANGE_SECONDS):
         steps = _steps()
         steps.run(decision)
         zero = cuda.current_stream(GPU).lane.seconds
         spans = steps.record(decision)
-    assert all(one.end_seconds > one.start_seconds for one in spans)
+    assert all(span.end_seconds > span.start_seconds for span in spans)
     degrees = {"forward": decision.forward_degree, "backward": decision.backward_degree}
     for phase, degree in degrees.items():
-        recorded = [one for one in spans if (one.phase, one.resource) == (phase, "comm")]
-        found = {
-            (round(one.start_seconds + zero, 9), round(one.end_seconds + zero, 9))
-            for one in recorded
+        recorded = [span for span in spans if (span.phase, span.resource) == (phase, "comm")]
+        shown = {
+            (round(span.start_seconds + zero, 9), round(span.end_seconds + zero, 9))
+            for span in recorded
         }
-        assert len(found) == len(recorded) == 2 * degree + 1  # dispatches, combines and weights
-        assert found <= _exchanges(cuda)
+        assert len(shown) == len(recorded) == 2 * degree + 1  # dispatches, combines and weights
+        assert shown <= _exchanges(cuda)
 
 
 def test_what_the_recording_shows_is_the_overlap_of_the_streams() -> None:
     with FakeCuda() as cuda, MirrorWorld(cuda, seconds=EXCHANGE_SECONDS):
         steps = _steps()
-        one, several = (overlap_of(steps.record(decision)) for decision in DECISIONS[:2])
-    assert (one.forward, one.backward) == (0, 0)
+        single, several = (overlap_of(steps.record(decision)) for decision in DECISIONS[:2])
+    assert (single.forward, single.backward) == (0, 0)
     assert several.forward > 0.2
     assert several.backward > 0.2
 
@@ -86,7 +86,7 @@ def test_an_interval_is_read_without_waiting_for_a_device_that_has_no_part_in_it
         assert end.since(begin) == pytest.approx(1e-3)
 
 
-def test_the_host_waits_for_its_own_gpu_before_it_looks_at_the_clock() -> None:
+def test_the_host_waits_for_its_gpu_before_it_looks_at_the_clock() -> None:
     with FakeCuda() as cuda, MirrorWorld(cuda):
         steps = _steps()
         steps.run(SAFE_DECISION)

@@ -94,7 +94,7 @@ def test_the_host_waits_once_forward_and_never_backward(
             middle = len(cuda.syncs)
             y.sum().backward()
             stops.append((cuda.syncs[begin:middle], cuda.syncs[middle:]))
-        parameters = {one.untyped_storage().data_ptr() for one in layer.experts.parameters()}
+        parameters = {weight.untyped_storage().data_ptr() for weight in layer.experts.parameters()}
     assert stops == [(["a copy"], [])] * 4
     # No matrix was copied, and each has one product when all results are on their way.
     assert kernel.matrices <= parameters
@@ -117,16 +117,16 @@ def test_a_gate_on_tensor_cores_gives_what_float32_gives(*, normalize: bool) -> 
         (loss + routing.aux_loss).backward()
         assert x.grad is not None
         assert gate.weight.grad is not None
-        found = routing.weights_TK.detach(), routing.experts_TK, x.grad, gate.weight.grad
-        return [each.to("cpu") for each in found]
+        outputs = routing.weights_TK.detach(), routing.experts_TK, x.grad, gate.weight.grad
+        return [each.to("cpu") for each in outputs]
 
     wanted = run(gate, x, grad)
     with FakeCuda():
-        found = run(twin.to(GPU), x.to(GPU), grad.to(GPU))
-    torch.testing.assert_close(found[0], wanted[0], rtol=1e-5, atol=1e-6)
-    assert torch.equal(found[1], wanted[1])
-    for one, other in zip(found[2:], wanted[2:], strict=True):
-        torch.testing.assert_close(one, other, rtol=1.6e-2, atol=1e-4)  # rounded to bfloat16
+        results = run(twin.to(GPU), x.to(GPU), grad.to(GPU))
+    torch.testing.assert_close(results[0], wanted[0], rtol=1e-5, atol=1e-6)
+    assert torch.equal(results[1], wanted[1])
+    for value, other in zip(results[2:], wanted[2:], strict=True):
+        torch.testing.assert_close(value, other, rtol=1.6e-2, atol=1e-4)  # rounded to bfloat16
 
 
 @pytest.mark.parametrize(("degree", "strategy"), [(1, "none"), (4, "none"), (4, "S4")])
@@ -138,14 +138,14 @@ def test_the_predicted_peak_has_what_grouped_kernels_make(
     shape = LayerShape(d_model=128, d_hidden=384, num_experts=4, top_k=2, activation=activation)
     workload = Workload(layer=shape, world_size=1, tokens_per_rank=4096)
     with grouped_workers.grouped(torch._grouped_mm):
-        found = measure_step(workload, degree, strategy)
+        measured = measure_step(workload, degree, strategy)
     predicted = peak_bytes(
         workload=workload, degree=degree, strategy=strategy,
         bias=False, is_grouped=True,
     )  # fmt: skip
     # Of swiglu the plan counts what one matrix for gate and up takes, as model libraries have it.
     most = 1.2 if activation == "swiglu" else 1.12
-    assert 0.97 * found.live_bytes <= predicted.device_bytes <= most * found.live_bytes
+    assert 0.97 * measured.live_bytes <= predicted.device_bytes <= most * measured.live_bytes
 
 
 @pytest.mark.parametrize("num_experts", [1, 4])
@@ -160,16 +160,16 @@ def test_gradients_of_float32_parameters_are_one_product_each(
         layer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
             layer(x.requires_grad_()).square().sum().backward()
-        return [one.grad for one in layer.experts.parameters() if one.grad is not None]
+        return [weight.grad for weight in layer.experts.parameters() if weight.grad is not None]
 
     wanted = run()
     monkeypatch.setattr(weight_grads, "add_product", lambda *_, **__: alone.append(_))
     layer.pin(replace(decision(degree=2), kernel="grouped_mm"))
     made = run()
     assert not alone
-    for one, other in zip(made, wanted, strict=True):
-        assert one.dtype == torch.float32
-        assert float((one - other).norm() / other.norm()) < 0.01
+    for grad, expected in zip(made, wanted, strict=True):
+        assert grad.dtype == torch.float32
+        assert float((grad - expected).norm() / expected.norm()) < 0.01
 
 
 def test_a_pass_makes_few_python_calls_whatever_the_number_of_experts() -> None:
@@ -180,7 +180,7 @@ def test_a_pass_makes_few_python_calls_whatever_the_number_of_experts() -> None:
             work()
         finally:
             sys.setprofile(None)
-        return len([one for one in names if one.startswith("call") and "/moetune/" in one])
+        return len([name for name in names if name.startswith("call") and "/moetune/" in name])
 
     counts = set()
     for num_experts in (8, 64):

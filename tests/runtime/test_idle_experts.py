@@ -39,7 +39,7 @@ def _gradients(
         dy[5] = float("nan")
     layer(x).backward(dy)
     return {
-        name: one.grad for name, one in layer.experts.named_parameters() if one.grad is not None
+        name: leaf.grad for name, leaf in layer.experts.named_parameters() if leaf.grad is not None
     }
 
 
@@ -54,9 +54,9 @@ def test_gradients_of_an_idle_expert_are_zero(strategy: Strategy, *, is_grouped:
             ("swiglu", torch.float32),
         ):
             for spoiled in (False, True):
-                found = _gradients(strategy, activation, spoiled=spoiled, dtype=dtype)
-                assert len(found) == (3 if activation == "swiglu" else 4)
-                for name, grad in found.items():
+                grads = _gradients(strategy, activation, spoiled=spoiled, dtype=dtype)
+                assert len(grads) == (3 if activation == "swiglu" else 4)
+                for name, grad in grads.items():
                     assert not grad[IDLE].any(), name
                     busy = torch.cat((grad[:IDLE], grad[IDLE + 1 :]))
                     assert busy.isfinite().all() != spoiled, name

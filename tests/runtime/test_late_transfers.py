@@ -49,7 +49,7 @@ def _results(communicator: Communicator, strategy: Strategy, degree: int) -> lis
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_no_buffer_changes_under_a_transfer(strategy: Strategy) -> None:
     for degree in (1, 3, 5):
-        at_once, late = (_results(one, strategy, degree) for one in (OneRank(), LateLink()))
+        at_once, late = (_results(link, strategy, degree) for link in (OneRank(), LateLink()))
         assert len(at_once) > 5
-        for wanted, found in zip(at_once, late, strict=True):
-            torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        for wanted, value in zip(at_once, late, strict=True):
+            torch.testing.assert_close(value, wanted, rtol=0, atol=0)

@@ -90,10 +90,10 @@ def test_two_passes_before_one_backward_do_not_share_buffers(strategy: str) -> N
     separate(x1).square().sum().backward()
     separate(x2).square().sum().backward()
     (layer(x1).square().sum() + layer(x2).square().sum()).backward()
-    for one, other in zip(layer.parameters(), separate.parameters(), strict=True):
-        assert one.grad is not None
+    for parameter, other in zip(layer.parameters(), separate.parameters(), strict=True):
+        assert parameter.grad is not None
         assert other.grad is not None
-        assert torch.allclose(one.grad, other.grad, rtol=1e-12, atol=1e-14)
+        assert torch.allclose(parameter.grad, other.grad, rtol=1e-12, atol=1e-14)
 
 
 def test_autocast_computes_experts_in_bfloat16_and_the_gate_in_float32() -> None:
@@ -143,7 +143,7 @@ def test_state_dict_has_the_documented_names_and_shapes_and_round_trips() -> Non
     assert torch.equal(other(x), layer(x))
 
 
-def test_every_expert_starts_from_its_own_values() -> None:
+def test_every_expert_starts_from_different_values() -> None:
     w1 = make().experts.w1.detach()
     assert len({float(w1[expert, 0, 0]) for expert in range(4)}) == 4
 

@@ -52,9 +52,9 @@ def test_cuda_equals_cpu_in_float64_at_every_degree(
     on_device.load_state_dict(layer.state_dict())
     for degree in (1, 2, 3, 8):
         on_device.pin(decision(degree=degree))
-        found = _run(on_device, x.to(CUDA), dy.to(CUDA))
-        for one, other in zip(found, wanted, strict=True):
-            assert relative_error(one.cpu(), other) <= 1e-12
+        results = _run(on_device, x.to(CUDA), dy.to(CUDA))
+        for value, expected in zip(results, wanted, strict=True):
+            assert relative_error(value.cpu(), expected) <= 1e-12
 
 
 def test_cuda_sums_wait_for_their_chunk_and_equal_the_cpu() -> None:
@@ -68,9 +68,9 @@ def test_cuda_sums_wait_for_their_chunk_and_equal_the_cpu() -> None:
     on_device.load_state_dict(layer.state_dict())
     for degree in (1, 2, 3, 8):
         on_device.pin(decision(degree=degree))
-        found = _run(on_device, x.to(CUDA), dy.to(CUDA))
-        for one, other in zip(found, wanted, strict=True):
-            assert relative_error(one.cpu(), other) <= 1e-12
+        results = _run(on_device, x.to(CUDA), dy.to(CUDA))
+        for value, expected in zip(results, wanted, strict=True):
+            assert relative_error(value.cpu(), expected) <= 1e-12
 
 
 def _need(kernel: ExpertKernel) -> None:
@@ -98,9 +98,9 @@ def test_bfloat16_products_agree_with_float32_experts_without_tokens_included(
         expert_kernel=kernel,
     )  # fmt: skip
     rounded.load_state_dict(exact.state_dict())
-    found = _run(rounded, x.bfloat16(), dy.bfloat16())
-    for one, other in zip(found, wanted, strict=True):
-        assert relative_error(one.float(), other) <= 0.02
+    results = _run(rounded, x.bfloat16(), dy.bfloat16())
+    for value, expected in zip(results, wanted, strict=True):
+        assert relative_error(value.float(), expected) <= 0.02
 
 
 @pytest.mark.parametrize("kernel", EXPERT_KERNELS)
@@ -124,24 +124,24 @@ def test_fused_experts_in_bfloat16_agree_with_dense_float64(
     layer = stack.layer()
     for degree in (1, 3):
         layer.pin(replace(decision(degree=degree), kernel=kernel))
-        found = [each.detach().to(CUDA, torch.bfloat16).requires_grad_() for each in (x, weights)]
-        same = layer(found[0], chosen.to(CUDA), found[1])
+        inputs = [each.detach().to(CUDA, torch.bfloat16).requires_grad_() for each in (x, weights)]
+        same = layer(inputs[0], chosen.to(CUDA), inputs[1])
         loss = (same * dy.to(CUDA, torch.bfloat16)).sum()
-        made = [same, *torch.autograd.grad(loss, [*found, *stack.parameters()])]
-        for one, other in zip(made, [y, *grads], strict=True):
-            assert relative_error(one.double().cpu(), other) <= 0.02
+        made = [same, *torch.autograd.grad(loss, [*inputs, *stack.parameters()])]
+        for value, expected in zip(made, [y, *grads], strict=True):
+            assert relative_error(value.double().cpu(), expected) <= 0.02
 
 
 def test_repeated_steps_give_the_same_bits_whatever_the_allocator_does_between() -> None:
     torch.manual_seed(0)
     layer = MoELayer(256, 512, 4, device=CUDA, communicator=HostStagedLink(CUDA), pipeline=8)
     x, dy = torch.randn(2, 4096, 256, device=CUDA)
-    first = [one.clone() for one in _run(layer, x, dy)]
+    first = [value.clone() for value in _run(layer, x, dy)]
     for size in (1, 2**20, 2**24):
         garbage = torch.full((size,), float("nan"), device=CUDA)
         del garbage
-        for one, other in zip(_run(layer, x, dy), first, strict=True):
-            assert torch.equal(one, other)
+        for value, other in zip(_run(layer, x, dy), first, strict=True):
+            assert torch.equal(value, other)
 
 
 def test_memory_does_not_grow_over_steps() -> None:
@@ -192,14 +192,14 @@ def test_the_host_waits_once_in_a_forward_pass_and_never_in_a_backward_pass(degr
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_step_behind_one_without_memory_has_the_same_bits(strategy: Strategy) -> None:
+def test_a_step_behind_a_step_without_memory_has_the_same_bits(strategy: Strategy) -> None:
     torch.manual_seed(0)
     layer = MoELayer(
         1024, 4096, 8, 2, device=CUDA, dtype=torch.bfloat16, communicator=HostStagedLink(CUDA)
     )
     layer.pin(decision(strategy, 4))
     x, dy = torch.randn(2, 16384, 1024, device=CUDA).bfloat16()
-    wanted = [one.clone() for one in _run(layer, x, dy)]
+    wanted = [value.clone() for value in _run(layer, x, dy)]
     torch.cuda.empty_cache()
     _, total = torch.cuda.mem_get_info()
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + 2**26) / total)
@@ -212,7 +212,7 @@ def test_a_step_behind_one_without_memory_has_the_same_bits(strategy: Strategy) 
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_models_of_transformers_equal_their_own(strategy: Strategy) -> None:
+def test_adapted_models_of_transformers_equal_the_originals(strategy: Strategy) -> None:
     pytest.importorskip("transformers", minversion="5.20")
     from tests.adapters.tiny_models import FAMILIES, tiny, tokens_of
 
@@ -222,12 +222,12 @@ def test_models_of_transformers_equal_their_own(strategy: Strategy) -> None:
         for layer in adapted.modules():
             if isinstance(layer, RoutedLayer):
                 layer.pin(decision(strategy, 3))
-        found, wanted = (_of_model(one, tokens_of(0).to(CUDA)) for one in (adapted, model))
-        for one, other in zip(found, wanted, strict=True):
-            assert relative_error(one.cpu(), other.cpu()) <= 1e-12, family
+        results, wanted = (_of_model(net, tokens_of(0).to(CUDA)) for net in (adapted, model))
+        for value, expected in zip(results, wanted, strict=True):
+            assert relative_error(value.cpu(), expected.cpu()) <= 1e-12, family
 
 
 def _of_model(model: Any, tokens: torch.Tensor) -> list[torch.Tensor]:
     logits = model(input_ids=tokens).logits
     logits.square().mean().backward()
-    return [logits.detach(), *(one.grad for one in model.parameters() if one.grad is not None)]
+    return [logits.detach(), *(leaf.grad for leaf in model.parameters() if leaf.grad is not None)]

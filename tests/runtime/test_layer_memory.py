@@ -81,12 +81,12 @@ def test_a_prediction_is_the_peak_of_live_tensors(
         8192, d_model=128, d_hidden=384, num_experts=num_experts, top_k=top_k,
         activation=activation,
     )  # fmt: skip
-    found = measure_step(workload, 4, strategy)
+    measured = measure_step(workload, 4, strategy)
     predicted = peak_bytes(
         workload=workload, degree=4, strategy=strategy, bias=False, is_grouped=False
     )
-    assert predicted.device_bytes == pytest.approx(found.live_bytes, rel=0.02)
-    assert predicted.host_bytes == found.host_bytes
+    assert predicted.device_bytes == pytest.approx(measured.live_bytes, rel=0.02)
+    assert predicted.host_bytes == measured.host_bytes
 
 
 @pytest.mark.parametrize("degree", [2, 4, 8])
@@ -151,8 +151,8 @@ def test_any_prediction_is_the_peak_of_a_step(
         strategy=strategy, bias=bias, optimizer=GRADIENTS_ALONE,
         is_grouped=False,
     )  # fmt: skip
-    found, predicted = live.peak_bytes - host.peak_bytes, peak.device_bytes
-    assert abs(found - predicted) <= max(peak.routing_bytes, 0.02 * predicted)
+    measured, predicted = live.peak_bytes - host.peak_bytes, peak.device_bytes
+    assert abs(measured - predicted) <= max(peak.routing_bytes, 0.02 * predicted)
     assert host.peak_bytes == peak.host_bytes
     if kind != "all_to_all":
         memory = layer_memory(workload=workload, degree=degree)
@@ -182,13 +182,13 @@ def test_a_tensor_groups_prediction_is_the_peak_of_live_tensors(activation: Acti
 def test_two_byte_activations_are_predicted_with_their_real_states() -> None:
     layer = LayerShape(d_model=256, d_hidden=512, num_experts=2, activation="relu")
     workload = Workload(layer=layer, world_size=1, tokens_per_rank=16384, dtype="bfloat16")
-    found = measure_step(workload, 4, "S4")
+    measured = measure_step(workload, 4, "S4")
     predicted = peak_bytes(
         workload=workload, degree=4, strategy="S4", bias=False,
         optimizer=replace(layer_optimizer("bfloat16"), master_bytes=0, moment_bytes=4),
         is_grouped=False,
     )  # fmt: skip
-    assert predicted.device_bytes == pytest.approx(found.live_bytes, rel=0.02)
+    assert predicted.device_bytes == pytest.approx(measured.live_bytes, rel=0.02)
 
 
 def test_memory_is_steady_when_batches_and_strategies_change() -> None:

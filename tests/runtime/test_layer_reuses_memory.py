@@ -62,8 +62,8 @@ def test_copies_are_waited_for_before_their_buffers_are_used(
         poison(layer)
         layer.dispatcher.copies = LateCopies()
         results.append(results_of(layer, torch.randn(37, 8, dtype=torch.float64)))
-    for found, wanted in zip(*results, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    for value, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(value, wanted, rtol=1e-12, atol=1e-12)
 
 
 class RecordedCopies(LateCopies):

@@ -67,9 +67,9 @@ def make(strategy: str) -> MoELayer:
 
 def gradients(layer: MoELayer, tokens: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(tokens)
-    found = results_of(layer, torch.randn(tokens, 8, generator=generator, dtype=torch.float64))
+    results = results_of(layer, torch.randn(tokens, 8, generator=generator, dtype=torch.float64))
     layer.zero_grad()
-    return found
+    return results
 
 
 @pytest.fixture
@@ -105,9 +105,9 @@ def test_a_step_that_fails_at_any_allocation_leaves_the_layer_as_it_was(strategy
                 break
             memory.failing = -1
             assert memory.held(layer) <= usual
-            found = gradients(layer, SMALL)
-            torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-            del found
+            grads = gradients(layer, SMALL)
+            torch.testing.assert_close(grads, wanted, rtol=1e-12, atol=1e-12)
+            del grads
             gradients(layer, LARGE)
             assert memory.held(layer) == usual
 
@@ -163,7 +163,7 @@ def test_a_process_at_its_limit_says_how_much_was_missing_and_goes_on(strategy: 
         ("tensor", "none", "backward"),
     ],
 )
-def test_no_rank_hangs_when_one_finds_no_memory(
+def test_no_rank_hangs_when_a_rank_has_no_memory(
     kind: faults.Kind, strategy: str, phase: str
 ) -> None:
     assert run_ranks(faults.shortage, 2, kind, strategy, phase) == ["", ""]

@@ -147,18 +147,18 @@ def test_a_job_that_ended_in_a_search_leaves_it_to_the_next(tmp_path: Path) -> N
         train(layer, 40)
         book.step()
     assert tuner.settled == []
-    told = tuner.num_told
+    count = tuner.num_tells
     layer, book, _, tuner = online_layer(tmp_path, best_at(6, 6))
     steps_until_settled(layer, book, tuner, [40])
     alone = study_tuner(tmp_path / "alone")
-    assert told > 4
+    assert count > 4
     assert degrees(tuner.settled[0].decision) == (6, 6)
     layer, book, _, alone = online_layer(tmp_path / "alone", best_at(6, 6))
     steps_until_settled(layer, book, alone, [40])
-    assert tuner.num_told == alone.num_told - 4
+    assert tuner.num_tells == alone.num_tells - 4
 
 
-def test_sizes_between_two_that_agree_and_near_ones_are_not_searched(tmp_path: Path) -> None:
+def test_sizes_between_two_that_agree_and_near_sizes_are_not_searched(tmp_path: Path) -> None:
     layer, book, _, tuner = online_layer(tmp_path, best_at(4, 4))
     steps_until_settled(layer, book, tuner, [30, 90])
     for tokens in (31, 50, 70, 89, 92):
@@ -193,23 +193,23 @@ def test_a_size_that_does_not_come_again_gives_way_and_is_gone_on_with(
         book.step()
     assert [task.tokens_per_rank for task in tuner.tasks] == [90, 40]
     steps_until_settled(layer, book, tuner, [40])
-    told = tuner.num_told
+    count = tuner.num_tells
     steps_until_settled(layer, book, tuner, [90])
-    assert tuner.num_told - told < told - 4
+    assert tuner.num_tells - count < count - 4
 
 
-def test_the_first_step_with_a_decision_is_not_told(tmp_path: Path) -> None:
+def test_the_first_step_with_a_decision_is_not_counted(tmp_path: Path) -> None:
     layer, book, clock, tuner = online_layer(tmp_path, best_at(4, 4))
     with torch.no_grad():  # an evaluation is not measured, and starts no search
         layer(torch.randn(40, 8, dtype=torch.float64))
     book.step()
     assert (tuner.tasks, clock.num_stamps) == ([], 0)
-    told = []
+    counts = []
     for _ in range(11):
         train(layer, 40)
         book.step()
-        told.append(tuner.num_told)
-    assert told == [0, 0, 1, 2, 3, 4, 4, 5, 6, 6, 7]
+        counts.append(tuner.num_tells)
+    assert counts == [0, 0, 1, 2, 3, 4, 4, 5, 6, 6, 7]
     assert clock.num_stamps == 4 * 10
 
 

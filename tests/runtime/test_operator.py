@@ -65,8 +65,8 @@ def step(block: Block, run: Any, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def same(actual: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
-    for one, other in zip(actual, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=EXACT, atol=EXACT)
+    for value, expected in zip(actual, wanted, strict=True):
+        torch.testing.assert_close(value, expected, rtol=EXACT, atol=EXACT)
 
 
 def equal_eager(block: Block, backend: str, *decisions: Decision, uneven: int = 0) -> None:
@@ -139,7 +139,7 @@ def test_steps_end_with_their_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     same(step(block, whole, several[0]), step(block, block, several[0]))
 
 
-def test_copies_are_layers_of_their_own_and_end() -> None:
+def test_copies_are_separate_layers_and_end() -> None:
     block = Block()
     other = copy.deepcopy(block)
     with torch.no_grad():

@@ -17,9 +17,9 @@ def test_sums_are_rounded_once(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     tokens, rows = torch.randint(T, (T * K,)), torch.randn(T * K, D).to(dtype)
     wanted = torch.zeros(T, D, dtype=torch.float64).index_add_(0, tokens, rows.double())
-    found = RowSums.by(tokens, T).of(rows, slice(0, None), slice(0, None))
+    sums = RowSums.by(tokens, T).of(rows, slice(0, None), slice(0, None))
     half_a_bit = torch.finfo(dtype).eps / 2
-    assert ((found - wanted).abs() <= 1.01 * half_a_bit * wanted.abs() + 1e-5).all()
+    assert ((sums - wanted).abs() <= 1.01 * half_a_bit * wanted.abs() + 1e-5).all()
 
 
 def test_nothing_kept_is_zero() -> None:
@@ -55,7 +55,7 @@ def test_a_token_travels_once_to_each_rank_of_its_experts(
 def test_products_of_two_byte_values_are_summed_unrounded() -> None:
     torch.manual_seed(0)
     a, b = torch.randn(T, K, D).bfloat16(), torch.randn(T, D).bfloat16()
-    found = torch.empty(T, K)
-    dots(a, b, found)
+    sums = torch.empty(T, K)
+    dots(a, b, sums)
     wanted = torch.einsum("tkd,td->tk", a.double(), b.double())
-    assert float((found - wanted).abs().max()) < 1e-4 * D**0.5
+    assert float((sums - wanted).abs().max()) < 1e-4 * D**0.5

@@ -96,8 +96,8 @@ def equal_under_checkpoints() -> None:
 
 def same(actual: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> None:
     assert len(actual) == len(wanted) > 3
-    for one, other in zip(actual, wanted, strict=True):
-        assert relative_error(one, other) <= RELATIVE
+    for value, expected in zip(actual, wanted, strict=True):
+        assert relative_error(value, expected) <= RELATIVE
 
 
 def parts_of_a_graph() -> None:
@@ -162,7 +162,7 @@ class _Lingers(Done):
 
     def wait(self) -> None:
         under_way = self._link.under_way
-        place = next((at for at, one in enumerate(under_way) if one[0] is self._mine[0]), None)
+        place = next((at for at, entry in enumerate(under_way) if entry[0] is self._mine[0]), None)
         if place is not None:
             for output, rows in reversed(under_way[: place + 1]):
                 output.copy_(rows)
@@ -173,13 +173,13 @@ class _Lingers(Done):
 def test_results_that_nobody_asks_for_never_arrive_in_the_next_steps_buffers(
     strategy: Strategy,
 ) -> None:
-    found = []
+    results = []
     for communicator in (OneRank(), Lingering()):
         layer = layer_of(strategy, 2, communicator=communicator)
         x, dy = inputs_of(0, TOKENS)
         for _ in range(2):
             loss = torch.sum(layer(x.clone().requires_grad_()) * dy)
             torch.autograd.grad(loss, [*layer.experts.parameters()])
-            found.append(step(layer))
-    for one in found[1:]:
-        same(one, found[0])
+            results.append(step(layer))
+    for result in results[1:]:
+        same(result, results[0])

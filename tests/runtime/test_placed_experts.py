@@ -52,9 +52,9 @@ def numbers_are_those_of_the_natural_order() -> None:
     ]  # fmt: skip
     for kind in kinds:
         natural, placed = _net(**kind), _net(ORDER, **kind)
-        found = [_numbers(net.moe) for net in (natural, placed)]
-        for name, wanted in found[0].items():
-            error = float((found[1][name] - wanted).norm() / wanted.norm().clamp(min=1e-30))
+        numbers = [_numbers(net.moe) for net in (natural, placed)]
+        for name, wanted in numbers[0].items():
+            error = float((numbers[1][name] - wanted).norm() / wanted.norm().clamp(min=1e-30))
             assert error <= EXACT, f"{kind}: {name} differs by {error}"
         assert placed.moe.num_dropped == natural.moe.num_dropped
         assert placed.moe.experts.placement.order == ORDER
@@ -66,11 +66,11 @@ def _numbers(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
     x = batch(dist.get_rank()).requires_grad_()
     y = layer(x)
     (y.sin().sum() + layer.aux_loss).backward()
-    found = {"y": y.detach(), "x": x.grad, "aux": layer.aux_loss.detach()}
+    numbers = {"y": y.detach(), "x": x.grad, "aux": layer.aux_loss.detach()}
     for name, parameter in layer.named_parameters():
         grad = parameter.grad
-        found[name] = _in_order(layer, grad) if name.startswith("experts.") else grad
-    return {name: value for name, value in found.items() if value is not None}
+        numbers[name] = _in_order(layer, grad) if name.startswith("experts.") else grad
+    return {name: value for name, value in numbers.items() if value is not None}
 
 
 def _in_order(layer: MoELayer, local: torch.Tensor | None) -> torch.Tensor:
@@ -114,14 +114,14 @@ def states_keep_their_rules() -> None:
     assert not saved.moe.experts.w1.any()
 
 
-def a_record_has_the_experts_own_numbers() -> None:
+def a_record_is_in_the_natural_order() -> None:
     natural, placed = _net(), _net(ORDER)
     for net in (natural, placed):
         for step in range(3):
             net(batch(dist.get_rank() + 10 * step)).sum().backward()
-    wanted, found = natural.moe.routing_record(), placed.moe.routing_record()
-    assert found.loads == wanted.loads
-    assert len(set(found.loads)) > 2
+    wanted, record = natural.moe.routing_record(), placed.moe.routing_record()
+    assert record.loads == wanted.loads
+    assert len(set(record.loads)) > 2
 
 
 def _placed(order: tuple[int, ...], tokens: int = 40) -> Plan:
@@ -170,7 +170,7 @@ def ranks_that_differ_raise_the_same() -> None:
             MoELayer(8, 16, 4, 2, placement=wrong)
 
 
-def what_writes_checkpoints_of_its_own_is_refused() -> None:
+def what_writes_other_checkpoints_is_refused() -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     with pytest.raises(InputError, match="FSDP2 writes checkpoints"):
         moetune.prepare_fsdp(_net(ORDER), mesh)
@@ -202,10 +202,10 @@ def replicas_have_the_same_places() -> None:
         (numbers_are_those_of_the_natural_order, 2),
         pytest.param(numbers_are_those_of_the_natural_order, 4, marks=pytest.mark.thorough),
         (states_keep_their_rules, 2),
-        (a_record_has_the_experts_own_numbers, 2),
+        (a_record_is_in_the_natural_order, 2),
         (plans_place_experts, 2),
         (ranks_that_differ_raise_the_same, 2),
-        (what_writes_checkpoints_of_its_own_is_refused, 2),
+        (what_writes_other_checkpoints_is_refused, 2),
         (replicas_have_the_same_places, 4),
     ],
 )

@@ -37,13 +37,13 @@ def test_the_plan_nearest_by_the_ratio_of_tokens_decides(tokens: int, degree: in
     assert (decision.forward_degree, decision.backward_degree) == (degree, degree)
 
 
-def test_a_layer_without_a_plan_runs_the_safe_one() -> None:
+def test_a_layer_without_a_plan_runs_the_safe_plan() -> None:
     book = PlanBook([small_plan(layer=SHAPE, world_size=4)])
     assert book.layer_plans(KEY).plans == ()
     assert book.decide(KEY, tokens_per_rank=40) == SAFE_DECISION
 
 
-def test_a_copied_book_is_itself_and_a_pickled_one_has_its_plans() -> None:
+def test_a_copied_book_is_itself_and_a_pickled_book_has_its_plans() -> None:
     book = PlanBook([small_plan(layer=SHAPE)])
     assert copy.deepcopy(book) is book
     saved = pickle.loads(pickle.dumps(book))  # noqa: S301 - written above
@@ -55,9 +55,9 @@ def test_a_copied_and_a_saved_layer_run_the_plan() -> None:
     layer = MoELayer(8, 16, 4, 2, plan=PlanBook([plan]), dtype=torch.float64)
     train(layer, 40)
     saved = pickle.loads(pickle.dumps(layer))  # noqa: S301 - written above
-    for one in (layer, copy.deepcopy(layer), saved):
-        train(one, 40)
-        assert one.decision == plan.decide(40)
+    for moe in (layer, copy.deepcopy(layer), saved):
+        train(moe, 40)
+        assert moe.decision == plan.decide(40)
 
 
 def test_layers_whose_plan_could_not_be_had_run_one_chunk_without_another_word(

@@ -28,42 +28,42 @@ def test_a_layout_of_the_planner_trains_to_the_losses_and_weights_of_one_process
     num_ranks: int, tmp_path: Path
 ) -> None:
     pairs = trained_worlds(num_ranks, SAMPLE[num_ranks], SEED)
-    told = tmp_path / "differences"
+    file = tmp_path / "differences"
     worker = layout_workers.layouts_train_equally
-    assert run_ranks(worker, num_ranks, pickle.dumps(pairs), str(told)) == [""] * num_ranks
-    assert len(told.read_text().splitlines()) == SAMPLE[num_ranks]
+    assert run_ranks(worker, num_ranks, pickle.dumps(pairs), str(file)) == [""] * num_ranks
+    assert len(file.read_text().splitlines()) == SAMPLE[num_ranks]
 
 
 def test_the_sample_has_all_that_the_planner_offers() -> None:
     worlds = [world for ranks, count in SAMPLE.items() for world in _first(ranks, count)]
     layouts = [world.layout for world in worlds]
     batches = [world.global_batch for world in worlds]
-    tensor = [one for one in layouts if one.dispatcher == "all_gather"]
-    for what, found in {
-        "experts in a tensor-parallel group": [one for one in tensor if one.tp > 1],
-        "tensor-parallel stages": [one for one in tensor if one.tp > 1 and one.pp > 1],
-        "replicas of tensor-parallel parts": [one for one in tensor if one.tp > 1 and one.dp > 1],
-        "interleaved stages": [one for one in layouts if one.order == "interleaved"],
+    tensor = [row for row in layouts if row.dispatcher == "all_gather"]
+    for what, chosen in {
+        "experts in a tensor-parallel group": [row for row in tensor if row.tp > 1],
+        "tensor-parallel stages": [row for row in tensor if row.tp > 1 and row.pp > 1],
+        "replicas of tensor-parallel parts": [row for row in tensor if row.tp > 1 and row.dp > 1],
+        "interleaved stages": [row for row in layouts if row.order == "interleaved"],
         "fewer micro-batches than stages": [
-            one for batch, one in zip(batches, layouts, strict=True)
-            if batch < one.micro_batch * one.dp * one.pp
+            row for batch, row in zip(batches, layouts, strict=True)
+            if batch < row.micro_batch * row.dp * row.pp
         ],
-        "uneven stages": [one for one in layouts if one.stages],
-        "chunks in stages": [one for one in layouts if one.overlap == "chunks" and one.pp > 1],
-        "ZeRO-1 of many stages a rank": [one for one in layouts if one.zero == 1 and one.vpp > 1],
-        "ZeRO-3": [one for one in layouts if one.zero == 3 and one.stage_ranks > 1],
+        "uneven stages": [row for row in layouts if row.stages],
+        "chunks in stages": [row for row in layouts if row.overlap == "chunks" and row.pp > 1],
+        "ZeRO-1 of many stages a rank": [row for row in layouts if row.zero == 1 and row.vpp > 1],
+        "ZeRO-3": [row for row in layouts if row.zero == 3 and row.stage_ranks > 1],
         "ZeRO-3 in stages": [
-            one for one in layouts if one.zero == 3 and one.pp > 1 and one.stage_ranks > 1
+            row for row in layouts if row.zero == 3 and row.pp > 1 and row.stage_ranks > 1
         ],
         "ZeRO-3 of experts' replicas": [
-            one for one in layouts if one.zero == 3 and one.ep > 1 and one.edp > 1
+            row for row in layouts if row.zero == 3 and row.ep > 1 and row.edp > 1
         ],
         "ZeRO-1 in stages": [
-            one for one in layouts if one.zero == 1 and one.pp > 1 and one.stage_ranks > 1
+            row for row in layouts if row.zero == 1 and row.pp > 1 and row.stage_ranks > 1
         ],
-        "recomputation in stages": [one for one in layouts if one.recompute and one.pp > 1],
+        "recomputation in stages": [row for row in layouts if row.recompute and row.pp > 1],
     }.items():  # fmt: skip
-        assert found, what
+        assert chosen, what
 
 
 def _first(num_ranks: int, count: int) -> Iterator[World]:

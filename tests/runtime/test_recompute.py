@@ -41,9 +41,9 @@ class Allocations(TorchDispatchMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         made = func(*args, **(kwargs or {}))
-        for one in tree_leaves(made):
-            if isinstance(one, torch.Tensor):
-                storage = one.untyped_storage()
+        for value in tree_leaves(made):
+            if isinstance(value, torch.Tensor):
+                storage = value.untyped_storage()
                 self._seen[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
         return made
 
@@ -52,11 +52,11 @@ class Allocations(TorchDispatchMode):
         workspace = getattr(getattr(block, "ffn", None), "_workspace", None)
         if workspace is not None:
             workspace._memory = None
-        own = {one.untyped_storage()._cdata for one in block.parameters()}
+        parameters = {parameter.untyped_storage()._cdata for parameter in block.parameters()}
         return sum(
             size
             for place, (storage, size) in self._seen.items()
-            if place not in own and not storage.expired()
+            if place not in parameters and not storage.expired()
         )
 
 
@@ -79,7 +79,7 @@ def predicted_bytes(activation: Activation, ffn: Ffn, recompute: tuple[Recompute
         num_layers=2, num_heads=HEADS, length=TOKENS, vocab_size=32, moe_every=2,
     )  # fmt: skip
     decoder = paper_decoder("block", shape)
-    block = next(one for one in decoder.blocks if (one.routed is None) == (ffn == "dense"))
+    block = next(block for block in decoder.blocks if (block.routed is None) == (ffn == "dense"))
     job = TrainingJob(decoder=decoder, world_size=1, global_batch=1, length=TOKENS)
     target = find_target("moetune")
     return sum(block_modules(block, job, FoldedLayout(recompute=recompute), target).values())

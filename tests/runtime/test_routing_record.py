@@ -34,11 +34,11 @@ def record_what_gates_choose(degree: int) -> None:
     layer.train()
     with torch.no_grad():
         layer(torch.randn(9, 8))
-    found = layer.routing_record()
-    assert found.loads == tuple(counted.tolist())
-    assert (found.num_steps, found.num_ranks, found.top_k) == (4, ranks, 2)
-    assert found.fullest_p99 == pytest.approx(max(ratios), rel=1e-6)
-    assert found.fullest_p50 == pytest.approx(sorted(ratios)[1], rel=1e-6)
+    record = layer.routing_record()
+    assert record.loads == tuple(counted.tolist())
+    assert (record.num_steps, record.num_ranks, record.top_k) == (4, ranks, 2)
+    assert record.fullest_p99 == pytest.approx(max(ratios), rel=1e-6)
+    assert record.fullest_p50 == pytest.approx(sorted(ratios)[1], rel=1e-6)
     layer.forget_routing()
     layer(torch.randn(3, 8))
     assert layer.routing_record().num_steps == 1
@@ -77,9 +77,9 @@ def test_a_tensor_parallel_layer_records_its_experts() -> None:
 def test_one_rank_records_alone() -> None:
     layer = MoELayer(8, 16, 4, 2)
     layer(torch.randn(6, 8))
-    found = layer.routing_record()
-    assert sum(found.loads) == 12
-    assert found.fullest_p99 == 1.0
+    record = layer.routing_record()
+    assert sum(record.loads) == 12
+    assert record.fullest_p99 == 1.0
 
 
 def test_only_the_newest_steps_are_remembered_one_by_one() -> None:
@@ -87,6 +87,6 @@ def test_only_the_newest_steps_are_remembered_one_by_one() -> None:
     for _ in range(MOST_STEPS + 5):
         recorder.add([[1, 0], [2, 3]])
     layer = MoELayer(8, 16, 2)
-    found = recorder.record(layer.communicator, top_k=1)
-    assert found.loads == (3 * (MOST_STEPS + 5), 3 * (MOST_STEPS + 5))
-    assert found.num_steps == MOST_STEPS
+    record = recorder.record(layer.communicator, top_k=1)
+    assert record.loads == (3 * (MOST_STEPS + 5), 3 * (MOST_STEPS + 5))
+    assert record.num_steps == MOST_STEPS

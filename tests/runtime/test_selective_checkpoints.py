@@ -52,8 +52,8 @@ def gradients_are_those_without(strategy: Strategy, *, is_compiled: bool = False
     def gradients(run: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
         given = x.clone().requires_grad_()
         y = run(given)
-        found = torch.autograd.grad(y.square().sum(), [given, *block.parameters()])
-        return [*found, y.detach()]
+        grads = torch.autograd.grad(y.square().sum(), [given, *block.parameters()])
+        return [*grads, y.detach()]
 
     expected = gradients(block)
     for policy in (keeps_all, keeps_products, keeps_steps):
@@ -63,8 +63,8 @@ def gradients_are_those_without(strategy: Strategy, *, is_compiled: bool = False
         if is_compiled:
             torch._dynamo.reset()
             run = torch.compile(run, fullgraph=True, backend="aot_eager")
-        for found, wanted in zip(gradients(run), expected, strict=True):
-            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+        for grad, wanted in zip(gradients(run), expected, strict=True):
+            torch.testing.assert_close(grad, wanted, rtol=1e-5, atol=1e-6)
         assert len(steps) == (2 if policy is keeps_products else 1)  # with their exchanges
 
 

@@ -72,7 +72,7 @@ def keep(cache: Path) -> None:
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_the_inputs_are_posted_with_the_token_and_the_plan_is_kept(
@@ -309,7 +309,7 @@ def test_a_refused_question_does_not_keep_others_from_being_asked(tmp_path: Path
         assert client_of(stub.url, tmp_path).ask(["3f9c21", ASKED]) == (None, PLAN)
 
 
-def test_the_next_good_answer_takes_the_place_of_the_kept_one(tmp_path: Path) -> None:
+def test_the_next_good_answer_takes_the_place_of_the_kept_answer(tmp_path: Path) -> None:
     keep(tmp_path)
     newer = replace(PLAN, warnings=("measured anew",))
     with serving(lambda exchange, _: exchange.plan(newer)) as stub:
@@ -348,7 +348,7 @@ def test_a_full_disk_costs_the_copy_and_not_the_plan(
     assert kept.read_text() == canonical_json(PLAN)
 
 
-def test_each_try_waits_longer_than_the_one_before_and_the_first_not_at_all(
+def test_each_try_waits_longer_than_the_last_and_the_first_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []

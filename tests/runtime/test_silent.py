@@ -104,13 +104,13 @@ def counts_each_step_once() -> None:
 
 def balances_under_checkpoints() -> None:
     """The balance loss has its gradient, or is refused where it would have none."""
-    rank, found = rank_of()[0], list[list[torch.Tensor]]()
+    rank, runs = rank_of()[0], list[list[torch.Tensor]]()
     for reentrant in (None, False, True):
         model = Blocks(reentrant=reentrant, weight=0.1)
         model(tokens_of(rank).requires_grad_()).sum().backward()
-        found.append([grad_of(layer.gate.weight) for layer in model.layers])
-    for grads in found[1:]:
-        for grad, wanted in zip(grads, found[0], strict=True):
+        runs.append([grad_of(layer.gate.weight) for layer in model.layers])
+    for grads in runs[1:]:
+        for grad, wanted in zip(grads, runs[0], strict=True):
             assert (grad - wanted).abs().max() <= TOLERANCE
     model = Blocks(reentrant=True)
     y = model(tokens_of(rank).requires_grad_())
@@ -205,9 +205,9 @@ def has_one_norm_on_all_ranks() -> None:
     for each in pair:
         _give(each, 50.0 if rank % 2 else 10.0)
     largest = max(float(grad_of(each).abs().max()) for each in pair)
-    told = shared_communicator().all_gather_object(largest, "the largest values")
+    values = shared_communicator().all_gather_object(largest, "the largest values")
     norm = clip_grad_norm_(model.parameters(), 1.0, float("inf"))
-    assert abs(float(norm) - max(told)) <= TOLERANCE
+    assert abs(float(norm) - max(values)) <= TOLERANCE
 
 
 def _dense(model: nn.Module) -> list[nn.Parameter]:
@@ -308,7 +308,7 @@ def copies_share_the_ranks() -> None:
         copies = [copy.deepcopy(model), AveragedModel(model).module]
         tags = [getattr(each, "allreduce", None) for each in model.parameters()]
         for each in copies:
-            assert tags == [getattr(one, "allreduce", None) for one in each.parameters()]
+            assert tags == [getattr(weight, "allreduce", None) for weight in each.parameters()]
             assert type(each) is type(model)
         wanted = _trained(model, x)
         for each in copies:
@@ -318,7 +318,7 @@ def copies_share_the_ranks() -> None:
             assert "call moetune.prepare_fsdp(model, mesh) first" in text
 
 
-def fsdp_is_told_of_no_view() -> None:
+def fsdp_sees_no_view() -> None:
     """torch warns of modules whose results are views, which a layer's are not."""
     mesh = init_device_mesh("cpu", (rank_of()[1],))
     strategies: tuple[Strategy, ...] = ("none", "S1", "S4")
@@ -333,7 +333,7 @@ def fsdp_is_told_of_no_view() -> None:
 
 def any_ranks() -> None:
     """What is shown on any number of ranks, which are started once."""
-    fsdp_is_told_of_no_view()
+    fsdp_sees_no_view()
     parametrized_experts()
     copies_share_the_ranks()
     clips_a_model_in_chunks()

@@ -110,7 +110,7 @@ def unused_parameters_count_as_zeros() -> None:
         _assert_equal(stages, alone(used))
 
 
-def a_step_behind_a_failed_one_has_its_own_sums(zero: ZeroStage) -> None:
+def a_step_behind_a_failed_step_has_only_its_sums(zero: ZeroStage) -> None:
     def fail(_: torch.Tensor) -> None:
         raise InputError("this backward pass fails on all ranks")
 
@@ -158,5 +158,5 @@ def test_a_rank_that_leaves_a_block_out_has_the_right_sums() -> None:
 
 @pytest.mark.dist
 @pytest.mark.parametrize("zero", ZERO)
-def test_a_step_behind_a_failed_one_has_its_own_sums(zero: ZeroStage) -> None:
-    assert run_ranks(a_step_behind_a_failed_one_has_its_own_sums, 2, zero) == ["", ""]
+def test_a_step_behind_a_failed_step_has_only_its_sums(zero: ZeroStage) -> None:
+    assert run_ranks(a_step_behind_a_failed_step_has_only_its_sums, 2, zero) == ["", ""]

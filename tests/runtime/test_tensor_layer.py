@@ -104,7 +104,7 @@ def _hold_equal_bits() -> None:
     for mine in (y.detach(), x.grad, layer.gate.weight.grad):
         everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(everyones, mine.contiguous())
-        assert all(torch.equal(one, mine) for one in everyones)
+        assert all(torch.equal(value, mine) for value in everyones)
 
 
 def checkpoints_fit_each_other() -> None:
@@ -126,12 +126,12 @@ def checkpoints_fit_each_other() -> None:
     assert x.grad is not None
     assert sharded.grad is not None
     assert relative_error(x.grad[mine], sharded.grad) <= RELATIVE
-    for (name, one), other in zip(
+    for (name, parameter), other in zip(
         moe.experts.named_parameters(), tensor.experts.parameters(), strict=True
     ):
-        assert one.grad is not None
+        assert parameter.grad is not None
         assert other.grad is not None
-        assert relative_error(other.grad, one.grad) <= RELATIVE, name
+        assert relative_error(other.grad, parameter.grad) <= RELATIVE, name
     gate_grad = moe.gate.weight.grad
     assert gate_grad is not None
     assert tensor.gate.weight.grad is not None
@@ -219,7 +219,7 @@ def test_a_layer_runs_only_plans_for_its_way_to_share_experts(wanted: ExpertPara
     assert PlanBook([foreign, fitting]).plans_for(key) == [fitting]
 
 
-def test_a_plan_of_a_whole_model_is_found_by_the_ranks_that_share_the_experts() -> None:
+def test_ranks_that_share_the_experts_look_up_a_plan_of_a_whole_model() -> None:
     plan = small_plan(layer=LAYER, world_size=2, expert_parallel="tensor")
     inputs = replace(plan.inputs, world_size=8)
     layout = replace(plan.layout, dp=2, pp=2)
@@ -244,4 +244,4 @@ def test_a_gpu_adds_nothing_up_by_atomics_where_their_order_is_seen() -> None:
     with FakeCuda() as cuda, MirrorWorld(cuda, rank=1):
         layer = TensorExpertLayer(8, 16, 8, 4, device=GPU, pipeline=2)
         step(layer)
-        assert not [one for one in cuda.operations if one.label.startswith("index_add")]
+        assert not [call for call in cuda.operations if call.label.startswith("index_add")]

@@ -77,11 +77,11 @@ def test_a_clearly_worse_degree_is_not_measured_to_its_end(tmp_path: Path) -> No
     run(study)
     best = study.tried[0].median_seconds
     lengths = set()
-    for one in study.tried:
-        is_worse = one.median_seconds > 1.05 * best
-        assert len(one.seconds) == (PRUNE_AFTER if is_worse else REPEATS)
-        lengths.add(len(one.seconds))
-        best = min(best, one.median_seconds)
+    for trial in study.tried:
+        is_worse = trial.median_seconds > 1.05 * best
+        assert len(trial.seconds) == (PRUNE_AFTER if is_worse else REPEATS)
+        lengths.add(len(trial.seconds))
+        best = min(best, trial.median_seconds)
     assert lengths == {PRUNE_AFTER, REPEATS}
 
 
@@ -95,7 +95,7 @@ def test_a_study_opened_again_knows_its_trials_and_that_it_is_over(tmp_path: Pat
     assert again.best() == first.best()
 
 
-def test_a_killed_search_keeps_what_it_was_told_and_goes_on(tmp_path: Path) -> None:
+def test_a_killed_search_keeps_its_trials_and_goes_on(tmp_path: Path) -> None:
     uninterrupted = study_in(tmp_path / "whole")
     run(uninterrupted)
     file = tmp_path / "killed.log"

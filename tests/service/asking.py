@@ -125,9 +125,9 @@ def served(
 
 def _wait_until_ready(process: subprocess.Popen[str], log: Path) -> str:
     for _ in range(int(TIMEOUT_SECONDS / 0.05)):
-        found = READY.search(log.read_text())
-        if found:
-            return found[1]
+        match = READY.search(log.read_text())
+        if match:
+            return match[1]
         try:
             process.wait(timeout=0.05)
         except subprocess.TimeoutExpired:

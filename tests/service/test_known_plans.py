@@ -50,7 +50,7 @@ def look_ups(monkeypatch: pytest.MonkeyPatch) -> LookUps:
     return seen
 
 
-def test_who_comes_during_a_look_up_shares_the_next_one(
+def test_who_comes_during_a_look_up_shares_the_next(
     planner: ServicePlanner, plan_ids: list[str], look_ups: LookUps
 ) -> None:
     first, second = plan_ids
@@ -61,15 +61,15 @@ def test_who_comes_during_a_look_up_shares_the_next_one(
         begun = asyncio.create_task(pools.plan_document(first))
         await asyncio.to_thread(look_ups.begun.wait, 30)
         more = [
-            asyncio.create_task(pools.plan_document(one)) for one in (second, unknown, first) * 50
+            asyncio.create_task(pools.plan_document(name)) for name in (second, unknown, first) * 50
         ]
         await asyncio.sleep(0)
         look_ups.gate.set()
-        return [await one for one in (begun, *more)]
+        return [await task for task in (begun, *more)]
 
-    found = asyncio.run(ask())
-    wanted = [stored(planner, one) for one in (second, unknown, first)]
-    assert found == [stored(planner, first), *wanted * 50]
+    documents = asyncio.run(ask())
+    wanted = [stored(planner, plan_id) for plan_id in (second, unknown, first)]
+    assert documents == [stored(planner, first), *wanted * 50]
     assert [sorted(ids) for ids in look_ups.ids] == [[first], sorted((second, unknown, first))]
 
 
@@ -100,11 +100,11 @@ def test_an_error_reaches_everybody_and_the_next_look_up_works(
         with monkeypatch.context() as patched:
             patched.setattr(SqlStore, "plan_documents", fail)
             errors = await asyncio.gather(
-                *(pools.plan_document(one) for one in plan_ids * 3), return_exceptions=True
+                *(pools.plan_document(plan_id) for plan_id in plan_ids * 3), return_exceptions=True
             )
         return errors, await pools.plan_document(plan_ids[0])
 
-    errors, found = asyncio.run(ask())
-    assert [type(one) for one in errors] == [StoreUnavailableError] * 6
-    assert len({id(one) for one in errors}) == 6
-    assert found == stored(planner, plan_ids[0])
+    errors, document = asyncio.run(ask())
+    assert [type(error) for error in errors] == [StoreUnavailableError] * 6
+    assert len({id(error) for error in errors}) == 6
+    assert document == stored(planner, plan_ids[0])

@@ -50,8 +50,8 @@ def command_in(page: httpx.Response) -> list[str]:
 def sections_in(page: httpx.Response) -> list[list[str]]:
     """Return the words of each section; parts of one size may change places."""
     text = re.sub(r'<a class="csv".*?</a>|<svg.*?</svg>', "", page.text, flags=re.DOTALL)
-    found = re.findall(r'<section id="[\w-]+">.*?</section>', text, re.DOTALL)
-    return [sorted(re.sub(r"<[^>]+>", " ", one).split()) for one in found]
+    sections = re.findall(r'<section id="[\w-]+">.*?</section>', text, re.DOTALL)
+    return [sorted(re.sub(r"<[^>]+>", " ", section).split()) for section in sections]
 
 
 def plain(page: httpx.Response) -> str:
@@ -113,7 +113,7 @@ def test_the_api_plans_models_as_the_command_does_and_whatif_changes_them(
     ("model", "/etc/passwd", "model must be a name of the list"),
     ("world-size", str(2**20), "changes.world_size must be from 1 to 16384"),
 ])  # fmt: skip
-def test_a_changed_question_is_held_to_the_limits_of_a_new_one(
+def test_a_changed_question_is_held_to_the_limits_of_a_new_question(
     client: Client, name: str, value: str, said: str
 ) -> None:
     question = {"inputs": body(MODEL), "changes": {"constraints": {name: value}}}
@@ -140,7 +140,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("base", "change", "status", "where", "said"), REFUSED)
-def test_a_wrong_field_is_said_beside_it_and_the_same_by_the_api(
+def test_a_wrong_field_is_said_next_to_it_and_the_same_by_the_api(
     steady: Client, base: dict[str, str], change: dict[str, str], status: int, where: str, said: str
 ) -> None:
     fields = {**base, **change}
@@ -193,10 +193,10 @@ NOT_CONFIGS = [
 @pytest.mark.parametrize(("text", "said"), NOT_CONFIGS)
 def test_no_configuration_is_refused_by_name(planner: ServicePlanner, text: str, said: str) -> None:
     with client_of(create_app(planner, Access())) as client:
-        found = post(client, "/new/keep", {**PASTED, "config_text": text})
-    assert found.status_code == 422
-    assert said in plain(found)
-    assert "<script>alert" not in found.text
+        answer = post(client, "/new/keep", {**PASTED, "config_text": text})
+    assert answer.status_code == 422
+    assert said in plain(answer)
+    assert "<script>alert" not in answer.text
 
 
 def test_a_form_larger_than_the_service_takes_is_refused(steady: Client) -> None:

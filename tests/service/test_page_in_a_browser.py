@@ -33,7 +33,7 @@ def watched(browser: Browser, url: str, **options: object) -> Iterator[Page]:
     context.set_default_timeout(TIMEOUT_MS)
     page = context.new_page()
     wrong: list[str] = []
-    own = urlsplit(url).netloc
+    host = urlsplit(url).netloc
 
     def answered(response: Response) -> None:
         if response.status >= 400:
@@ -49,7 +49,7 @@ def watched(browser: Browser, url: str, **options: object) -> Iterator[Page]:
     page.on(
         "request",
         lambda asked: (
-            wrong.append(asked.url) if urlsplit(asked.url).netloc not in {own, ""} else None
+            wrong.append(asked.url) if urlsplit(asked.url).netloc not in {host, ""} else None
         ),
     )
     page.on("response", answered)
@@ -119,7 +119,7 @@ def colour(page: Page, selector: str, name: str) -> tuple[int, ...]:
     text = page.eval_on_selector(
         selector, f"one => getComputedStyle(one).getPropertyValue('{name}')"
     )
-    return tuple(int(float(one)) for one in re.findall(r"[\d.]+", text)[:3])
+    return tuple(int(float(value)) for value in re.findall(r"[\d.]+", text)[:3])
 
 
 def test_an_empty_store_tells_a_newcomer_what_to_run(browser: Browser, empty_site: Served) -> None:
@@ -138,11 +138,11 @@ def test_tables_sort_and_filter(page: Page) -> None:
     table = page.locator("[data-table=operations]")
     points = "rows => rows.map(row => row.cells[1].dataset.key).map(key => key && Number(key))"
     table.get_by_role("button", name="start-up").click()
-    known = [one for one in table.locator("tbody tr").evaluate_all(points) if one is not None]
+    known = [value for value in table.locator("tbody tr").evaluate_all(points) if value is not None]
     assert known == sorted(known)
     assert table.locator("th").nth(1).get_attribute("aria-sort") == "ascending"
     table.get_by_role("button", name="start-up").click()
-    known = [one for one in table.locator("tbody tr").evaluate_all(points) if one is not None]
+    known = [value for value in table.locator("tbody tr").evaluate_all(points) if value is not None]
     assert known == sorted(known, reverse=True)
     table.get_by_role("searchbox").fill("h2d both")
     shown = table.locator("tbody tr:visible")

@@ -114,11 +114,11 @@ def test_every_page_is_whole_and_loads_nothing_else(full: Client, addresses: lis
 
 
 def test_every_link_on_a_page_leads_somewhere(full: Client, addresses: list[str]) -> None:
-    found: set[str] = set()
+    links: set[str] = set()
     for page in addresses:
-        found |= set(re.findall(r'(?:href|src)="([^"#]+)', full.get(page).text))
-    assert len(found) > 40
-    for link in sorted(found):
+        links |= set(re.findall(r'(?:href|src)="([^"#]+)', full.get(page).text))
+    assert len(links) > 40
+    for link in sorted(links):
         status = full.get(unescape(link)).status_code
         assert status in {200, 303}, link
 
@@ -127,7 +127,7 @@ def test_names_are_shown_as_text_and_never_as_markup(full: Client) -> None:
     answer = full.get("/machines")
     assert MARKUP not in answer.text
     assert MARKUP in words(answer)
-    link = next(one for one in re.findall(r'href="(/profiles/[^"]+)"', answer.text) if "%3C" in one)
+    link = next(url for url in re.findall(r'href="(/profiles/[^"]+)"', answer.text) if "%3C" in url)
     page = full.get(link)
     assert page.status_code == 200
     assert MARKUP not in page.text
@@ -199,7 +199,7 @@ def test_what_is_missing_has_next_steps(full: Client, address: str, status: int,
     assert said in words(answer)
 
 
-def test_observed_runs_stand_on_pages_of_their_machine_and_of_its_plans_and_calibrate_new_ones(
+def test_observed_runs_stand_on_pages_of_their_machine_and_of_its_plans_and_calibrate_new_plans(
     full_planner: ServicePlanner, full: Client
 ) -> None:
     new = "/new?model=olmoe&profile=h100-x8&world_size=8&global_batch=32&seq=2048&target=megatron"

@@ -36,7 +36,7 @@ def _token_file(home: Path) -> Path:
     return path
 
 
-def test_a_service_makes_its_database_serves_and_stops_when_told(tmp_path: Path) -> None:
+def test_a_service_makes_its_database_serves_and_stops_when_asked(tmp_path: Path) -> None:
     db = tmp_path / "new" / "team.db"
     with (
         served(tmp_path, db=db) as service,
@@ -99,7 +99,7 @@ def test_the_log_has_a_line_for_each_request_and_no_token(tmp_path: Path) -> Non
         client.post("/v1/plans:resolve", json=SMALL)
         service.stop()
     requests = [line for line in service.lines if line["message"] == "request"]
-    assert [(one["path"], one["status"]) for one in requests] == [
+    assert [(request["path"], request["status"]) for request in requests] == [
         ("/v1/plans", 200), ("/v1/plans:resolve", 401),
     ]  # fmt: skip
     assert requests[0]["request_id"] == "job-7"

@@ -76,10 +76,10 @@ def test_health_needs_no_token_and_has_no_reasons(planner: ServicePlanner, datab
         assert client.get("/healthz").status_code == 200
         assert client.get("/readyz").json()["ready"] is True
         database.rename(database.with_suffix(".away"))
-        told = client.get("/readyz", headers=_bearer(READ))
+        shown = client.get("/readyz", headers=_bearer(READ))
         secret = client.get("/readyz")
-    assert (told.status_code, secret.status_code) == (503, 503)
-    assert str(database) in told.text
+    assert (shown.status_code, secret.status_code) == (503, 503)
+    assert str(database) in shown.text
     assert str(database) not in secret.text
 
 
@@ -144,12 +144,12 @@ def test_sessions_end_with_their_time_and_their_number() -> None:
     now = 8 * 24 * 3600.0
     assert not sessions.has(first)
     names = [sessions.open() for _ in range(1001)]
-    assert [sessions.has(one) for one in names[:2]] == [False, True]
+    assert [sessions.has(name) for name in names[:2]] == [False, True]
     assert not sessions.has("")
 
 
 def test_a_form_with_too_many_fields_is_refused(steady_guarded: Client) -> None:
-    content = "&".join(f"field{one}=1" for one in range(101))
+    content = "&".join(f"field{number}=1" for number in range(101))
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
     answer = steady_guarded.ask("POST", "/login", content=content, headers=headers)
     assert answer.status_code == 400
@@ -204,8 +204,8 @@ def test_a_page_of_another_site_may_not_write(steady: Client, site: str) -> None
     headers = {"Sec-Fetch-Site": site}
     assert steady.post("/v1/plans:resolve", {}, headers=headers).status_code == 403
     assert steady.post("/login", headers=headers).status_code == 403
-    own = {"Sec-Fetch-Site": "same-origin"}
-    assert steady.post("/v1/plans:resolve", {}, headers=own).status_code == 422
+    same_origin = {"Sec-Fetch-Site": "same-origin"}
+    assert steady.post("/v1/plans:resolve", {}, headers=same_origin).status_code == 422
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/v1/plans", "/nowhere", "/login", "/openapi.json"])
@@ -217,7 +217,7 @@ def test_every_answer_carries_the_headers_of_safety_and_opens_to_no_other_site(
         for name, value in SECURITY_HEADERS:
             assert answer.headers[name.decode()] == value.decode()
         assert answer.headers["x-request-id"]
-        assert not [one for one in answer.headers if one.startswith("access-control")]
+        assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 def test_an_address_that_others_reach_needs_a_token() -> None:

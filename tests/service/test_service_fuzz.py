@@ -40,7 +40,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FastAPI]:
 def test_the_document_names_every_address_of_the_interface(app: FastAPI) -> None:
     with client_of(app) as client:
         paths = client.get("/openapi.json").json()["paths"]
-    named = {(path, method.upper()) for path, found in paths.items() for method in found}
+    named = {(path, method.upper()) for path, methods in paths.items() for method in methods}
     assert set(OPERATIONS) <= named
 
 
@@ -52,7 +52,7 @@ def test_no_right_request_makes_the_service_fail(app: FastAPI, path: str, method
 @pytest.mark.parametrize(
     ("path", "method"),
     # The others have nothing that could be wrong in itself: any text may stand in their path.
-    [one for one in OPERATIONS if one[1] == "POST" or one[0] == "/v1/plans"],
+    [call for call in OPERATIONS if call[1] == "POST" or call[0] == "/v1/plans"],
 )
 def test_no_wrong_request_makes_the_service_fail(app: FastAPI, path: str, method: str) -> None:
     _ask(app, path, method, GenerationMode.NEGATIVE)

@@ -25,34 +25,34 @@ def _all(client: Client, path: str, *, limit: int) -> list[dict[str, Any]]:
         more = "&" if "?" in path else "?"
         answer = client.get(f"{path}{more}limit={limit}" + (f"&after={after}" if after else ""))
         assert answer.status_code == 200
-        found = answer.json()
-        assert 0 < len(found["items"]) <= limit
-        items += found["items"]
-        if found["next"] is None:
+        page = answer.json()
+        assert 0 < len(page["items"]) <= limit
+        items += page["items"]
+        if page["next"] is None:
             return items
-        after = found["next"]
+        after = page["next"]
     raise AssertionError("the list has no end")
 
 
 def _plans(client: Client, tokens: Sequence[int]) -> list[str]:
     asked = ({**SMALL, "tokens_per_rank": number} for number in tokens)
-    return [client.post("/v1/plans:resolve", one).json()["id"] for one in asked]
+    return [client.post("/v1/plans:resolve", question).json()["id"] for question in asked]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 500])
 def test_pages_of_plans_hold_every_plan_once_newest_first(client: Client, limit: int) -> None:
     made = _plans(client, (1024, 2048, 4096))
-    found = _all(client, "/v1/plans", limit=limit)
-    assert [one["id"] for one in found] == made[::-1]
+    plans = _all(client, "/v1/plans", limit=limit)
+    assert [plan["id"] for plan in plans] == made[::-1]
     assert client.get("/v1/plans").json()["schema"] == "moetune.plans/1"
 
 
 def test_profiles_list_the_stores_before_the_reference_machines(client: Client) -> None:
     reference = sorted(bundled_profiles())
-    own = replace(load_profile_file(bundled_profiles()[reference[0]]), name=reference[0])
-    assert client.post("/v1/profiles", encode(own)).status_code == 201
-    found = client.get("/v1/profiles").json()["items"]
-    assert [(one["source"], one["name"]) for one in found] == [
+    profile = replace(load_profile_file(bundled_profiles()[reference[0]]), name=reference[0])
+    assert client.post("/v1/profiles", encode(profile)).status_code == 201
+    items = client.get("/v1/profiles").json()["items"]
+    assert [(item["source"], item["name"]) for item in items] == [
         ("store", reference[0]), *(("bundled", name) for name in reference),
     ]  # fmt: skip
 

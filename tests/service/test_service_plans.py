@@ -93,8 +93,8 @@ def test_who_has_the_plan_gets_nothing(client: Client, inputs: dict[str, Any], f
 
 def test_many_that_ask_at_once_get_the_same_bytes(client: Client, inputs: dict[str, Any]) -> None:
     answers = client.together([("/v1/plans:resolve", inputs)] * 48)
-    assert {one.status_code for one in answers} == {200}
-    assert len({one.content for one in answers}) == 1
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.content for answer in answers}) == 1
     assert len(client.get("/v1/plans").json()["items"]) == 1
 
 

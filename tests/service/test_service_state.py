@@ -107,19 +107,19 @@ def test_metrics_count_requests_by_route_and_not_by_address(client: Client) -> N
         client.get(f"/v1/plans/{number:064x}")
         client.get(f"/nowhere/{number}")
     client.get("/v1/plans")
-    found = _metrics(client)
-    assert _count(found, "/v1/plans/{plan_id}", 404) == 3
-    assert _count(found, "none", 404) == 3
-    assert _count(found, "/v1/plans", 200) == 1
-    assert found["moetune_request_seconds_count", (("route", "/v1/plans"),)] == 1
-    assert found["moetune_ready", ()] == 1
+    metrics = _metrics(client)
+    assert _count(metrics, "/v1/plans/{plan_id}", 404) == 3
+    assert _count(metrics, "none", 404) == 3
+    assert _count(metrics, "/v1/plans", 200) == 1
+    assert metrics["moetune_request_seconds_count", (("route", "/v1/plans"),)] == 1
+    assert metrics["moetune_ready", ()] == 1
 
 
 def test_two_services_in_one_process_count_apart(planner: ServicePlanner) -> None:
     with (
-        client_of(create_app(planner, Access())) as one,
-        client_of(create_app(planner, Access())) as two,
+        client_of(create_app(planner, Access())) as first,
+        client_of(create_app(planner, Access())) as second,
     ):
-        one.get("/healthz")
-        assert _count(_metrics(one), "/healthz", 200) == 1
-        assert _count(_metrics(two), "/healthz", 200) == 0
+        first.get("/healthz")
+        assert _count(_metrics(first), "/healthz", 200) == 1
+        assert _count(_metrics(second), "/healthz", 200) == 0

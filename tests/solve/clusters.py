@@ -79,8 +79,8 @@ def _line(
         # The groups that tile a node share its wire; a ring crosses it once for each group.
         ranks_a_node = size / nodes
         sharers = per_node / ranks_a_node
-        own = between / (per_node if op in {"all_to_all", "send"} else sharers)
-        bandwidth = min(inside, own)
+        share = between / (per_node if op in {"all_to_all", "send"} else sharers)
+        bandwidth = min(inside, share)
     return CollectiveLine(
         op=op,
         group_size=size,

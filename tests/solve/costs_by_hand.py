@@ -136,16 +136,16 @@ class _Together:
 
     @property
     def speeds(self) -> SpeedTable:
-        tables = [one.speeds for one in self._refits]
+        tables = [refit.speeds for refit in self._refits]
         return {pair: np.array([table[pair] for table in tables]) for pair in tables[0]}
 
     def overlap_speeds(self, *, exchange_bytes: Sizes, exchange_seconds: Sizes) -> OverlapSpeeds:
         seconds = np.broadcast_to(exchange_seconds, len(self._refits)).tolist()
-        found = [
-            one.overlap_speeds(exchange_bytes=exchange_bytes, exchange_seconds=its)
-            for one, its in zip(self._refits, seconds, strict=True)
+        speeds = [
+            refit.overlap_speeds(exchange_bytes=exchange_bytes, exchange_seconds=its)
+            for refit, its in zip(self._refits, seconds, strict=True)
         ]
-        return OverlapSpeeds(*map(np.array, zip(*found, strict=True)))
+        return OverlapSpeeds(*map(np.array, zip(*speeds, strict=True)))
 
     def is_measured(self, dtype: str) -> bool:
         return self._refits[0].is_measured(dtype)
@@ -155,8 +155,8 @@ class _Together:
 
     def seconds(self, key: CostKey, size: Number) -> Estimate[Number]:
         assert isinstance(size, np.ndarray), "several refits have no single time"
-        found = [one.seconds(key, size).seconds for one in self._refits]
-        return Estimate(seconds=np.array(found), trust="measured")
+        times = [refit.seconds(key, size).seconds for refit in self._refits]
+        return Estimate(seconds=np.array(times), trust="measured")
 
     def step_errors(self, key: LayerKey, *, tokens: int) -> StepErrors:
         return self._refits[0].step_errors(key, tokens=tokens)
@@ -216,9 +216,9 @@ def event_by_event(
     link_at, device_at, now = 0, 0, 0.0
     dispatched: set[int] = set()
     computed: set[int] = set()
-    left = {("D", i): one for i, one in enumerate(dispatch)}
-    left |= {("C", i): one for i, one in enumerate(combine)}
-    left |= {("E", i): one for i, one in enumerate(compute)}
+    left = {("D", i): seconds for i, seconds in enumerate(dispatch)}
+    left |= {("C", i): seconds for i, seconds in enumerate(combine)}
+    left |= {("E", i): seconds for i, seconds in enumerate(compute)}
     while link_at < len(link_order):
         kind, chunk = link_order[link_at]
         link_runs = kind == "D" or chunk in computed

@@ -14,7 +14,7 @@ class Machine:
     free: dict[str, float] = field(default_factory=dict)
 
     def run(self, name: str, resource: str, seconds: float, after: list[str]) -> None:
-        start = max([self.free.get(resource, 0.0), *(self.done[one] for one in after)])
+        start = max([self.free.get(resource, 0.0), *(self.done[task] for task in after)])
         self.done[name] = self.free[resource] = start + seconds
 
 
@@ -64,7 +64,7 @@ def naive(  # noqa: C901 - told step by step
                 dispatch(i + 2)
         else:
             needs = [f"D{i}"] + [
-                f"{name} {i}" for name, one in (("in", inputs), ("mid", middle)) if one is not None
+                f"{name} {i}" for name, sec in (("in", inputs), ("mid", middle)) if sec is not None
             ]
             machine.run(f"B{i}", "device", before, needs)
             load("mid", i + 1, middle, [f"B{i}"])

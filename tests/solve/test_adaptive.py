@@ -82,12 +82,12 @@ def test_where_degrees_grow_ranges_tell_the_truth_and_gaps_contain_it(
 def test_a_range_does_not_swallow_another_degrees_sizes() -> None:
     """The printed algorithm widens the range of 2 to 10…1000, over that of 3."""
     made = ranges({10: chunks(2), 18: chunks(3), 1000: chunks(2)})
-    found = [made.decide(tokens) for tokens in (10, 11, 18, 19, 1000)]
-    assert found == [chunks(2), None, chunks(3), None, chunks(2)]
+    decisions = [made.decide(tokens) for tokens in (10, 11, 18, 19, 1000)]
+    assert decisions == [chunks(2), None, chunks(3), None, chunks(2)]
     assert made.violations == 1
 
 
-def test_a_size_is_around_two_settled_ones_or_beyond_all() -> None:
+def test_a_size_is_around_two_settled_sizes_or_beyond_all() -> None:
     made = ranges({10: chunks(5), 100: chunks(3)})
     assert made.around(50) == (chunks(5), chunks(3))
     assert made.around(101) == made.around(9) == ()
@@ -101,6 +101,6 @@ def test_few_sizes_of_any_stream_have_to_be_searched(sizes: list[int]) -> None:
         if made.decide(tokens) is None:
             made = made.settle(tokens, chunks(tokens % 7 + 1))
             searched.append(tokens)
-    for one in searched:
-        near = [other for other in searched if one < other <= one * (1 + REACH)]
+    for size in searched:
+        near = [other for other in searched if size < other <= size * (1 + REACH)]
         assert len(near) <= 1

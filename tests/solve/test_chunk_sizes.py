@@ -48,19 +48,19 @@ def test_modules_are_as_large_as_what_the_runtime_gathers_at_once(shape: Transfo
     )  # fmt: skip
     layers = [module for module in real.modules() if isinstance(module, MoELayer)]
     experts = [[*each.experts.parameters()] for each in layers]
-    units = find_units(real, {one for several in experts for one in several})
+    units = find_units(real, {weight for several in experts for weight in several})
     gathered = [[*unit.parameters.values()] for unit in units] + experts
-    largest = max(sum(one.numel() for one in several) for several in gathered)
+    largest = max(sum(weight.numel() for weight in several) for several in gathered)
     sizes = [
         module.num_parameters for module in modules_of(paper_decoder("real", shape), FoldedLayout())
     ]
     biases = sum(
-        one.numel()
-        for name, one in real.named_parameters()
+        weight.numel()
+        for name, weight in real.named_parameters()
         if name.rpartition(".")[2].startswith("b")
     )
     assert max(sizes) == pytest.approx(largest, abs=biases)
-    assert sum(sizes) == pytest.approx(sum(one.numel() for one in real.parameters()), abs=biases)
+    assert sum(sizes) == pytest.approx(sum(w.numel() for w in real.parameters()), abs=biases)
 
 
 @pytest.mark.parametrize("model", ["gpt-2.7b", "ppmoe-6.7b", "mixtral-8x7b", "deepseek-v2-lite"])
@@ -101,9 +101,9 @@ def test_only_shards_of_single_ranks_have_chunks(changes: dict[str, Any]) -> Non
 
 def plan(**asked: Any) -> TrainingDocument:
     view: Any = moetune.plan("gpt-2.7b", profile="a100-x4", save=False, **asked)
-    found = view.plan
-    assert isinstance(found, TrainingDocument)
-    return found
+    document = view.plan
+    assert isinstance(document, TrainingDocument)
+    return document
 
 
 def test_states_that_fit_nowhere_else_are_on_the_host() -> None:

@@ -46,10 +46,10 @@ def expected_losses(resamples: Sequence[Refit], degree: int) -> tuple[float, flo
         layer = layer_costs(workload=workload, costs=costs)
         return step_time(costs=layer, tokens=4096, degree=chunks).seconds
 
-    pairs = [(seconds(one, degree), seconds(one, 1)) for one in resamples]
+    pairs = [(seconds(refit, degree), seconds(refit, 1)) for refit in resamples]
     return (
-        sum(max(several / one - 1, 0) for several, one in pairs) / len(pairs),
-        sum(max(one / several - 1, 0) for several, one in pairs) / len(pairs),
+        sum(max(several / single - 1, 0) for several, single in pairs) / len(pairs),
+        sum(max(single / several - 1, 0) for several, single in pairs) / len(pairs),
     )
 
 
@@ -74,11 +74,11 @@ def test_one_chunk_as_the_safe_answer_holds_everywhere_in_the_plan() -> None:
     assert {(forward, backward) for _, _, forward, backward in plan.pipeline.ranges} == {(1, 1)}
     assert plan.predicted.step_seconds == plan.predicted.sequential_step_seconds
     assert plan.terms is not None
-    chosen = next(one for one in plan.terms.strategies if one.is_chosen)
+    chosen = next(row for row in plan.terms.strategies if row.is_chosen)
     assert (chosen.forward_degree, chosen.backward_degree) == (1, 1)
     assert chosen.step_seconds == plan.predicted.step_seconds
-    promised = [one for one in plan.alternatives if one.step_seconds < plan.predicted.step_seconds]
-    assert degree_of(several) in {one.forward_degree for one in promised}
+    promised = [row for row in plan.alternatives if row.step_seconds < plan.predicted.step_seconds]
+    assert degree_of(several) in {row.forward_degree for row in promised}
     assert plan.decision.why != several.decision.why
 
 

@@ -20,10 +20,10 @@ def partitions(experts: tuple[int, ...], each: int) -> Iterator[Groups]:
         yield ()
         return
     first, *others = experts
-    for beside in combinations(others, each - 1):
-        rest = tuple(one for one in others if one not in beside)
+    for peers in combinations(others, each - 1):
+        rest = tuple(expert for expert in others if expert not in peers)
         for groups in partitions(rest, each):
-            yield ((first, *beside), *groups)
+            yield ((first, *peers), *groups)
 
 
 def fullest(loads: Sequence[float], groups: Groups) -> float:
@@ -45,22 +45,22 @@ def test_the_fullest_group_is_near_that_of_the_best_partition(
     case: tuple[list[float], int],
 ) -> None:
     loads, num_groups = case
-    found = group_experts(loads, num_groups)
+    grouped = group_experts(loads, num_groups)
     each, experts = len(loads) // num_groups, tuple(range(len(loads)))
-    assert sorted(expert for group in found for expert in group) == list(experts)
-    assert {len(group) for group in found} == {each}
+    assert sorted(expert for group in grouped for expert in group) == list(experts)
+    assert {len(group) for group in grouped} == {each}
     least = min(fullest(loads, groups) for groups in partitions(experts, each))
     assert least_fullest(loads, num_groups) <= least + 1e-9
-    assert least - 1e-9 <= fullest(loads, found) <= WORST * least + 1e-9
+    assert least - 1e-9 <= fullest(loads, grouped) <= WORST * least + 1e-9
 
 
 @pytest.mark.parametrize(("experts", "ranks"), [(128, 8), (256, 64), (384, 2), (512, 64)])
 def test_many_experts_come_near_their_bound(experts: int, ranks: int) -> None:
     loads = [1 / (1 + (7 * expert) % experts) ** 0.7 for expert in range(experts)]
-    found = group_experts(loads, ranks)
-    assert fullest(loads, found) <= 1.001 * least_fullest(loads, ranks)
-    assert fullest(loads, found) < fullest(loads, natural(experts, ranks))
-    assert found == group_experts(loads, ranks)
+    grouped = group_experts(loads, ranks)
+    assert fullest(loads, grouped) <= 1.001 * least_fullest(loads, ranks)
+    assert fullest(loads, grouped) < fullest(loads, natural(experts, ranks))
+    assert grouped == group_experts(loads, ranks)
 
 
 def natural(experts: int, ranks: int) -> Groups:
@@ -74,6 +74,6 @@ def test_experts_keep_their_order_where_no_partition_is_better() -> None:
         max(sum(shares[expert] for expert in group) for group in groups)
         for groups in partitions(tuple(range(6)), 3)
     )
-    found = place_experts(shares, 2, natural_skew=2 * 13 / 25)
-    assert 2 * least == pytest.approx(found.placed_skew)
-    assert not found.experts
+    placed = place_experts(shares, 2, natural_skew=2 * 13 / 25)
+    assert 2 * least == pytest.approx(placed.placed_skew)
+    assert not placed.experts

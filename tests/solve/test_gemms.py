@@ -26,7 +26,7 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204
         if func.overloadpacket in _PRODUCTS:
-            sizes = {size for one in args if isinstance(one, torch.Tensor) for size in one.shape}
+            sizes = {size for arg in args if isinstance(arg, torch.Tensor) for size in arg.shape}
             self.number += self.d_hidden in sizes
         return func(*args, **(kwargs or {}))
 

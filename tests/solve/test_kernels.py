@@ -73,18 +73,18 @@ def alone(factors: Mapping[KernelName, float], kernel: KernelName) -> float:
 def test_the_fastest_kernel_is_taken_at_the_step_that_it_has_alone(best: KernelName) -> None:
     factors: dict[KernelName, float] = {"": 1.0, "grouped_mm": 1.3, "liger": 1.6}
     factors[best] = 0.7
-    found = plan(profile(factors))
-    assert found.kernel is not None
-    assert found.kernel.name == (best or "loop")
-    assert found.step_seconds == pytest.approx(alone(factors, best), rel=SAME)
-    by_name = {other.name: other.step_seconds for other in found.kernel.others}
+    chosen = plan(profile(factors))
+    assert chosen.kernel is not None
+    assert chosen.kernel.name == (best or "loop")
+    assert chosen.step_seconds == pytest.approx(alone(factors, best), rel=SAME)
+    by_name = {other.name: other.step_seconds for other in chosen.kernel.others}
     for kernel in factors:
         if kernel != best:
             assert by_name[kernel or "loop"] == pytest.approx(alone(factors, kernel), rel=SAME)
     assert list(by_name.values()) == sorted(by_name.values())
-    assert found.decide(100).kernel == found.kernel.name
-    sections = explanation_sections(_subject(found, factors))
-    assert found.kernel.why in [text for section in sections for text in section.paragraphs]
+    assert chosen.decide(100).kernel == chosen.kernel.name
+    sections = explanation_sections(_subject(chosen, factors))
+    assert chosen.kernel.why in [text for section in sections for text in section.paragraphs]
 
 
 def _subject(made: Plan, factors: Mapping[KernelName, float]) -> LayerSubject:

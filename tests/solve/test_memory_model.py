@@ -55,8 +55,8 @@ def test_states_take_sixteen_bytes_also_in_mixed_precision(
 
 def test_swiglu_keeps_two_middles_and_relu_one() -> None:
     gated = replace(_workload(), layer=replace(GPT_XL, activation="swiglu"))
-    one, two = (layer_memory(workload=workload, degree=1) for workload in (_workload(), gated))
-    assert two.activation_bytes - one.activation_bytes == 16384 * 8192 * 4
+    relu, swiglu = (layer_memory(workload=workload, degree=1) for workload in (_workload(), gated))
+    assert swiglu.activation_bytes - relu.activation_bytes == 16384 * 8192 * 4
 
 
 @pytest.mark.parametrize(("degree", "ratio"), [(4, 0.40), (8, 0.50)])
@@ -96,8 +96,8 @@ def test_a_rank_of_a_tensor_group_has_room_for_a_row_more_where_rows_do_not_divi
 def test_a_layer_may_take_what_the_rest_of_the_model_leaves() -> None:
     taken = {"memory-taken": str(2**30)}
     assert limit_of(plan_inputs(constraints=taken), device_memory_bytes=2**31) == 2**30
-    own = plan_inputs(memory_limit_bytes=2**30 + 5, constraints=taken)
-    assert limit_of(own, device_memory_bytes=2**31) == 5
+    limited = plan_inputs(memory_limit_bytes=2**30 + 5, constraints=taken)
+    assert limit_of(limited, device_memory_bytes=2**31) == 5
     for limit in (2**30, 2**29):
         with pytest.raises(InfeasiblePlanError, match=r"takes 1\.00 GiB of .* leaves nothing"):
             limit_of(plan_inputs(constraints=taken), device_memory_bytes=limit)

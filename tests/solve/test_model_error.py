@@ -39,13 +39,13 @@ def width_of(confidence: Confidence) -> float:
 
 
 def test_errors_make_near_choices_uncertain_and_the_range_wide() -> None:
-    found = [judge(errors_of(own)) for own in (0.0, 0.05, 0.1)]
-    sure = [one.probability_best for one in found]
+    judged = [judge(errors_of(spread)) for spread in (0.0, 0.05, 0.1)]
+    sure = [confidence.probability_best for confidence in judged]
     assert sure == sorted(sure, reverse=True)
     assert sure[0] > sure[2] > 0.0
-    assert found == sorted(found, key=lambda one: one.expected_regret)
-    assert found == sorted(found, key=width_of)
-    assert width_of(found[0]) == pytest.approx(2 * 1.645 * DRIFT, rel=0.3)
+    assert judged == sorted(judged, key=lambda confidence: confidence.expected_regret)
+    assert judged == sorted(judged, key=width_of)
+    assert width_of(judged[0]) == pytest.approx(2 * 1.645 * DRIFT, rel=0.3)
 
 
 def test_what_all_choices_miss_widens_the_range_alone() -> None:
@@ -66,9 +66,9 @@ def test_factors_of_many_chunks_are_those_of_each() -> None:
     costs = layer_costs(workload=WORKLOAD, costs=BySize())
     degrees, tokens = np.array([1, 2, 3, 4, 4]), np.array([1.0, 1.0, 0.5, 2.0, 0.25]) * TOKENS
     rows = tokens * costs.rows(1.0) / degrees
-    found = costs.step_factor(rows=rows, degree=degrees)
+    factors = costs.step_factor(rows=rows, degree=degrees)
     three = 0.1 + 0.2 * (math.log2(3) - 1)  # between those of two chunks and of four
-    assert found == pytest.approx(np.exp([0.0, 0.1, 0.5 * three, 2 * 0.3, 0.25 * 0.3]))
+    assert factors == pytest.approx(np.exp([0.0, 0.1, 0.5 * three, 2 * 0.3, 0.25 * 0.3]))
 
 
 def test_the_only_choice_and_a_single_refit_are_sure_whatever_the_error() -> None:
@@ -86,13 +86,13 @@ def logs_of(errors: StepErrors, degree: int, strategy: Strategy = "none") -> Flo
     return np.log(error_factors(errors, strategy, degree, num=NUM))
 
 
-OWN = 0.1
-TOTAL = math.hypot(OWN, DRIFT)
+SPREAD = 0.1
+TOTAL = math.hypot(SPREAD, DRIFT)
 
 
 @pytest.mark.parametrize("degree", [1, 2, 8, 64, 4096])
 def test_every_power_of_two_has_the_same_spread(degree: int) -> None:
-    draws = errors_of(OWN)
+    draws = errors_of(SPREAD)
     assert np.std(logs_of(draws, degree)) == pytest.approx(TOTAL, rel=0.2)
     assert np.mean(logs_of(draws, degree)) == pytest.approx(0.0, abs=0.01)
 
@@ -101,11 +101,11 @@ def test_every_power_of_two_has_the_same_spread(degree: int) -> None:
 def test_degrees_share_the_less_of_their_error_the_more_octaves_they_are_apart(
     apart: int, shared: float
 ) -> None:
-    draws = errors_of(OWN)
+    draws = errors_of(SPREAD)
     pairs = [(2**at, 2 ** (at + apart)) for at in range(6)]
-    found = [np.corrcoef(logs_of(draws, one), logs_of(draws, two))[0, 1] for one, two in pairs]
-    expected = (shared * OWN**2 + DRIFT**2) / TOTAL**2
-    assert np.mean(found) == pytest.approx(expected, abs=0.12)
+    shares = [np.corrcoef(logs_of(draws, low), logs_of(draws, high))[0, 1] for low, high in pairs]
+    expected = (shared * SPREAD**2 + DRIFT**2) / TOTAL**2
+    assert np.mean(shares) == pytest.approx(expected, abs=0.12)
 
 
 def test_roots_of_the_covariance_are_what_deviates_are_taken_times() -> None:
@@ -114,8 +114,8 @@ def test_roots_of_the_covariance_are_what_deviates_are_taken_times() -> None:
     assert abs(np.corrcoef(logs_of(draws, 1), logs_of(draws, 2))[0, 1]) < 0.3
 
 
-def test_neighbouring_degrees_have_nearly_one_error_and_strategies_their_own() -> None:
-    draws = errors_of(OWN)
+def test_neighbouring_degrees_have_nearly_one_error_and_strategies_another() -> None:
+    draws = errors_of(SPREAD)
     assert np.corrcoef(logs_of(draws, 15), logs_of(draws, 16))[0, 1] > 0.95
     assert abs(np.corrcoef(logs_of(draws, 4), logs_of(draws, 4, "S1"))[0, 1]) < 0.3
     assert (logs_of(draws, 1) == logs_of(draws, 1, "S1")).all()

@@ -69,10 +69,10 @@ def recounted(workload: Workload, degree: int, strategy: Strategy) -> dict[str, 
     middle = layer.d_hidden * (2 if layer.activation == "swiglu" else 1)
     one_x = tokens * layer.d_model * size
     one_dispatched, one_middle = rows * layer.d_model * size, rows * middle * size
-    found = recounted_rings(workload, degree, strategy)
-    found |= {"activation_bytes": one_x + one_x, "buffer_bytes": one_x + one_x, "host_bytes": 0}
+    memory = recounted_rings(workload, degree, strategy)
+    memory |= {"activation_bytes": one_x + one_x, "buffer_bytes": one_x + one_x, "host_bytes": 0}
     if strategy == "none":
-        found["activation_bytes"] += one_dispatched + one_middle
+        memory["activation_bytes"] += one_dispatched + one_middle
         is_mixed = workload.local_experts > 1
         wire = (
             []
@@ -80,12 +80,12 @@ def recounted(workload: Workload, degree: int, strategy: Strategy) -> dict[str, 
             else ["rows"] + ["by source", "sums"][: layer.top_k] * is_mixed
         )
         one_sent = sent_rows(workload, rows) * layer.d_model * size
-        found["buffer_bytes"] += one_dispatched + one_sent * len(wire)
+        memory["buffer_bytes"] += one_dispatched + one_sent * len(wire)
     if strategy in {"S1", "S3"}:
-        found["host_bytes"] += one_dispatched
+        memory["host_bytes"] += one_dispatched
     if strategy in {"S1", "S2"}:
-        found["host_bytes"] += one_middle
-    return found
+        memory["host_bytes"] += one_middle
+    return memory
 
 
 workloads = st.builds(

@@ -57,8 +57,8 @@ def test_a_chunk_has_as_many_products_as_its_experts_and_phase(
     activation: Activation, phase: Phase, num_gemms: int
 ) -> None:
     layer = _layer(_gemms_only(), activation=activation)
-    found = layer.compute(phase=phase, rows=ROWS)
-    assert found.seconds == pytest.approx(num_gemms * (ALPHA + BETA * MACS))
+    chunk = layer.compute(phase=phase, rows=ROWS)
+    assert chunk.seconds == pytest.approx(num_gemms * (ALPHA + BETA * MACS))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_small_chunks_take_the_time_of_their_launches(phase: Phase, kind: str) -
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_large_chunks_take_their_own(phase: Phase) -> None:
+def test_large_chunks_take_the_time_of_their_products(phase: Phase) -> None:
     costs, rows = costs_of(LaunchingCosts()), 1e7
     alone = costs_of(LinearCosts())
     assert costs.compute(phase=phase, rows=rows) == alone.compute(phase=phase, rows=rows)

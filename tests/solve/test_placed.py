@@ -75,11 +75,11 @@ def test_a_placement_that_gains_little_is_not_taken() -> None:
     assert planned(nearly).experts == ()
     assert "less than 2 %" in choice.why or "no placement was found" in choice.why
     little = [100 + 2 * (expert < 8) for expert in range(64)]
-    found = planned(little)
-    assert found.placement is not None
-    assert found.experts == ()
-    assert 0 < (found.placement.gain or 0) <= 0.02
-    assert found.predicted == planned(little, rule="natural").predicted
+    placed = planned(little)
+    assert placed.placement is not None
+    assert placed.experts == ()
+    assert 0 < (placed.placement.gain or 0) <= 0.02
+    assert placed.predicted == planned(little, rule="natural").predicted
 
 
 def test_an_order_that_does_not_fit_is_placed() -> None:

@@ -59,8 +59,8 @@ def test_timelines_of_reused_memory_last_as_long_as_predicted(
 def _events(plan: Plan) -> list[Any]:
     forward, backward = plan_timelines(plan=plan, costs=COSTS)
     spans = layer_spans(plan=plan, costs=COSTS, forward=forward, backward=backward)
-    found: list[Any] = json.loads(json.dumps(process_events("predicted", spans, number=0)))
-    return found
+    events: list[Any] = json.loads(json.dumps(process_events("predicted", spans, number=0)))
+    return events
 
 
 def test_a_layers_trace_has_complete_events_in_microseconds() -> None:
@@ -127,7 +127,7 @@ def test_processes_and_tracks_have_names_and_an_order() -> None:
     assert process_events("rank 3", [], number=4) == []
 
 
-def test_overlap_share_is_the_part_of_communication_beside_computation() -> None:
+def test_overlap_share_is_the_part_of_communication_during_computation() -> None:
     spans = [
         _span("comm", 0.0, 2.0),
         _span("comm", 3.0, 5.0),

@@ -38,7 +38,7 @@ def search(space: Space, times: Times) -> tuple[Tried, ...]:
     tried: list[Tried] = []
     while (decision := next_decision(space=space, tried=tried)) is not None:
         assert space.allows(decision)
-        assert decision not in [one.decision for one in tried]
+        assert decision not in [trial.decision for trial in tried]
         tried.append(Tried(decision=decision, seconds=(times(decision.degree),) * REPEATS))
     return tuple(tried)
 
@@ -47,7 +47,7 @@ def search(space: Space, times: Times) -> tuple[Tried, ...]:
 def pipelines(draw: st.DrawFn) -> Callable[[int, float], float]:
     """The makespan of some costs: α and β of the transfer and of the experts."""
     exponents = [draw(st.floats(low, low + 3)) for low in (-6, -4, -6, -4)]
-    start, share, start_c, share_c = (10**one for one in exponents)
+    start, share, start_c, share_c = (10**exponent for exponent in exponents)
 
     def seconds(degree: int, factor: float) -> float:
         return makespan(
@@ -68,7 +68,7 @@ def pipelines(draw: st.DrawFn) -> Callable[[int, float], float]:
     seed=st.integers(1, 64),
     bounds=st.tuples(st.integers(1, 64), st.integers(1, 64)).map(sorted),
 )
-def test_the_found_decision_is_within_two_percent_of_the_best_of_all(
+def test_the_best_tried_decision_is_within_two_percent_of_the_best_of_all(
     pipeline: Callable[[int, float], float], seed: int, bounds: list[int]
 ) -> None:
     def times(degree: int) -> float:
@@ -77,9 +77,9 @@ def test_the_found_decision_is_within_two_percent_of_the_best_of_all(
     low, high = bounds
     space = space_of(min(max(seed, low), high), low=low, largest=high)
     tried = search(space, times)
-    found = best_tried(space=space, tried=tried)
+    choice = best_tried(space=space, tried=tried)
     best = min(map(times, range(low, high + 1)))
-    assert found.median_seconds <= best * (1 + GAIN) ** 2 * 1.001
+    assert choice.median_seconds <= best * (1 + GAIN) ** 2 * 1.001
     assert len(tried) <= MAX_TRIALS
 
 
@@ -90,15 +90,15 @@ def curve(best: int) -> Callable[[int], float]:
 def test_a_right_answer_is_confirmed_by_its_neighbours_alone() -> None:
     space = space_of(3)
     tried = search(space, curve(3))
-    assert [one.decision.degree for one in tried] == [3, 4, 2]
+    assert [trial.decision.degree for trial in tried] == [3, 4, 2]
     assert best_tried(space=space, tried=tried).decision == space.seed
 
 
 def test_a_wrong_answer_far_away_is_left_in_few_trials() -> None:
     space = space_of(2)
     tried = search(space, lambda degree: 40 / degree + degree / 8)
-    found = best_tried(space=space, tried=tried)
-    assert 15 <= found.decision.degree <= 22
+    choice = best_tried(space=space, tried=tried)
+    assert 15 <= choice.decision.degree <= 22
     assert len(tried) <= 10
 
 
@@ -120,7 +120,7 @@ def test_where_memory_has_room_for_no_fewer_chunks_only_the_plans_are_tried() ->
     tight = replace(budget, limit_bytes=budget.peak(strategy="none", degree=64).device_bytes)
     space = replace(space_of(64), budget=tight)
     tried = search(space, curve(3))
-    assert [one.decision for one in tried] == [space.seed]
+    assert [trial.decision for trial in tried] == [space.seed]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_trial_is_clearly_worse_when_its_fastest_step_is(
     assert is_clearly_worse(seconds, 1.0) is worse
 
 
-def test_a_search_ends_after_its_most_trials_whatever_they_found() -> None:
+def test_a_search_ends_after_its_most_trials_whatever_they_measured() -> None:
     space = space_of(8)
 
     def trial(degree: int) -> Tried:

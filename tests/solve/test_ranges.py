@@ -87,14 +87,14 @@ def _assert_partition(ranges: tuple[Range, ...], tokens: int) -> None:
 
 @settings(deadline=None, max_examples=15)
 @given(lines, st.integers(1, 2_000_000))
-def test_ranges_partition_the_tokens_and_hold_the_plans_own_degree(
+def test_ranges_partition_the_tokens_and_hold_the_plans_degree(
     costs: LinearCosts, tokens: int
 ) -> None:
     chooser = _chooser(costs)
     ranges = _solve(chooser, tokens)
     _assert_partition(ranges, tokens)
-    own = next(row for row in ranges if row[0] <= tokens <= row[1])
-    assert own[2] == chooser.degree(tokens)
+    planned = next(row for row in ranges if row[0] <= tokens <= row[1])
+    assert planned[2] == chooser.degree(tokens)
 
 
 @settings(deadline=None, max_examples=15, derandomize=True)  # a bound for drawn costs, not all
@@ -158,8 +158,8 @@ def _assert_ranges_fit(ranges: tuple[Range, ...], limit_bytes: int, largest: int
             range(low, high + 1), limit_bytes + 1, key=lambda size: _peak_bytes(size, degree)
         )
         if low + too_large <= high:
-            for one in range(1, largest + 1):
-                assert _peak_bytes(low + too_large, one) > limit_bytes, (low + too_large, one)
+            for num in range(1, largest + 1):
+                assert _peak_bytes(low + too_large, num) > limit_bytes, (low + too_large, num)
 
 
 @pytest.mark.parametrize("interference", [Interference(), DISTURBED])

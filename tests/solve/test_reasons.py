@@ -33,7 +33,7 @@ IN_ONE = step(degree=1, seconds=3.0, chunk_seconds=1.0)
         (2.0, 0.5, ("2.00 s",)),
     ],
 )
-def test_chunks_are_chosen_for_what_they_hide_and_what_smaller_ones_save(
+def test_chunks_are_chosen_for_what_they_hide_and_what_smaller_chunks_save(
     seconds: float, chunk_seconds: float, times: tuple[str, ...]
 ) -> None:
     why = explain_choice(
@@ -98,8 +98,8 @@ def test_what_binds_is_what_the_step_waits_for_or_with_reuse_the_busiest(
         degree=2, seconds=1.0, transfer=parts[0], compute=parts[1], copies=parts[2],
         num_transfers=2,
     )  # fmt: skip
-    found = StepTime(
+    time = StepTime(
         forward=phase, backward=phase, overhead=Estimate(seconds=0.0, trust="measured"),
         strategy=strategy,
     )  # fmt: skip
-    assert found.binding == binding
+    assert time.binding == binding

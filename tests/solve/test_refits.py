@@ -30,7 +30,7 @@ def measured(factor: float) -> LinearCosts:
     return LinearCosts(errors=errors)
 
 
-def test_a_predicted_step_is_the_measured_one() -> None:
+def test_a_predicted_step_is_the_measured_step() -> None:
     assert seconds(measured(1.1)) == pytest.approx(1.1 * seconds(LinearCosts()), rel=0.01)
     assert seconds(measured(1.1), degree=1) == pytest.approx(seconds(LinearCosts(), 1), rel=1e-3)
 
@@ -43,7 +43,7 @@ def taken(refits: Refits, degree: int = 16) -> list[float]:
 
 def refits(factor: float, *gemms: LinearCost) -> Refits:
     nominal = layer_costs(workload=WORKLOAD, costs=measured(factor))
-    return refits_of(nominal, [LinearCosts(gemm_cost=one) for one in gemms], tokens=TOKENS)
+    return refits_of(nominal, [LinearCosts(gemm_cost=gemm) for gemm in gemms], tokens=TOKENS)
 
 
 def slower(factor: float) -> LinearCost:
@@ -53,9 +53,9 @@ def slower(factor: float) -> LinearCost:
 
 
 def test_a_measured_step_takes_as_long_under_slower_operations() -> None:
-    found = refits(1.1, slower(1.2))
-    assert taken(found) == pytest.approx([seconds(measured(1.1))], rel=0.01)
-    (in_one_chunk,) = taken(found, 1)
+    made = refits(1.1, slower(1.2))
+    assert taken(made) == pytest.approx([seconds(measured(1.1))], rel=0.01)
+    (in_one_chunk,) = taken(made, 1)
     assert in_one_chunk > 1.05 * seconds(measured(1.1), degree=1)
 
 

@@ -98,8 +98,8 @@ def test_undisturbed_tasks_last_as_long_as_a_naive_machine(
         phase, degree, transfer=transfer, before=before, after=after, inputs=inputs,
         middle=middle, again=again,
     )  # fmt: skip
-    found = simulate(tasks, speeds=speeds_of(Interference())).makespan_seconds
-    assert found == pytest.approx(expected, rel=1e-9)
+    makespan = simulate(tasks, speeds=speeds_of(Interference())).makespan_seconds
+    assert makespan == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("strategy", REUSE)
@@ -129,7 +129,7 @@ def test_work_of_each_strategy_is_that_of_table_2() -> None:
         gemms = (4 if again else 2) + (again and strategy in {"S3", "S4"})
         assert time.link_seconds == pytest.approx(transfers * t_a2a)
         assert time.device_seconds == pytest.approx(gemms * gemm)
-        parts = [one * rows * 256 * 4 for one in copies[strategy] if one]
+        parts = [count * rows * 256 * 4 for count in copies[strategy] if count]
         assert time.copy_seconds == pytest.approx(sum(1e-5 + 1e-10 * part for part in parts))
 
 

@@ -22,10 +22,10 @@ def price(seconds: float | list[float]) -> Price:
 
 speeds = st.sampled_from([1.0, 0.93, 0.71, 0.4])
 tables = st.builds(
-    lambda one, two, three: Interference(
-        comp=CompSpeed(comm=one[0], mem=one[1], all=one[2]),
-        comm=CommSpeed(comp=two[0], mem=two[1], all=two[2]),
-        mem=MemSpeed(comp=three[0], comm=three[1], all=three[2]),
+    lambda comp, comm, mem: Interference(
+        comp=CompSpeed(comm=comp[0], mem=comp[1], all=comp[2]),
+        comm=CommSpeed(comp=comm[0], mem=comm[1], all=comm[2]),
+        mem=MemSpeed(comp=mem[0], comm=mem[1], all=mem[2]),
     ),
     *[st.tuples(speeds, speeds, speeds)] * 3,
 )

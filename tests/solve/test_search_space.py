@@ -59,24 +59,24 @@ def test_what_is_allowed_is_inside_the_degrees_and_fits_to_the_byte(
 ) -> None:
     limit = None if of is None else bytes_of(of) + spare_bytes
     made = space(limit_bytes=limit)
-    for one in decisions():
-        inside = one.degree in {2, 3, 4}
-        fits = limit is None or bytes_of(one) <= limit
-        wanted = one == SEED or (inside and fits and one.strategy in {"none", "S4"})
-        assert made.allows(one) is wanted, one
+    for decision in decisions():
+        inside = decision.degree in {2, 3, 4}
+        fits = limit is None or bytes_of(decision) <= limit
+        wanted = decision == SEED or (inside and fits and decision.strategy in {"none", "S4"})
+        assert made.allows(decision) is wanted, decision
 
 
 @settings(deadline=None)
 @given(
     decision=st.sampled_from(decisions(4)),
-    limit_bytes=st.sampled_from(sorted({bytes_of(one) for one in decisions(6)})),
+    limit_bytes=st.sampled_from(sorted({bytes_of(choice) for choice in decisions(6)})),
 )
 def test_a_decision_that_does_not_fit_gets_the_fewest_chunks_more_that_do(
     decision: Decision, limit_bytes: int
 ) -> None:
     made = space(degrees=(2, 5), strategies=(decision.strategy,), limit_bytes=limit_bytes)
     larger = [decision.with_degree(degree) for degree in range(max(decision.degree, 2), 6)]
-    fitting = [one for one in larger if one == SEED or bytes_of(one) <= limit_bytes]
+    fitting = [choice for choice in larger if choice == SEED or bytes_of(choice) <= limit_bytes]
     assert made.fitting(decision) == (fitting[0] if fitting else decision)
 
 
@@ -149,9 +149,9 @@ def test_between_settled_sizes_only_their_strategies_and_the_plans_are_tried() -
     tight = plan_for(limit_bytes=pipelined_bytes(plan_for()) - 1)
     below = Decision(forward_degree=2, backward_degree=2, strategy="S3")
     above = Decision(forward_degree=4, backward_degree=4, strategy="S1")
-    found = space_of(tight, around=(below, above))
-    assert set(found.strategies) == {"S1", "S3", found.seed.strategy}
-    assert found.degrees == (2, 4)
+    narrow = space_of(tight, around=(below, above))
+    assert set(narrow.strategies) == {"S1", "S3", narrow.seed.strategy}
+    assert narrow.degrees == (2, 4)
     capped = replace(tight.inputs, constraints={"max-degree": "3"})
     fewer = replace(tight, inputs=capped, id=capped.plan_id)
     assert space_of(fewer, around=(above, below)).degrees == (2, 3)
@@ -168,7 +168,7 @@ def test_what_the_rest_of_a_model_takes_is_not_the_layers() -> None:
     assert limit_of(plan_for(limit_bytes=2**30, taken=2**20)) == 2**30 - 2**20
 
 
-def test_without_a_recorded_limit_the_plans_own_memory_is_one_if_it_was_short() -> None:
+def test_without_a_recorded_limit_the_plans_memory_is_the_limit_if_it_was_short() -> None:
     plan = plan_for()
     assert limit_of(plan) is None
     for short in (
@@ -178,23 +178,23 @@ def test_without_a_recorded_limit_the_plans_own_memory_is_one_if_it_was_short() 
         assert limit_of(short) == plan.memory.peak_bytes
 
 
-def test_a_pinned_degree_is_the_only_one_and_the_seed_has_it() -> None:
+def test_a_pinned_degree_is_the_only_degree_and_the_seed_has_it() -> None:
     inputs = plan_inputs(
         world_size=8, tokens_per_rank=4096, constraints={"forward-degree": "3", "max-degree": "8"}
     )
     plan = solution(inputs, bounds=Bounds(forward_degree=3, max_degree=8))
-    found = space_of(plan)
-    assert found.degrees == (3, 3)
-    assert found.seed.degree == 3
+    pinned = space_of(plan)
+    assert pinned.degrees == (3, 3)
+    assert pinned.seed.degree == 3
 
 
 def test_strategies_that_the_plan_calls_hopeless_are_left_out_and_the_rest_ordered() -> None:
     ratios: dict[Strategy, float] = {"S1": 1.08, "S2": 1.5, "S3": 1.02, "S4": 1.25}
     tight = plan_for(limit_bytes=pipelined_bytes(plan_for()) - 1)
-    own = tight.predicted.step_seconds
+    seconds = tight.predicted.step_seconds
     rows = [
         StrategyTerms(
-            strategy=name, forward_degree=2, backward_degree=2, step_seconds=own * ratio,
+            strategy=name, forward_degree=2, backward_degree=2, step_seconds=seconds * ratio,
             needed_bytes=1, peak_bytes=1, host_bytes=0, saving_ratio=0.0, fits=True,
             is_chosen=False, paper_seconds=1.0, is_paper_choice=False, lost_because="slower",
         )
@@ -206,5 +206,5 @@ def test_strategies_that_the_plan_calls_hopeless_are_left_out_and_the_rest_order
         hidden_seconds=0.2, transfer_trust="measured", compute_trust="measured",
     )  # fmt: skip
     terms = LayerTerms(forward=phase, backward=phase, strategies=tuple(rows))
-    told = replace(tight, terms=terms)
-    assert space_of(told).strategies == ("none", "S3", "S1")
+    with_terms = replace(tight, terms=terms)
+    assert space_of(with_terms).strategies == ("none", "S3", "S1")

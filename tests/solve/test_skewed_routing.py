@@ -51,8 +51,8 @@ def test_memory_has_room_for_one_step_in_a_hundred() -> None:
     )
     twice = replace(workload, tokens_per_rank=3 * 4096, routing="")
     peak, most, even = (
-        peak_bytes(workload=one, degree=2, is_grouped=False)
-        for one in (workload, twice, replace(workload, routing=""))
+        peak_bytes(workload=load, degree=2, is_grouped=False)
+        for load in (workload, twice, replace(workload, routing=""))
     )
     assert workload.skew.p99 == pytest.approx(3)
     assert peak.ring_bytes == most.ring_bytes
@@ -75,11 +75,11 @@ def test_the_skew_is_the_fullest_block_of_neighbours(
     text = f"{' '.join(map(repr, loads))} / {spread!r}"
     routing = LayerRouting.of(text)
     assert LayerRouting.of(str(routing)) == LayerRouting.of(str(LayerRouting.of(str(routing))))
-    found = routing.skew(num_experts=len(loads), top_k=1, ranks=ranks)
+    skew = routing.skew(num_experts=len(loads), top_k=1, ranks=ranks)
     local = len(loads) // ranks
     blocks = [sum(loads[at : at + local]) for at in range(0, len(loads), local)]
-    assert found.mean == pytest.approx(max(blocks) * ranks / sum(loads), rel=1e-5)
-    assert 1 - 1e-9 <= found.mean <= found.p99 <= ranks * (1 + 1e-9)
+    assert skew.mean == pytest.approx(max(blocks) * ranks / sum(loads), rel=1e-5)
+    assert 1 - 1e-9 <= skew.mean <= skew.p99 <= ranks * (1 + 1e-9)
 
 
 def test_routing_is_of_layers_with_all_to_alls() -> None:

@@ -45,9 +45,9 @@ class _FarGate(LinearCosts):
     __slots__ = ()
 
     def seconds(self, key: CostKey, size: Number) -> Estimate[Number]:
-        found = super().seconds(key, size)
+        estimate = super().seconds(key, size)
         is_gate = isinstance(key, GemmKey) and key.d_out == 16
-        return found._replace(trust="extrapolated") if is_gate else found
+        return estimate._replace(trust="extrapolated") if is_gate else estimate
 
 
 def _solve(*inputs: Any, **options: Any) -> Plan:
@@ -109,7 +109,7 @@ def test_layout_and_memory_are_those_of_one_layer_with_experts_spread_over_all_r
 def test_a_pin_of_one_phase_holds_for_both(bounds: Bounds) -> None:
     plan = _solve(bounds=bounds)
     assert plan.decide(4096).degree == 7
-    assert all(one.forward_degree == one.backward_degree == 7 for one in plan.alternatives)
+    assert all(row.forward_degree == row.backward_degree == 7 for row in plan.alternatives)
     assert any("pinned degree 7 makes the step" in warning for warning in plan.warnings)
 
 
@@ -123,7 +123,7 @@ def test_two_different_pins_are_refused_with_the_reason_and_what_works() -> None
 def test_a_pinned_order_is_kept_everywhere_and_costs_what_the_order_costs() -> None:
     plan = _solve(bounds=Bounds(order="interleaved"))
     assert plan.pipeline.order == "interleaved"
-    assert {one.order for one in plan.alternatives} == {"interleaved"}
+    assert {row.order for row in plan.alternatives} == {"interleaved"}
     free = _solve(bounds=Bounds(forward_degree=4))
     plan = _solve(bounds=Bounds(forward_degree=4, order="interleaved"))
     assert plan.predicted.step_seconds > free.predicted.step_seconds
@@ -138,7 +138,7 @@ def test_pinning_what_is_best_anyway_warns_of_nothing() -> None:
     assert plan.decision.runner_up is None
 
 
-def test_one_rank_gets_one_chunk_and_is_told_why() -> None:
+def test_one_rank_gets_one_chunk_and_a_reason() -> None:
     plan = _solve(plan_inputs(world_size=1))
     assert (plan.pipeline.forward_degree, plan.pipeline.backward_degree) == (1, 1)
     assert plan.pipeline.ranges == ((1, 2**20, 1, 1),)
@@ -169,22 +169,22 @@ def test_what_lies_around_the_pipeline_decides_the_trust_only_where_it_is_long(
 
 def test_alternatives_are_the_next_best_and_one_chunk_each_with_its_reason() -> None:
     plan = _solve(bounds=KEEP_ALL)
-    seconds = [one.step_seconds for one in plan.alternatives]
+    seconds = [row.step_seconds for row in plan.alternatives]
     assert len(plan.alternatives) == 5
     assert seconds == sorted(seconds)
     assert seconds[0] >= plan.predicted.step_seconds
-    degrees = [one.forward_degree for one in plan.alternatives]
+    degrees = [row.forward_degree for row in plan.alternatives]
     assert len(set(degrees)) == 5
     assert plan.pipeline.forward_degree not in degrees
-    for one in plan.alternatives:
-        slower = one.step_seconds / plan.predicted.step_seconds - 1
-        assert one.lost_because.startswith(f"+{100 * slower:.1f} %: ")
+    for row in plan.alternatives:
+        slower = row.step_seconds / plan.predicted.step_seconds - 1
+        assert row.lost_because.startswith(f"+{100 * slower:.1f} %: ")
     runner_up = plan.decision.runner_up
     assert runner_up is not None
     assert runner_up.forward_degree == runner_up.backward_degree == degrees[0]
 
 
-def test_a_tie_goes_to_fewer_chunks_and_is_called_one() -> None:
+def test_a_tie_goes_to_fewer_chunks_and_is_called_a_tie() -> None:
     # The link alone decides and has no start-up: from two chunks on all are as fast.
     costs = LinearCosts(
         transfer_cost=LinearCost(alpha_seconds=0.0, beta_seconds=1e-6),
@@ -299,9 +299,9 @@ def test_states_that_do_not_fit_alone_name_the_ranks_that_do() -> None:
 
     with pytest.raises(InfeasiblePlanError) as caught:
         solved_on(8)
-    found = re.search(r"on (\d+) ranks \(--world-size \1\)$", caught.value.hint)
-    assert found is not None
-    ranks = int(found[1])
+    match = re.search(r"on (\d+) ranks \(--world-size \1\)$", caught.value.hint)
+    assert match is not None
+    ranks = int(match[1])
     assert _peak_bytes(solved_on(ranks)) <= limit
     with pytest.raises(InfeasiblePlanError):
         solved_on(ranks // 2)

@@ -14,8 +14,8 @@ from tests.ranks import single_rank_group
 def test_a_layers_gradients_have_the_dtype_of_its_parameters() -> None:
     layer = moetune.MoELayer(16, 32, 2, pipeline=2, dtype=torch.bfloat16)
     layer(torch.randn(8, 16, dtype=torch.bfloat16)).sum().backward()
-    gradient_bytes = sum(one.grad.nbytes for one in layer.parameters() if one.grad is not None)
-    num_parameters = sum(one.numel() for one in layer.parameters())
+    gradient_bytes = sum(w.grad.nbytes for w in layer.parameters() if w.grad is not None)
+    num_parameters = sum(w.numel() for w in layer.parameters())
     assert gradient_bytes == num_parameters * layer_optimizer("bfloat16").gradient_bytes
 
 
@@ -29,9 +29,9 @@ def test_chunks_keep_gradients_masters_and_moments_in_full_precision() -> None:
         assert master.grad is not None
         each, gradient_bytes = optimizer_of("adam"), master.grad.nbytes
         optimizer.step()
-    kept = [one for state in optimizer.state.values() for one in state.values() if one.numel() > 1]
+    kept = [m for state in optimizer.state.values() for m in state.values() if m.numel() > 1]
     assert gradient_bytes == 64 * 64 * each.gradient_bytes
-    assert master.nbytes + sum(one.nbytes for one in kept) == 64 * 64 * each.state_bytes
+    assert master.nbytes + sum(moment.nbytes for moment in kept) == 64 * 64 * each.state_bytes
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -150,7 +150,7 @@ def test_what_does_not_fit_lost_for_that_and_memory_binds() -> None:
     assert plan.memory.strategy != "none"
     assert plan.pipeline.order == "interleaved"
     assert plan.decision.binding == "memory"
-    kept = next(one for one in plan.alternatives if one.strategy == "none")
+    kept = next(row for row in plan.alternatives if row.strategy == "none")
     assert kept.lost_because.startswith("does not fit: it peaks at ")
     assert kept.step_seconds < plan.predicted.step_seconds
     assert f"Strategy {plan.memory.strategy}" in plan.decision.why
@@ -162,14 +162,14 @@ def test_what_does_not_fit_lost_for_that_and_memory_binds() -> None:
 
 def test_strategies_that_copy_need_measured_copies() -> None:
     costs = replace(COSTS, copy_mode=None, copy_cost=None)
-    assert {one.strategy for one in solve(costs).alternatives} == {"none", "S4"}
+    assert {row.strategy for row in solve(costs).alternatives} == {"none", "S4"}
     with pytest.raises(ProfileError, match="S1 copies to the host"):
         solve(costs, bounds=Bounds(strategy="S1"))
 
 
 def test_a_pinned_order_that_needs_more_buffers_excludes_reuse() -> None:
     kept = solve(bounds=replace(SMALL, order="dispatch_first"))
-    assert {one.strategy for one in kept.alternatives} == {"none"}
+    assert {row.strategy for row in kept.alternatives} == {"none"}
     with pytest.raises(InfeasiblePlanError, match="dispatch_first"):
         solve(bounds=Bounds(order="dispatch_first", strategy="S4"))
 
@@ -192,16 +192,16 @@ def test_of_measured_strategies_that_noise_cannot_tell_apart_the_first_is_taken(
             COSTS, has_points=True, interference=Interference(), copy_cost=copy,
             transfer_cost=LinearCost(alpha_seconds=2e-4, beta_seconds=3.1e-10),
         )  # fmt: skip
-        found = choose_strategy(
+        choice = choose_strategy(
             workload=workload(),
             costs=layer_costs(workload=workload(), costs=costs),
             bounds=SMALL,
             limit_bytes=420 * MIB,
         )
-        times = {one.strategy: one.step.seconds for one in found.contenders if one.fits}
+        times = {row.strategy: row.step.seconds for row in choice.contenders if row.fits}
         assert "none" not in times
         near = [name for name in times if times[name] <= 1.01 * min(times.values())]
-        assert found.best.strategy == near[0]
+        assert choice.best.strategy == near[0]
         surprises += times[near[0]] > min(times.values()) * (1 + 1e-6)
     assert surprises
 
@@ -227,7 +227,7 @@ DISTURBED = LinearCosts(
 def test_the_chosen_row_is_the_plan_itself(bounds: Bounds) -> None:
     plan = solution(bounds=bounds, costs=DISTURBED)
     assert plan.terms is not None
-    (row,) = (one for one in plan.terms.strategies if one.is_chosen)
+    (row,) = (strategy for strategy in plan.terms.strategies if strategy.is_chosen)
     assert row.strategy == plan.memory.strategy
     assert row.forward_degree == row.backward_degree == plan.decide(4096).degree
     assert row.step_seconds == plan.predicted.step_seconds

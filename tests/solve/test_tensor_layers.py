@@ -100,20 +100,20 @@ def times_by_hand(costs: TensorLines) -> dict[int, tuple[float, float]]:
 def test_tensor_parallel_makespan_equals_both_simulations(
     degree: int, t_s: float, t_e: float, comm_speed: float, comp_speed: float
 ) -> None:
-    found = tensor_parallel_makespan(
+    makespan = tensor_parallel_makespan(
         degree=degree, transfer_seconds=t_s, compute_seconds=t_e, comm_speed=comm_speed,
         comp_speed=comp_speed,
     )  # fmt: skip
     table = Interference(comm=CommSpeed(comp=comm_speed), comp=CompSpeed(comm=comp_speed))
     tasks = tensor_parallel_tasks(compute_seconds=[t_e] * degree, reduce_seconds=[t_s] * degree)
     simulated = simulate(tasks, speeds=speeds_of(table)).makespan_seconds
-    assert math.isclose(found, simulated, rel_tol=1e-9)
+    assert math.isclose(makespan, simulated, rel_tol=1e-9)
     events = event_by_event(  # nothing is dispatched: all rows are there at once
         dispatch=[0.0] * degree, compute=[t_e] * degree, combine=[t_s] * degree,
         link_order=[(step, chunk) for step in "DC" for chunk in range(degree)],
         comm_speed=comm_speed, comp_speed=comp_speed,
     )  # fmt: skip
-    assert math.isclose(found, events, rel_tol=1e-9)
+    assert math.isclose(makespan, events, rel_tol=1e-9)
 
 
 def lines(most_alpha: float, most_beta: float) -> st.SearchStrategy[LinearCost]:
@@ -151,9 +151,9 @@ def test_best_step_of_measured_costs_is_within_noise_of_the_best() -> None:
 def test_overhead_is_the_gate_and_the_small_exchanges_around_the_experts() -> None:
     """The agreement, and the sum of the weights' gradients."""
     costs = TensorLines(gemm_cost=FREE, rows_seconds={"gate": 1e-9})
-    found = best_moe_step(workload=SUMMED, costs=costs, bounds=Bounds()).overhead.seconds
+    overhead = best_moe_step(workload=SUMMED, costs=costs, bounds=Bounds()).overhead.seconds
     gate = 1e-9 * TOKENS * 16
-    assert found == pytest.approx(gate + SUM.seconds(8) + SUM.seconds(4 * TOKENS * 2))
+    assert overhead == pytest.approx(gate + SUM.seconds(8) + SUM.seconds(4 * TOKENS * 2))
 
 
 def test_what_is_on_the_critical_path_adds_up_to_the_phase() -> None:
@@ -201,11 +201,11 @@ def test_a_plan_is_the_best_step_and_its_timeline_takes_as_long(costs: TensorLin
 
 
 def test_a_plan_keeps_its_id_and_reuses_no_memory() -> None:
-    found = solved(SUMMED, TensorLines())
-    assert found.id == TENSOR_PLAN_ID
-    assert found.terms is not None
-    assert found.terms.strategies == ()
-    assert found.terms.forward.seconds == found.predicted.forward_seconds
+    plan = solved(SUMMED, TensorLines())
+    assert plan.id == TENSOR_PLAN_ID
+    assert plan.terms is not None
+    assert plan.terms.strategies == ()
+    assert plan.terms.forward.seconds == plan.predicted.forward_seconds
 
 
 def test_ranges_of_lines_hold_the_best_degrees_of_other_sizes() -> None:

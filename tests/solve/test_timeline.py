@@ -44,7 +44,7 @@ def test_timeline_of_unequal_chunks_equals_an_event_by_event_simulation(
     tasks = pipeline_tasks(
         dispatch_seconds=dispatch, compute_seconds=compute, combine_seconds=combine, order=order
     )
-    found = simulate(tasks, speeds=_slowed(comm_speed, comp_speed))
+    timeline = simulate(tasks, speeds=_slowed(comm_speed, comp_speed))
     expected = event_by_event(
         dispatch=dispatch,
         compute=compute,
@@ -53,7 +53,7 @@ def test_timeline_of_unequal_chunks_equals_an_event_by_event_simulation(
         comm_speed=comm_speed,
         comp_speed=comp_speed,
     )
-    assert math.isclose(found.makespan_seconds, expected, rel_tol=1e-9)
+    assert math.isclose(timeline.makespan_seconds, expected, rel_tol=1e-9)
 
 
 def test_three_classes_slow_each_other_down_by_the_set_that_runs() -> None:
@@ -70,10 +70,10 @@ def test_three_classes_slow_each_other_down_by_the_set_that_runs() -> None:
     # All three run until the copy ends at 0.5 / 0.5 = 1 s: then 0.75 of the GEMM and 0.4 of the
     # transfer are left. At 0.5 and 0.8 the transfer ends 0.5 s later, and of the GEMM 0.5 is
     # left, which takes 0.5 s alone.
-    found = simulate(tasks, speeds=speeds_of(interference))
-    ends = {span.name: span.end_seconds for span in found.spans}
+    timeline = simulate(tasks, speeds=speeds_of(interference))
+    ends = {span.name: span.end_seconds for span in timeline.spans}
     assert ends == pytest.approx({"copy": 1.0, "a2a": 1.5, "gemm": 2.0})
-    assert found.makespan_seconds == pytest.approx(2.0)
+    assert timeline.makespan_seconds == pytest.approx(2.0)
 
 
 def test_interleaved_link_serves_in_the_order_of_the_paper() -> None:
@@ -114,7 +114,7 @@ def test_makespan_equals_an_event_by_event_simulation_where_operations_disturb_e
         comm_speed=comm_speed,
         comp_speed=comp_speed,
     )
-    found = makespan(
+    taken = makespan(
         degree=degree,
         transfer_seconds=t_d,
         compute_seconds=t_d * ratio,
@@ -122,7 +122,7 @@ def test_makespan_equals_an_event_by_event_simulation_where_operations_disturb_e
         comp_speed=comp_speed,
         order="interleaved" if order == "interleaved" else "dispatch_first",
     )
-    assert math.isclose(found, expected, rel_tol=1e-9)
+    assert math.isclose(taken, expected, rel_tol=1e-9)
 
 
 @settings(deadline=None)

@@ -40,9 +40,9 @@ def _with_start_up(factor: float) -> LinearCosts:
 def ranked(costs: LayerCosts, bounds: Bounds | None = None, strategy: Strategy = "none") -> Ranking:
     """Return the best degrees where there is memory enough."""
     budget = MemoryBudget(workload=WORKLOAD, limit_bytes=2**60, is_grouped=False)
-    found = rank_degrees(costs=costs, bounds=bounds or Bounds(), budget=budget, strategy=strategy)
-    assert found is not None
-    return found
+    ranking = rank_degrees(costs=costs, bounds=bounds or Bounds(), budget=budget, strategy=strategy)
+    assert ranking is not None
+    return ranking
 
 
 def _judge(*resamples: Refit, bounds: Bounds | None = None) -> Confidence:
@@ -52,9 +52,9 @@ def _judge(*resamples: Refit, bounds: Bounds | None = None) -> Confidence:
 
 def _best_degree(costs: Costs) -> int:
     chooser = DegreeChooser(costs=layer_costs(workload=WORKLOAD, costs=costs), bounds=Bounds())
-    found = chooser.degree(4096)
-    assert found is not None
-    return found
+    degree = chooser.degree(4096)
+    assert degree is not None
+    return degree
 
 
 def _step_seconds(costs: Costs, degree: int) -> float:
@@ -82,7 +82,7 @@ def test_probability_and_regret_count_the_refits_in_which_another_choice_is_bett
 def test_percentiles_are_of_the_chosen_step_over_the_refits() -> None:
     chosen = _best_degree(NOMINAL)
     refits = [_with_start_up(0.5 + share / 100) for share in range(101)]
-    ordered = sorted(_step_seconds(one, chosen) for one in refits)
+    ordered = sorted(_step_seconds(refit, chosen) for refit in refits)
     confidence = _judge(*refits)
     assert confidence.p05_step_seconds == pytest.approx(ordered[5])
     assert confidence.p95_step_seconds == pytest.approx(ordered[95])
@@ -113,7 +113,7 @@ def test_another_strategy_is_timed_anew_under_each_refit() -> None:
     truths = [
         replace(by_hand, copy=(1e-5, copied), exchange=(2e-4, sent)) for copied, sent in lines
     ]
-    times = [[one.step_seconds(strategy, 4) for one in truths] for strategy in ("S1", "S4")]
+    times = [[truth.step_seconds(strategy, 4) for truth in truths] for strategy in ("S1", "S4")]
     regrets = [max(0.0, copying / again - 1) for copying, again in zip(*times, strict=True)]
     assert [regret > 0 for regret in regrets] == [False, False, True, True]
     assert times[1][0] > times[0][2]  # by the nominal costs the other one is never better there
@@ -141,13 +141,13 @@ def test_what_is_not_simulated_could_not_have_been_the_best(strategy: Strategy) 
     nominal = layer_costs(workload=WORKLOAD, costs=refits[0])
     ranking = ranked(nominal, Bounds(max_degree=4), strategy)
     others = [name for name in STRATEGIES if name not in {"none", strategy}]
-    rivals = [step_time(costs=nominal, tokens=4096, degree=3, strategy=one) for one in others]
+    rivals = [step_time(costs=nominal, tokens=4096, degree=3, strategy=name) for name in others]
     confidence = judge_choice(ranking, refits, rivals)
     regrets, winners = [], set()
     for refit in refits:
-        times: dict[Strategy, float] = {one: _seconds(refit, one, 3) for one in others}
+        times: dict[Strategy, float] = {name: _seconds(refit, name, 3) for name in others}
         times[strategy] = min(_seconds(refit, strategy, degree) for degree in range(1, 5))
-        winners.add(min(times, key=lambda one: times[one]))
+        winners.add(min(times, key=lambda name: times[name]))
         chosen = _seconds(refit, strategy, ranking.degree)
         regrets.append(chosen / min(times.values()) - 1)
     assert confidence.expected_regret == pytest.approx(sum(regrets) / len(regrets), rel=1e-9)
@@ -163,16 +163,16 @@ def _seconds(costs: Costs, strategy: Strategy, degree: int) -> float:
     )
 
 
-def test_a_chance_is_the_share_of_refits_in_which_the_other_one_is_shorter() -> None:
+def test_a_chance_is_the_share_of_refits_in_which_the_other_is_shorter() -> None:
     costs = layer_costs(workload=WORKLOAD, costs=NOMINAL)
-    own, other = ((costs, Decision(forward_degree=one, backward_degree=one)) for one in (1, 16))
+    whole, other = ((costs, Decision(forward_degree=num, backward_degree=num)) for num in (1, 16))
     # A start-up of 2 ms costs 16 chunks 15 times 4 ms more in each pass, and hides less than that.
     dear = replace(ALL_TO_ALL, alpha_seconds=2e-3)
     free = replace(ALL_TO_ALL, alpha_seconds=0.0)
     base = LinearCosts(gemm_cost=replace(GEMM, alpha_seconds=0.0))
-    refits = [replace(base, transfer_cost=one) for one in (free, dear, free, free)]
-    assert chance_of_faster(own, other, resamples=refits, tokens=4096) == 0.75
-    assert chance_of_faster(other, own, resamples=refits, tokens=4096) == 0.25
-    assert chance_of_faster(own, own, resamples=refits, tokens=4096) == 0.0
-    alone = chance_of_faster(own, other, resamples=(), tokens=4096)
+    refits = [replace(base, transfer_cost=line) for line in (free, dear, free, free)]
+    assert chance_of_faster(whole, other, resamples=refits, tokens=4096) == 0.75
+    assert chance_of_faster(other, whole, resamples=refits, tokens=4096) == 0.25
+    assert chance_of_faster(whole, whole, resamples=refits, tokens=4096) == 0.0
+    alone = chance_of_faster(whole, other, resamples=(), tokens=4096)
     assert alone == float(_step_seconds(NOMINAL, 16) < _step_seconds(NOMINAL, 1))

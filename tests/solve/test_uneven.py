@@ -33,8 +33,8 @@ def rows_of(total: float, shares: Sequence[float]) -> list[float]:
 
 def nearly(rows: float, experts: int) -> list[float]:
     """Of every four one has a row more, and one a row less."""
-    beside = [1 if not at % 4 and at < experts - 1 else -(at % 4 == 1) for at in range(experts)]
-    return [rows + more for more in beside]
+    added = [1 if not at % 4 and at < experts - 1 else -(at % 4 == 1) for at in range(experts)]
+    return [rows + more for more in added]
 
 
 @pytest.mark.parametrize("num_experts", [2, 3, 4, 8, 64])
@@ -60,7 +60,7 @@ def test_loads_as_they_were_measured_take_the_measured_time(
 def test_forward_by_tiles_and_gradients_of_weights_by_the_most_loaded(
     loads: list[float], rows: int
 ) -> None:
-    experts, shares = len(loads), [one / sum(loads) for one in loads]
+    experts, shares = len(loads), [load / sum(loads) for load in loads]
     hottest = hottest_share(experts)
     by_share = (max(shares) - 1 / experts) / (hottest - 1 / experts)
     assert unevenness("grad_weight", shares, rows=rows) == pytest.approx(min(by_share, 1.5))
@@ -70,8 +70,8 @@ def test_forward_by_tiles_and_gradients_of_weights_by_the_most_loaded(
     )
     wanted = (tiles(rows_of(rows, shares)) - even) / more if more > 0 else by_share
     for form in ("forward", "grad_input"):
-        found = unevenness(form, shares, rows=rows)
-        assert found == pytest.approx(min(max(wanted, -1), 1.5))
+        part = unevenness(form, shares, rows=rows)
+        assert part == pytest.approx(min(max(wanted, -1), 1.5))
 
 
 class UnevenCosts(LinearCosts):
@@ -83,7 +83,7 @@ class UnevenCosts(LinearCosts):
 
 
 @pytest.mark.parametrize("routing", ["", "natural", "8 4 2 1 1 1 1 1 / 1"])
-def test_a_layers_gemms_take_their_part_of_the_uneven_ones_extra_time(routing: str) -> None:
+def test_a_layers_gemms_take_their_part_of_the_extra_time_of_uneven_rows(routing: str) -> None:
     workload = Workload(
         layer=LAYER, world_size=2, tokens_per_rank=4096, dtype="bfloat16", routing=routing
     )
@@ -93,9 +93,9 @@ def test_a_layers_gemms_take_their_part_of_the_uneven_ones_extra_time(routing: s
     for form in FORMS:
         shares = workload.skew.shares
         part = unevenness(form, shares, rows=rows) if shares else 0.0
-        found = uneven.gemm(form, rows=rows).seconds / even.gemm(form, rows=rows).seconds
-        assert found == pytest.approx(1 + 0.5 * part)
-        assert (found > 1) == bool(routing)
+        ratio = uneven.gemm(form, rows=rows).seconds / even.gemm(form, rows=rows).seconds
+        assert ratio == pytest.approx(1 + 0.5 * part)
+        assert (ratio > 1) == bool(routing)
 
 
 def test_what_an_h100_took_is_predicted_better_than_by_even_loads() -> None:

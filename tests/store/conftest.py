@@ -44,8 +44,8 @@ class Server:
 
 
 def _programs() -> Path | None:
-    found = shutil.which("initdb")
-    folders = [Path(found).resolve().parent] if found else []
+    initdb = shutil.which("initdb")
+    folders = [Path(initdb).resolve().parent] if initdb else []
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     return next((folder for folder in folders if (folder / "postgres").exists()), None)
 

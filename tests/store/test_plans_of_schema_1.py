@@ -45,8 +45,8 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServicePlanner]:
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(OLD.read_text(encoding="utf-8"))
     upgrade(str(path))
-    found = check(str(path))
-    assert sorted(one.partition(": plan ")[2][:6] for one in found) == sorted(WHOLE)
+    lines = check(str(path))
+    assert sorted(line.partition(": plan ")[2][:6] for line in lines) == sorted(WHOLE)
     with open_store(str(path)) as store:  # before that machine's file counted what a process has
         profile = load_profile_file(bundled_profiles()["a100-x4"])
         machine = replace(profile.machine, memory_bytes=80 * 2**30)
@@ -60,15 +60,15 @@ def plan_of(old: ServicePlanner, plan_id: str) -> Plan:
 
 
 def plans(old: ServicePlanner) -> list[Plan]:
-    return [plan_of(old, one) for one in LAYERS]
+    return [plan_of(old, layer) for layer in LAYERS]
 
 
 def test_they_are_listed_and_read_with_their_ids_and_schema(old: ServicePlanner) -> None:
-    found = {one.id: one for one in plans(old)}
+    stored = {plan.id: plan for plan in plans(old)}
     listed = {info.id for info in old.reading.plans()}
-    assert {one for one in listed if not one.startswith(WHOLE)} == set(found)
-    assert {one.schema for one in found.values()} == {1}
-    assert all(one.terms is None for one in found.values())
+    assert {plan_id for plan_id in listed if not plan_id.startswith(WHOLE)} == set(stored)
+    assert {plan.schema for plan in stored.values()} == {1}
+    assert all(plan.terms is None for plan in stored.values())
     for plan in plans(old):
         again = layer_inputs(changed_question(plan.inputs, {}), _profile(old, plan))
         bound = {"max-degree": "256"} if "max-degree" in plan.inputs.constraints else {}
@@ -78,11 +78,11 @@ def test_they_are_listed_and_read_with_their_ids_and_schema(old: ServicePlanner)
 @pytest.mark.parametrize("plan_id", LAYERS)
 def test_an_explanation_lacks_terms_and_says_plan_again(old: ServicePlanner, plan_id: str) -> None:
     plan = plan_of(old, plan_id)
-    found = old.explain(plan)
-    assert isinstance(found, LayerSubject)
-    assert (found.document["forward"], found.document["backward"]) == (None, None)
-    assert found.strategies == ()
-    assert "make the plan again" in found.note
+    subject = old.explain(plan)
+    assert isinstance(subject, LayerSubject)
+    assert (subject.document["forward"], subject.document["backward"]) == (None, None)
+    assert subject.strategies == ()
+    assert "make the plan again" in subject.note
     if plan_id in UNEQUAL:
         return
     again = make_plan(changed_question(plan.inputs, {}), profile=_profile(old, plan))
@@ -96,28 +96,28 @@ def test_an_explanation_lacks_terms_and_says_plan_again(old: ServicePlanner, pla
 def test_a_whole_model_says_how_to_plan_it_again(old: ServicePlanner, plan_id: str) -> None:
     with pytest.raises(InputError, match="was withdrawn on") as caught:
         plan_of(old, plan_id)
-    (row,) = (one for one in old.reading.plans() if one.id.startswith(plan_id))
+    (row,) = (info for info in old.reading.plans() if info.id.startswith(plan_id))
     assert f"--world-size {row.world_size} --profile {row.profile}" in caught.value.hint
     table = read_plans(old.reading, (row,))
-    assert [one.plan for one in table] == [None]
+    assert [listed.plan for listed in table] == [None]
 
 
 def test_a_plan_whose_profile_is_gone_or_changed_says_so(old: ServicePlanner) -> None:
     plan = plan_of(old, LAB)
     gone = replace(plan.inputs, profile="of-nobody")
-    found = old.explain(replace(plan, inputs=gone, id=gone.plan_id))
-    assert found.profile is None
-    assert "there is no profile 'of-nobody'" in found.missing
+    subject = old.explain(replace(plan, inputs=gone, id=gone.plan_id))
+    assert subject.profile is None
+    assert "there is no profile 'of-nobody'" in subject.missing
     changed = replace(plan.inputs, profile_fingerprint="ab" * 32)
-    found = old.explain(replace(plan, inputs=changed, id=changed.plan_id))
-    assert found.profile is None
-    assert "has changed since" in found.missing
+    subject = old.explain(replace(plan, inputs=changed, id=changed.plan_id))
+    assert subject.profile is None
+    assert "has changed since" in subject.missing
 
 
 def test_a_timeline_ends_where_the_plan_says(old: ServicePlanner) -> None:
     predicted = plan_of(old, TENSOR).predicted
-    spans = [one for one in old.trace(plan_of(old, TENSOR)).events if one["ph"] == "X"]
-    end = max(float(str(one["ts"])) + float(str(one["dur"])) for one in spans)
+    spans = [event for event in old.trace(plan_of(old, TENSOR)).events if event["ph"] == "X"]
+    end = max(float(str(span["ts"])) + float(str(span["dur"])) for span in spans)
     assert end == pytest.approx(1e6 * (predicted.forward_seconds + predicted.backward_seconds))
 
 
@@ -153,13 +153,13 @@ def test_the_service_answers_with_the_stored_documents(old: ServicePlanner) -> N
             assert read.text == old.reading.plan_documents([plan.id])[plan.id] + "\n"
             assert client.get(f"/plans/{plan.id}").status_code == 200
         listed = client.get("/v1/plans").json()["items"]
-        assert {one["id"] for one in listed} >= {one.id for one in plans(old)}
+        assert {item["id"] for item in listed} >= {plan.id for plan in plans(old)}
         asked = {"model": "bert-l", "profile": "lab"}
         assert client.post("/v1/plans:resolve", asked).json()["id"] == plan_of(old, LAB).id
 
 
 def _profile(old: ServicePlanner, plan: Plan) -> Profile:
-    found = old.explain(plan).profile
-    if found is None:
+    profile = old.explain(plan).profile
+    if profile is None:
         raise ProfileError(f"profile {plan.inputs.profile!r} is another than that of the plan")
-    return found
+    return profile

@@ -51,7 +51,7 @@ def test_a_file_that_is_gone_is_not_made_and_taken_up_later(file: Path, tmp_path
         store.check_ready()
         reading.check_ready()
         store.save_plan(make_plan(3))
-        assert [one.tokens_per_rank for one in reading.plans()] == [3, 1]
+        assert [plan.tokens_per_rank for plan in reading.plans()] == [3, 1]
 
 
 def test_a_file_that_is_put_in_its_place_is_taken_instead(file: Path, tmp_path: Path) -> None:
@@ -63,10 +63,10 @@ def test_a_file_that_is_put_in_its_place_is_taken_instead(file: Path, tmp_path: 
         shutil.rmtree(file.parent)
         file.parent.mkdir()
         other.rename(file)
-        assert [one.tokens_per_rank for one in reading.plans()] == [7]
+        assert [plan.tokens_per_rank for plan in reading.plans()] == [7]
         store.save_plan(make_plan(8))
     with open_store(str(file)) as store:
-        assert [one.tokens_per_rank for one in store.plans()] == [8, 7]
+        assert [plan.tokens_per_rank for plan in store.plans()] == [8, 7]
 
 
 def test_a_postgresql_table_that_others_hold_is_given_up_soon(socket_url: str) -> None:
@@ -95,7 +95,7 @@ def test_many_threads_write_in_turn_and_none_is_locked_out(file: Path) -> None:
             except Exception as error:  # noqa: BLE001 - whatever it is, it is one too many
                 errors.append(error)
 
-        threads = [threading.Thread(target=work, args=(1 + 5 * one,)) for one in range(32)]
+        threads = [threading.Thread(target=work, args=(1 + 5 * index,)) for index in range(32)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -158,10 +158,10 @@ class Wire:
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def cut(self) -> None:
-        for one in (self._listener, *self._sockets):
+        for connection in (self._listener, *self._sockets):
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
         self._sockets.clear()
 
     def _accept(self, listener: socket.socket) -> None:
@@ -178,9 +178,9 @@ class Wire:
         with suppress(OSError):
             while data := source.recv(65536):
                 target.sendall(data)
-        for one in (source, target):
+        for connection in (source, target):
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_postgresql_that_is_gone_is_said_and_taken_up_when_it_is_back(network_url: URL) -> None:

@@ -111,7 +111,7 @@ def test_an_imported_profile_comes_back_exactly(store: SqlStore) -> None:
     assert (run.provenance, run.status, run.num_samples) == ("published", "complete", 5)
 
 
-def test_published_profiles_without_a_fingerprint_keep_their_own_machines(store: SqlStore) -> None:
+def test_published_profiles_without_a_fingerprint_keep_their_machines(store: SqlStore) -> None:
     for name, devices in (("x16", 16), ("x64", 64)):
         profile = make_profile(name)
         machine = replace(profile.machine, num_devices=devices)
@@ -119,7 +119,7 @@ def test_published_profiles_without_a_fingerprint_keep_their_own_machines(store:
     assert [run.num_devices for run in store.runs()] == [64, 16]
 
 
-def test_the_newest_profile_of_a_name_is_the_current_one(store: SqlStore) -> None:
+def test_the_newest_profile_of_a_name_is_current(store: SqlStore) -> None:
     for beta in (1e-12, 3e-12, 2e-12):
         store.save_profile(make_profile(beta=beta))
     assert store.profile("h200-x8") == make_profile(beta=2e-12)
@@ -149,7 +149,7 @@ def test_the_id_of_a_removed_run_is_never_given_again(store: SqlStore) -> None:
 def test_a_plan_comes_back_exactly_by_any_prefix_whatever_digit_follows(
     store: SqlStore, digit: str
 ) -> None:
-    plan = next(one for one in map(make_plan, itertools.count(1)) if one.id[2] == digit)
+    plan = next(made for made in map(make_plan, itertools.count(1)) if made.id[2] == digit)
     store.save_plan(plan)
     for length in (1, 2, 3, 63, 64):
         assert store.plan(plan.id[:length]) == plan
@@ -186,7 +186,7 @@ def test_a_removed_plan_takes_what_was_settled_under_it(store: SqlStore) -> None
     assert len(store.settled(kept.id)) == 1
 
 
-def test_nothing_is_removed_where_one_is_not_stored(store: SqlStore) -> None:
+def test_nothing_is_removed_where_any_is_not_stored(store: SqlStore) -> None:
     plan = make_plan(1)
     store.save_plan(plan)
     with pytest.raises(NotFoundError, match="'abababababab'"):
@@ -239,21 +239,21 @@ def test_times_that_nothing_takes_are_refused_wherever_they_enter(store: SqlStor
 def test_what_searches_decided_comes_back_exactly_and_every_time(store: SqlStore) -> None:
     for tokens in (1, 2):
         store.save_plan(make_plan(tokens))
-    one, two = make_plan(1).id, make_plan(2).id
+    first, second = make_plan(1).id, make_plan(2).id
     made = [
-        settled(one),
-        replace(settled(one, 9999999.999999998), memory_reuse="S4"),
+        settled(first),
+        replace(settled(first, 9999999.999999998), memory_reuse="S4"),
         replace(
-            settled(one), decision=Decision(forward_degree=2, backward_degree=1, strategy="S3")
+            settled(first), decision=Decision(forward_degree=2, backward_degree=1, strategy="S3")
         ),
-        settled(one),
+        settled(first),
     ]
     store.add_settled(made[0])
-    store.add_settled(settled(two, tokens=7))
+    store.add_settled(settled(second, tokens=7))
     for other in made[1:]:
         store.add_settled(other)
-    assert store.settled(one) == tuple(made)
-    assert store.settled(two) == (settled(two, tokens=7),)
+    assert store.settled(first) == tuple(made)
+    assert store.settled(second) == (settled(second, tokens=7),)
 
 
 def test_a_decision_that_another_program_changed_is_named(store: SqlStore, url: str) -> None:
@@ -310,7 +310,7 @@ def test_a_training_plan_comes_back_exactly(store: SqlStore) -> None:
     store.save_plan(make_plan())
     assert store.plan(plan.id) == store.plan("0123") == plan
     assert store.plan(make_plan().id) == make_plan()
-    [info] = [one for one in store.plans() if one.id == plan.id]
+    [info] = [row for row in store.plans() if row.id == plan.id]
     assert (info.model, info.profile, info.world_size) == ("olmoe", "h100-x8", 16)
     assert info.tokens_per_rank == 64 * 4096 // 16
     later = training_plan(trust="measured")

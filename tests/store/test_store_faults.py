@@ -163,7 +163,7 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_what_one_may_not_read_or_write_is_said(open_folder: Path) -> None:
+def test_what_may_not_be_read_or_written_is_said(open_folder: Path) -> None:
     path = open_folder / "moetune.db"
     open_store(str(path)).close()
     url = str(path)

@@ -32,9 +32,9 @@ def run(url: str, work: Callable[[Connection], object]) -> None:
 
 
 def tables(url: str) -> set[str]:
-    found: set[str] = set()
-    run(url, lambda connection: found.update(inspect(connection).get_table_names()))
-    return found
+    names: set[str] = set()
+    run(url, lambda connection: names.update(inspect(connection).get_table_names()))
+    return names
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_what_was_measured_of_withdrawn_things_goes_and_the_rest_stays(
     assert upgrade(url) == ("0007", HEAD)
     left = [*range(40, 40 + len(stay))]
     with open_store(url) as store:
-        assert [one.tokens_per_rank for one in store.settled("ab")] == left
+        assert [row.tokens_per_rank for row in store.settled("ab")] == left
         (sample,) = store.samples(1)
         assert isinstance(sample.point, CollectivePoint)
         assert sample.point.op == "all_to_all"

@@ -20,11 +20,11 @@ pytestmark = pytest.mark.unmeasured
 
 def turn_pages(turn: Callable[..., tuple[Any, ...]], limit: int, first: Any) -> list[Any]:
     """Return all entries, page by page."""
-    found: list[Any] = []
-    while page := turn(after=found[-1].id if found else first, limit=limit):
+    entries: list[Any] = []
+    while page := turn(after=entries[-1].id if entries else first, limit=limit):
         assert len(page) <= limit
-        found += page
-    return found
+        entries += page
+    return entries
 
 
 def test_the_current_fit_changes_with_every_fit_and_never_comes_back(store: SqlStore) -> None:
@@ -57,9 +57,9 @@ def test_plans_of_a_moment_have_pages(store: SqlStore, monkeypatch: pytest.Monke
     made = {make_plan(tokens).id for tokens in range(1, 12)}
     for tokens in range(1, 12):
         store.save_plan(make_plan(tokens))
-    found = [one.id for one in turn_pages(store.plans, 2, "")]
-    assert len(found) == len(made)
-    assert set(found) == made
+    ids = [plan.id for plan in turn_pages(store.plans, 2, "")]
+    assert len(ids) == len(made)
+    assert set(ids) == made
 
 
 def test_plans_are_chosen_by_model_profile_and_time(store: SqlStore) -> None:
@@ -88,7 +88,7 @@ def test_plans_are_chosen_by_model_profile_and_time(store: SqlStore) -> None:
 def test_what_comes_while_pages_are_turned_moves_nothing_between_them(
     store: SqlStore, limit: int, comes: list[int]
 ) -> None:
-    numbers = itertools.count(1 + max((one.tokens_per_rank for one in store.plans()), default=0))
+    numbers = itertools.count(1 + max((plan.tokens_per_rank for plan in store.plans()), default=0))
 
     def come() -> None:
         store.save_plan(make_plan(next(numbers)))
@@ -100,10 +100,10 @@ def test_what_comes_while_pages_are_turned_moves_nothing_between_them(
 
     def while_others_come(turn: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
         def page(**arguments: Any) -> tuple[Any, ...]:
-            found = turn(**arguments)
+            entries = turn(**arguments)
             for _ in range(next(waves, 0)):
                 come()
-            return found
+            return entries
 
         return page
 

@@ -74,7 +74,7 @@ def test_what_refuses_at_the_door_is_said_with_its_place(
     assert hint in error.hint
 
 
-def test_a_user_without_rights_is_told(network_url: URL, socket_url: str) -> None:
+def test_a_user_without_rights_is_refused(network_url: URL, socket_url: str) -> None:
     with Database(parse_address(socket_url)) as owner:
         owner.write(lambda c: c.execute(text("DROP ROLE IF EXISTS guest")))
         owner.write(lambda c: c.execute(text("CREATE ROLE guest LOGIN PASSWORD 'guest-word'")))

@@ -10,12 +10,10 @@ from moetune.app.plan import changed_question, check_layer, drawn_costs, plan_ag
 from moetune.app.subjects.values import (
     GIB,
     Asked,
-    ComparedChoice,
     Instead,
     LostChoice,
     Neighbour,
     PricedPlan,
-    Refusal,
     Timelines,
     WhyNot,
 )
@@ -31,6 +29,7 @@ from moetune.domain.terms import LayerTerms, PhaseTerms, StrategyTerms
 from moetune.domain.units import format_chunks, format_share
 from moetune.fit.costs import costs_of
 from moetune.fit.speeds import PARTS, Slowdown, slowed
+from moetune.report.why_not import ComparedChoice, Refusal, placed_otherwise
 from moetune.solve.layer.choose import NOISE, WORTH
 from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.uncertainty import LayerChoice, chance_of_faster
@@ -259,11 +258,3 @@ def _copy_seconds(phase: PhaseTerms) -> float:
     """Return the seconds of a phase's copies: its work without transfers and experts."""
     work = phase.seconds + phase.hidden_seconds
     return max(0.0, work - phase.total_transfer_seconds - phase.total_compute_seconds)
-
-
-def placed_otherwise(plan: Plan, changed: Plan) -> Iterator[str]:
-    """Yield a note if another choice's plan places its experts differently."""
-    if changed.experts != plan.experts and changed.placement is not None:
-        how = "are placed by their loads" if changed.experts else "keep their order"
-        why = changed.placement.why
-        yield f"with this choice experts {how}, and not as in the plan: {why}"

@@ -11,17 +11,14 @@ from moetune.app.subjects.model_pins import asked_of_training, degree_texts, lay
 from moetune.app.subjects.values import (
     GIB,
     Asked,
-    ComparedChoice,
     Instead,
     LostChoice,
     Neighbour,
     PricedPlan,
-    Refusal,
     Timelines,
     WhyNot,
-    difference_of,
 )
-from moetune.app.training import plan_training, tight_words
+from moetune.app.training import plan_training
 from moetune.app.training_plan import TrainingRequest, plan_id, planned_job, scaled_parts
 from moetune.domain.any_plan import plan_from_document
 from moetune.domain.costs import Costs
@@ -31,9 +28,10 @@ from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.domain.units import format_chunks, format_seconds, format_share
 from moetune.fit.costs import costs_of
 from moetune.fit.speeds import ATTENTION, GEMM_RATE, PARTS, Slowdown, slowed
+from moetune.report.why_not import ComparedChoice, Refusal, difference_of
 from moetune.solve.model.alternatives import as_graphed
 from moetune.solve.model.best import BestLayouts
-from moetune.solve.model.memory import ERROR_SHARE
+from moetune.solve.model.memory import ERROR_SHARE, is_tight
 from moetune.solve.model.placement import placed_job, placing
 from moetune.solve.model.profiled import search_of, step_prices, usable_bytes
 from moetune.solve.model.search import NOISE, FoldedSearch
@@ -262,11 +260,15 @@ class ModelSubject(PricedPlan):
         return Neighbour(knob, words, self.plan.factor * best.step.seconds, note)
 
     def _search(self, limit_bytes: int) -> FoldedSearch:
-        is_tight = any(tight_words(self.plan.memory, self.memory_limit_bytes))
         is_default = self.memory_limit_bytes == usable_bytes(self.machine.machine)
-        share = ERROR_SHARE if is_default and not is_tight else 0.0
+        leaves_room = is_default and not is_tight(self.plan.memory, self.memory_limit_bytes)
         limit = limit_bytes or inf
-        return search_of(self._prices, self.machine, limit_bytes=limit, error_share=share)
+        return search_of(
+            self._prices,
+            self.machine,
+            limit_bytes=limit,
+            error_share=ERROR_SHARE if leaves_room else 0.0,
+        )
 
     def _slow_prices(self, slowdown: Slowdown | None) -> StepPrices:
         """Return the prices of steps on a machine with a slower or faster part."""

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.errors import MoetuneError, ProfileError
+from moetune.domain.errors import ProfileError
 from moetune.domain.profile import Profile
+from moetune.report.why_not import ComparedChoice, Refusal
 from moetune.solve.trace import TraceSpan
 
 GIB = 2**30
@@ -75,69 +76,6 @@ class Asked:
 
     texts: Mapping[str, str]
     pins: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedChoice:
-    """A choice with its predicted step.
-
-    Args:
-        name: degree, strategy or layout, in words.
-        decision: the same for programs, by the names of the flags.
-        p05_step_seconds, p95_step_seconds: None if the plan has no range for the choice.
-        parts: seconds that add up to the step, by name; empty if only the step was kept.
-        work: seconds of each resource undisturbed, hidden or not; empty for whole models.
-        needed_bytes: memory of a device; None if only the step was kept.
-    """
-
-    name: str
-    decision: Mapping[str, str]
-    step_seconds: float
-    p05_step_seconds: float | None = None
-    p95_step_seconds: float | None = None
-    parts: Mapping[str, float] = field(default_factory=dict)
-    work: Mapping[str, float] = field(default_factory=dict)
-    needed_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepDifference:
-    """Seconds that the other choice takes longer; negative if it is shorter.
-
-    Args:
-        share: the difference as a share of the plan's step.
-        parts: difference of each part, the largest first.
-    """
-
-    seconds: float
-    share: float
-    parts: Mapping[str, float]
-
-
-def difference_of(chosen: ComparedChoice, rival: ComparedChoice) -> StepDifference:
-    """Return the rival's step minus the chosen step, with parts if both choices have them."""
-    left, right = chosen.parts, rival.parts
-    names = dict.fromkeys((*left, *right)) if left and right else {}
-    more = {name: right.get(name, 0.0) - left.get(name, 0.0) for name in names}
-    seconds = rival.step_seconds - chosen.step_seconds
-    return StepDifference(
-        seconds=seconds,
-        share=seconds / chosen.step_seconds,
-        parts=dict(sorted(more.items(), key=lambda item: (-abs(item[1]), item[0]))),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """The rule that refuses a choice, and a hint at the nearest allowed choice."""
-
-    what: str
-    hint: str
-
-    @classmethod
-    def of(cls, error: MoetuneError) -> "Refusal":
-        """Return an error's text as a refusal."""
-        return cls(what=error.what, hint=error.hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

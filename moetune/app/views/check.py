@@ -5,13 +5,13 @@ from typing import Any
 
 from moetune.app.launch_check import Better, Checked
 from moetune.app.views.memory import memory_section
-from moetune.app.views.model_words import calibration_words
-from moetune.app.views.words import parts_table, run_highlights, run_words, speed_words
 from moetune.domain.document import encode
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.launches.reading import Problem, Row
 from moetune.report.doubts import uncounted_words
+from moetune.report.model_words import calibration_words
 from moetune.report.section import Cell, Highlight, Section, Table, plural, seconds_span
+from moetune.report.words import parts_table, run_highlights, run_words, speed_words
 
 CHECK_SCHEMA = "moetune.check/1"
 _NAMES = {

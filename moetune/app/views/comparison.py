@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator
 
-from moetune.app.compare import changed_inputs, compare
 from moetune.app.subjects import subject_of
-from moetune.app.subjects.values import ComparedChoice, difference_of
-from moetune.app.views.model_words import binding_words
-from moetune.app.views.words import plan_scope, suspect_words
-from moetune.app.whatif import WhatIfAnswer
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.units import format_seconds
+from moetune.report.comparison import WhatIfAnswer, changed_inputs, compare
+from moetune.report.model_words import binding_words
 from moetune.report.section import Cell, Section, Table, sentence
+from moetune.report.why_not import ComparedChoice, difference_of
+from moetune.report.words import plan_scope, suspect_words
 
 
 def comparison_sections(

@@ -3,7 +3,21 @@
 from collections.abc import Iterator
 
 from moetune.app.subjects import LayerSubject
-from moetune.app.views.words import (
+from moetune.domain.plan import Plan
+from moetune.domain.samples import LAUNCHES, RowsPoint
+from moetune.domain.units import format_bytes, format_chunks, format_seconds, format_share
+from moetune.report.reasons import STRATEGY_WORDS
+from moetune.report.section import (
+    EMPTY,
+    Cell,
+    Highlight,
+    Section,
+    Table,
+    chance,
+    seconds_span,
+    sentence,
+)
+from moetune.report.words import (
     LEAST_REGRET,
     device_word,
     kernel_words,
@@ -15,21 +29,6 @@ from moetune.app.views.words import (
     sure_words,
     suspect_words,
     trust_words,
-)
-from moetune.domain.plan import Plan
-from moetune.domain.samples import LAUNCHES, RowsPoint
-from moetune.domain.units import format_bytes, format_chunks, format_seconds
-from moetune.report.reasons import STRATEGY_WORDS
-from moetune.report.section import (
-    EMPTY,
-    Cell,
-    Highlight,
-    Section,
-    Table,
-    chance,
-    percent,
-    seconds_span,
-    sentence,
 )
 
 _ORDERS = {"dispatch_first": "all dispatches first", "interleaved": "interleaved"}
@@ -87,7 +86,7 @@ def _highlights(subject: LayerSubject) -> Iterator[Highlight]:
     yield Highlight("What binds", binds, f"{trust_words(plan)} costs")
     share = verdict.probability_best
     sure = Cell(text=chance(share), value=share, unit="1")
-    slower = f"; {percent(regret)} slower on average" if regret >= LEAST_REGRET else ""
+    slower = f"; {format_share(regret)} slower on average" if regret >= LEAST_REGRET else ""
     yield Highlight("How sure", sure, f"that no other choice is better{slower}")
 
 
@@ -156,7 +155,7 @@ def memory_words(subject: LayerSubject) -> str:
     free = machine.memory_bytes - machine.plannable_bytes if machine else 0
     if machine is None or not free or plan.inputs.memory_limit_bytes is not None:
         return words
-    share = percent(free / machine.memory_bytes, digits=0)
+    share = format_share(free / machine.memory_bytes, digits=0)
     return (
         f"{words} The limit leaves {format_bytes(free)} ({share}) free for the CUDA context, NCCL "
         "and fragmentation; a memory limit sets another."
@@ -189,7 +188,7 @@ def how_sure(plan: Plan) -> str:
     chunks = format_chunks(next_best.forward_degree, next_best.backward_degree)
     if next_best.strategy != plan.memory.strategy:
         chunks += f" with strategy {next_best.strategy}"
-    return f"{text}. Next best: {chunks} ({percent(slower, sign=True)})."
+    return f"{text}. Next best: {chunks} ({format_share(slower, sign=True)})."
 
 
 def _chunks(plan: Plan) -> str:

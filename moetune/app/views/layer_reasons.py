@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from moetune.app.subjects.layer import LayerSubject
 from moetune.app.views.layer import how_sure, is_one_chunk, plan_decision
-from moetune.app.views.words import Reasons, kernel_words, routing_words
 from moetune.domain.plan import Plan
 from moetune.domain.request import constraint_words
 from moetune.domain.terms import PhaseTerms, StrategyTerms
@@ -15,6 +14,7 @@ from moetune.report.figure import Figure
 from moetune.report.plan_figures import timeline_figure
 from moetune.report.reasons import STRATEGY_WORDS
 from moetune.report.section import Cell, Section, Table, sentence
+from moetune.report.words import Reasons, kernel_words, routing_words
 from moetune.solve.trace import plan_timelines
 
 _PHASES = (

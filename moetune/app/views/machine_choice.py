@@ -8,15 +8,15 @@ from typing import Any
 from moetune.app.files import write_text
 from moetune.app.machine_choice import Choice, Comparison
 from moetune.app.training import step_spread
-from moetune.app.views.words import spread_words
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.targets import find_target
 from moetune.domain.training_document import TrainingDocument
-from moetune.domain.units import format_amount, format_days, format_train_tokens
+from moetune.domain.units import format_amount, format_days, format_share, format_train_tokens
 from moetune.report.figure import Axis, Figure, Point, Series
 from moetune.report.html import Chapter, environment, report_page
-from moetune.report.section import EMPTY, Cell, Section, Table, percent, plural
+from moetune.report.section import EMPTY, Cell, Section, Table, plural
+from moetune.report.words import spread_words
 from moetune.solve.model.uncertainty import UNRECORDED, public_ratios
 
 _DECADE = 10
@@ -120,7 +120,7 @@ def _numbers(compared: Comparison) -> Iterator[str]:
             "--uncalibrated compares all as predicted."
         )
     share = compared.budget.utilization
-    busy = "all the time" if share == 1 else f"in {percent(share, digits=0)} of the time"
+    busy = "all the time" if share == 1 else f"in {format_share(share, digits=0)} of the time"
     yield f"Steps run {busy}." + (
         "" if compared.has_prices else " Without --price it is by GPU-hours."
     )

@@ -1,13 +1,13 @@
 """Layouts that fit into memory, as sections: a table of all, and the parts of the plainest."""
 
-from moetune.app.views.model_words import host_words, tuning_words
-from moetune.app.views.words import parts_table
 from moetune.domain.document import encode
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingMemory
 from moetune.domain.units import format_bytes
 from moetune.report.doubts import uncounted_words
+from moetune.report.model_words import host_words, tuning_words
 from moetune.report.section import Cell, Highlight, Section, Table, plural
+from moetune.report.words import parts_table
 from moetune.solve.model.fits import FittedLayout, MemoryAnswer
 from moetune.solve.model.memory import RankMemory
 from moetune.solve.model.trained import trained_of

@@ -5,7 +5,17 @@ from dataclasses import replace
 
 from moetune.app.subjects.model import ModelSubject
 from moetune.app.views.memory import memory_section
-from moetune.app.views.model_words import (
+from moetune.domain.chunks import Chunks
+from moetune.domain.pipeline import stage_words
+from moetune.domain.training_document import TrainingAnswer, TrainingDocument
+from moetune.domain.units import (
+    format_bytes,
+    format_chunks,
+    format_degree,
+    format_seconds,
+    format_share,
+)
+from moetune.report.model_words import (
     binding_words,
     decision_words,
     host_words,
@@ -16,7 +26,18 @@ from moetune.app.views.model_words import (
     saving_words,
     tuning_words,
 )
-from moetune.app.views.words import (
+from moetune.report.section import (
+    EMPTY,
+    Cell,
+    Highlight,
+    Section,
+    Table,
+    facts,
+    plural,
+    seconds_span,
+    sentence,
+)
+from moetune.report.words import (
     Reasons,
     parts_table,
     plan_scope,
@@ -26,29 +47,13 @@ from moetune.app.views.words import (
     speed_words,
     suspect_words,
 )
-from moetune.domain.chunks import Chunks
-from moetune.domain.pipeline import stage_words
-from moetune.domain.training_document import TrainingAnswer, TrainingDocument
-from moetune.domain.units import format_bytes, format_chunks, format_degree, format_seconds
-from moetune.report.section import (
-    EMPTY,
-    Cell,
-    Highlight,
-    Section,
-    Table,
-    facts,
-    percent,
-    plural,
-    seconds_span,
-    sentence,
-)
 from moetune.solve.model.search import NOISE
 
 _FRONT_NOTE = (
     "Both as against the line above; steps that save less than "
-    f"{percent(NOISE, digits=0)} are omitted."
+    f"{format_share(NOISE, digits=0)} are omitted."
 )
-_TIES = f"Of steps within {percent(NOISE, digits=0)} of each other the simpler layout is taken."
+_TIES = f"Of steps within {format_share(NOISE, digits=0)} the simplest layout is taken."
 _MEAN = "Parts are compared on the mean of the pipeline ranks."
 
 
@@ -100,7 +105,7 @@ def _answer(subject: ModelSubject) -> Section:
             Highlight("Tokens a second", Cell.count(tokens), f"of each device, {speed}"),
             Highlight(
                 "Memory of a device", Cell.size(peak),
-                f"of {format_bytes(limit)}, {percent(peak / limit, digits=0)}",
+                f"of {format_bytes(limit)}, {format_share(peak / limit, digits=0)}",
             ),
             *run_highlights(plan.run),
         ),
@@ -119,7 +124,10 @@ def _settings(plan: TrainingDocument) -> Iterator[tuple[str, str]]:
         overlap += f" ({format_degree(layout.degree.forward, layout.degree.backward)})"
     yield "overlap of exchanges", f"{overlap}{_saves(best, step.saved_by_overlap_seconds)}"
     host = f", {format_bytes(best.memory.host_bytes)} a device"
-    yield "in host memory", f"{offloaded}{host}" if (offloaded := host_words(layout)) else "nothing"
+    yield (
+        "in host memory",
+        f"{offloaded}{host}" if (offloaded := host_words(layout)) else "nothing",
+    )
     if plan.chunks is not None:
         yield "states", _chunks(plan.chunks)
     yield "CUDA graphs", f"{layout.cuda_graphs}{_saves(best, step.saved_by_graphs_seconds)}"
@@ -145,14 +153,14 @@ def _chunks(chunks: Chunks) -> str:
 def _saves(best: TrainingAnswer, seconds: float) -> str:
     if seconds <= 0:
         return ""
-    share = percent(seconds / (best.predicted.step_seconds + seconds))
+    share = format_share(seconds / (best.predicted.step_seconds + seconds))
     return f": saves {format_seconds(seconds)}, {share} of the step"
 
 
 def _time(subject: ModelSubject) -> Section:
     plan = subject.plan
     step, parts = plan.step_seconds, plan.predicted.parts
-    kinds = (f"{name} {percent(seconds / step)}" for name, seconds in subject.kinds.items())
+    kinds = (f"{name} {format_share(seconds / step)}" for name, seconds in subject.kinds.items())
     return Section(
         name="terms", title="Time of a step, on the slowest pipeline rank",
         paragraphs=(f"Of the step: {', '.join(kinds)}.",),
@@ -243,7 +251,7 @@ def _placement(plan: TrainingDocument) -> Iterator[Section]:
         enumerate(plan.placement.layers, start=1),
         {
             "layer of experts": lambda row: Cell.count(row[0]),
-            "own order": lambda row: _skew(row[1].natural_skew),
+            "model's order": lambda row: _skew(row[1].natural_skew),
             "placed": lambda row: _skew(row[1].placed_skew),
             "at least": lambda row: _skew(row[1].least_skew),
         },
@@ -259,11 +267,11 @@ def _skew(skew: float) -> Cell:
 def _hidden(best: TrainingAnswer) -> Iterator[str]:
     saved, step = best.predicted.saved_by_overlap_seconds, best.predicted.step_seconds
     if saved > 0:
-        words = "Exchanges run beside another micro-batch's computation"
+        words = "Another micro-batch's computation hides exchanges"
         if (degree := best.layout.degree) is not None:
             chunks = format_chunks(degree.forward, degree.backward)
-            words = f"Exchanges run in {chunks} beside the experts of other chunks"
-        share = percent(saved / (step + saved))
+            words = f"Exchanges run in {chunks} while experts compute other chunks"
+        share = format_share(saved / (step + saved))
         yield (
             f"{words}: that saves {format_seconds(saved)}, {share} of the "
             f"{format_seconds(step + saved)} without it."

@@ -5,7 +5,6 @@ Nothing here loads a solver, so that `moetune models` answers at once.
 
 from dataclasses import fields
 
-from moetune.app.views.words import layer_words
 from moetune.domain.architecture import Block, Decoder, Part
 from moetune.domain.document import encode
 from moetune.domain.experts import Amounts, DenseFfn, RoutedExperts
@@ -13,6 +12,7 @@ from moetune.domain.model import MODELS, WHOLE_MODELS, Model
 from moetune.huggingface.registry import RegisteredModel, ResolvedModel
 from moetune.report.doubts import uncounted_words
 from moetune.report.section import EMPTY, Cell, Section, Table, facts, plural
+from moetune.report.words import layer_words
 
 _BILLION = 10**9
 _MOST_COLUMNS = 6

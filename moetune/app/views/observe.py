@@ -5,22 +5,13 @@ from types import MappingProxyType
 from typing import Any
 
 from moetune.app.observe import REST, Observed
-from moetune.app.views.model_words import calibration_words
-from moetune.app.views.words import speed_words
 from moetune.domain.document import encode
 from moetune.domain.records import ObservedRun
-from moetune.domain.units import format_bytes, format_seconds
+from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.logs.kineto import COLLECTIVES
-from moetune.report.section import (
-    Cell,
-    Highlight,
-    Section,
-    Table,
-    percent,
-    plural,
-    seconds_span,
-    sentence,
-)
+from moetune.report.model_words import calibration_words
+from moetune.report.section import Cell, Highlight, Section, Table, plural, seconds_span, sentence
+from moetune.report.words import speed_words
 from moetune.solve.model.calibration import FARTHEST
 
 OBSERVE_SCHEMA = "moetune.observe/1"
@@ -128,8 +119,8 @@ def _step(observed: Observed) -> Iterator[str]:
     than = "longer" if observed.ratio > 1 else "shorter"
     yield f"A step takes {took}. Predicted: {_span(expected)}."
     yield (
-        f"That is {observed.ratio:.2f} times the prediction, {percent(by)} {than}, and {place} its "
-        "range."
+        f"That is {observed.ratio:.2f} times the prediction, {format_share(by)} {than}, and "
+        f"{place} its range."
     )
 
 
@@ -156,7 +147,7 @@ def _memory(observed: Observed) -> Iterator[str]:
     yield (
         f"Memory of a device: {format_bytes(run.memory_bytes)}, predicted "
         f"{format_bytes(run.predicted_bytes)} ({_SCOPES[observed.scope]}, of {limit}): "
-        f"{percent(ratio - 1, sign=True)}."
+        f"{format_share(ratio - 1, sign=True)}."
     )
 
 
@@ -179,7 +170,7 @@ def _hidden(observed: Observed) -> Iterator[str]:
         return
     for kind in COLLECTIVES:
         if busy := trace.busy[kind]:
-            hidden = percent(1 - trace.exposed[kind] / busy, digits=0)
+            hidden = format_share(1 - trace.exposed[kind] / busy, digits=0)
             name = kind.removesuffix(", exposed")
             yield f"Of {format_seconds(busy)} of {name} in a step, {hidden} are hidden."
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from moetune.app.verify import Verification, VerifiedStep
-from moetune.app.views.words import speed_cell, speed_words
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import encode
 from moetune.domain.layer import Throughput
@@ -13,7 +12,8 @@ from moetune.domain.plan import Plan
 from moetune.domain.records import ObservedRun, Stored
 from moetune.domain.targets import TargetName
 from moetune.domain.units import format_chunks, format_seconds, format_share
-from moetune.report.section import Cell, Section, Table, percent
+from moetune.report.section import Cell, Section, Table
+from moetune.report.words import speed_cell, speed_words
 
 if TYPE_CHECKING:
     from moetune.store import SqlStore
@@ -76,7 +76,7 @@ def verdict(plan: Plan, verification: Verification) -> str:
         gap = verification.planned.step_seconds / verification.one_chunk.step_seconds - 1
         return f"{name} lost to one chunk, which is {format_share(gap)} faster than its {took}"
     if not verification.is_inside:
-        return f"{name} missed its own range of {span}: a step takes {took}"
+        return f"{name} missed its range of {span}: a step takes {took}"
     inside = f"its step of {took} is inside its range of {span}"
     if verification.range_seconds is None:
         inside = f"its step takes {took}, and it promised no range"
@@ -142,7 +142,7 @@ def _speed(plan: Plan, seconds: float) -> Throughput | None:
 def _prediction_words(planned: VerifiedStep) -> str:
     if planned.predicted_seconds is None or planned.error is None:
         return "Its profile was not found, so nothing was predicted for other degrees."
-    error = percent(planned.error, sign=True)
+    error = format_share(planned.error, sign=True)
     return f"Predicted: {format_seconds(planned.predicted_seconds)} ({error})."
 
 

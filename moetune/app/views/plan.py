@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 
-from moetune.app.sensitivity import OP_WORDS, Sensitivity, part_words
 from moetune.app.subjects import Subject
-from moetune.app.subjects.values import ComparedChoice, difference_of
 from moetune.app.views.comparison import parts_compared
 from moetune.app.views.layer import answer_section
 from moetune.app.views.layer_reasons import layer_reasons
 from moetune.app.views.model import model_reasons, model_sections
-from moetune.app.views.words import Reasons, plan_scope, speed_words, suspect_words, trust_words
-from moetune.app.why_not import WhyNotAnswer
+from moetune.domain.units import format_share
 from moetune.fit.speeds import BANDWIDTH, START
-from moetune.report.section import Cell, Section, Table, facts, percent, seconds_span, sentence
+from moetune.report.section import Cell, Section, Table, facts, seconds_span, sentence
+from moetune.report.sensitivity import OP_WORDS, Sensitivity, part_words
+from moetune.report.why_not import ComparedChoice, WhyNotAnswer, difference_of
+from moetune.report.words import Reasons, plan_scope, speed_words, suspect_words, trust_words
 
 _RANGE = "the range that nine of ten such steps should lie in"
 _NAMED = 3
@@ -85,7 +85,7 @@ def _parts(choice: ComparedChoice, lost: ComparedChoice) -> str:
     """Return the parts that differ most, in shares of the step: "exchange +3.2 %, experts −1 %"."""
     more = [*difference_of(choice, lost).parts.items()][:_NAMED]
     return ", ".join(
-        f"{name} {percent(seconds / choice.step_seconds, sign=True)}"
+        f"{name} {format_share(seconds / choice.step_seconds, sign=True)}"
         for name, seconds in more
         if seconds
     )

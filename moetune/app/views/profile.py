@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from moetune.app.profiles import ProfileInfo, ResolvedProfile
-from moetune.app.views.words import layer_words
 from moetune.domain.cluster import DEVICE_MEMORY
 from moetune.domain.cost_keys import (
     AttentionKey,
@@ -23,22 +22,14 @@ from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.domain.reference import Table as DataTable
 from moetune.domain.samples import LAUNCHES, StepRecord
 from moetune.domain.site import site_of
-from moetune.domain.units import format_bytes, format_seconds
+from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.fit.index import ProfileIndex, index_of
 from moetune.fit.interference import speeds_of
 from moetune.fit.missing import group_name, launcher
 from moetune.fit.quality import quality_of
 from moetune.report.plan_figures import CLASSES
-from moetune.report.section import (
-    EMPTY,
-    Cell,
-    Section,
-    Table,
-    facts,
-    percent,
-    plural,
-    without_empty_columns,
-)
+from moetune.report.section import EMPTY, Cell, Section, Table, facts, plural, without_empty_columns
+from moetune.report.words import layer_words
 
 _RATES = {"bytes": (1e9, "GB/s"), "MACs": (1e12, "TMAC/s"), "elements": (1e9, "G/s")}
 _LIMITS = {"good": "at most 5 %", "usable": "at most 10 %", "suspect": "more than 10 %"}
@@ -98,11 +89,8 @@ def _fit(index: ProfileIndex, key: CostKey) -> OperationFit:
 
 def gemm_line(line: GemmLine) -> OperationFit:
     """Return a dtype's line for all its GEMMs over multiply-accumulates."""
-    return OperationFit(name=_of_dtype(line), unit="MACs", line=line.cost, error=line.error)
-
-
-def _of_dtype(line: GemmLine) -> str:
-    return f"GEMM in {line.dtype}"
+    name = f"GEMM in {line.dtype}"
+    return OperationFit(name=name, unit="MACs", line=line.cost, error=line.error)
 
 
 def profile_sections(machine: ResolvedProfile) -> tuple[Section, ...]:
@@ -156,7 +144,7 @@ def quality_words(profile: Profile) -> Iterator[str]:
     worst, name = max(errors, key=lambda error: error[0].median)
     yield (
         f"{quality.label.capitalize()}: the worst fit, of {name}, misses left-out points by "
-        f"{percent(worst.median)} in the median; {worst.quality} is {_LIMITS[worst.quality]}."
+        f"{format_share(worst.median)} in the median; {worst.quality} is {_LIMITS[worst.quality]}."
     )
     names = [*dict.fromkeys(name for error, name in errors if error.quality != "good")]
     if names and profile.provenance == "measured":
@@ -165,7 +153,7 @@ def quality_words(profile: Profile) -> Iterator[str]:
         yield f"Measure next, on an idle machine: {some}{more}, with {command}."
 
 
-def host_words(profile: Profile) -> str:
+def node_words(profile: Profile) -> str:
     """Return a host's devices, memory and network cards, and the reported memory of a device."""
     site = site_of(profile)
     memory = "memory that is not known"
@@ -197,7 +185,7 @@ def _head(machine: ResolvedProfile) -> Section:
         scope=machine_scope(profile),
         paragraphs=(
             f"{origin} {samples}, digest {profile.digest[:8]}.",
-            host_words(profile),
+            node_words(profile),
             *quality_words(profile),
         ),
         notes=(doubt,) if suspects else (),
@@ -266,7 +254,7 @@ def _losses(profile: Profile) -> Iterator[str]:
             f"{format_seconds(seconds)} at {format_bytes(round(size))}"
             for size, seconds in zip(lost.sizes, lost.seconds, strict=True)
         )
-        yield f"An exchange takes time from the computation beside it: {sizes}."
+        yield f"An exchange slows the computation that it overlaps: {sizes}."
 
 
 def _fingerprint(profile: Profile) -> Iterator[Section]:
@@ -284,7 +272,7 @@ def operations_section(profile: Profile) -> Section:
     """Return every operation with its line and its error, shapes last."""
     operations = operations_of(profile)
     names = {operation.name for operation in operations}
-    by_shape = [gemm_line(line) for line in profile.gemm if _of_dtype(line) not in names]
+    by_shape = [line for line in map(gemm_line, profile.gemm) if line.name not in names]
     ordered = sorted(operations, key=lambda operation: operation.is_shape)
     table = Table(
         name="operations",

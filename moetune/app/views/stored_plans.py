@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from moetune.app.library import StoredPlan
-from moetune.app.views.words import mfu_words, speed_cell, trust_words
 from moetune.report.section import EMPTY, Cell, Table
+from moetune.report.words import mfu_words, speed_cell, trust_words
 
 _WIDE = (
     "kind", "tokens/s", "memory", "profile", "TFLOP/s", "MFU", "trust", "tokens per rank",

@@ -21,6 +21,7 @@ from moetune.domain.optimizers import Optimizer
 from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads
 from moetune.domain.targets import Target
 from moetune.domain.training import HALF_PRECISION, FoldedLayout, Recompute, TrainingJob
+from moetune.domain.training_document import TrainingMemory
 from moetune.solve.model.activations import (
     ELEMENT,
     GEMM_INPUT,
@@ -102,6 +103,12 @@ class RankMemory:
     def peak_bytes(self) -> float:
         """The sum of all parts."""
         return sum(self.parts.values())
+
+
+def is_tight(memory: RankMemory | TrainingMemory, limit_bytes: int) -> bool:
+    """Return whether a rank's bytes fit, but not with room for errors of their number."""
+    room = room_for_errors(memory.peak_bytes, memory.parts[ROUTING], ERROR_SHARE)
+    return 0 <= limit_bytes - memory.peak_bytes < room
 
 
 class BlockBytes(NamedTuple):

@@ -66,9 +66,9 @@ def from_configuration(config: dict[str, Any]) -> None:
     from transformers import AutoConfig
 
     def whole(*_: object, **__: object) -> Any:
-        found = made(config)
-        found.architectures = [architecture_of(found.model_type)]
-        return AutoBridge.from_hf_config(found)
+        native = made(config)
+        native.architectures = [architecture_of(native.model_type)]
+        return AutoBridge.from_hf_config(native)
 
     def of_text(*_: object, **__: object) -> Any:
         shared = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
@@ -89,17 +89,17 @@ def made(config: dict[str, Any]) -> Any:
     if kind in CONFIG_MAPPING and "hybrid_override_pattern" not in config:  # whose class is Hub's
         return AutoConfig.for_model(kind, **fields)
     members = {"model_type": kind, "max_position_embeddings": 131072}
-    found = type("Config", (PretrainedConfig,), members)(**fields)
-    found.auto_map = {"AutoModelForCausalLM": f"modeling.{architecture_of(kind)}"}
-    return found
+    native = type("Config", (PretrainedConfig,), members)(**fields)
+    native.auto_map = {"AutoModelForCausalLM": f"modeling.{architecture_of(kind)}"}
+    return native
 
 
 def architecture_of(kind: str) -> str | None:
     """Return the class of a type of models."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    found: str | None = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, ARCHITECTURES.get(kind))
-    return found
+    name: str | None = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, ARCHITECTURES.get(kind))
+    return name
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def check_launch(job: dict[str, Any], module: Any) -> None:
 def check_keys(plain: dict[str, Any], job: dict[str, Any]) -> None:
     """Parse the configuration for all ranks; each key is read and has the plan's value."""
     layout, inputs = job["plan"]["layout"], job["plan"]["inputs"]
-    tree = Read({key: Read(one) if isinstance(one, dict) else one for key, one in plain.items()})
+    tree = Read({key: Read(sub) if isinstance(sub, dict) else sub for key, sub in plain.items()})
     mpu = SimpleNamespace(get_data_parallel_world_size=lambda: layout["dp"])
     settings = importlib.import_module("deepspeed.runtime.config")
     settings.dist.get_rank = lambda: 0
@@ -149,12 +149,12 @@ def trained(job: dict[str, Any], config: dict[str, Any]) -> str | None:
     for worker in workers:
         worker.start()
     try:
-        found = [answers.get(timeout=_SECONDS) for _ in workers]
+        refusals = [answers.get(timeout=_SECONDS) for _ in workers]
     except queue.Empty:
-        found = ["the ranks did not answer"]
+        refusals = ["the ranks did not answer"]
     for worker in workers:
         worker.terminate()
-    return next((one for one in found if one is not None), None)
+    return next((refusal for refusal in refusals if refusal is not None), None)
 
 
 def work(

@@ -45,11 +45,11 @@ SCRIPT_ONLY = (
 def arguments_of(text: str) -> list[str]:
     """Return the arguments of a script: its arrays MODEL and LAYOUT, as bash reads them."""
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
-    found: list[str] = []
+    words: list[str] = []
     for name in ("MODEL", "LAYOUT"):
         body = text.partition(f"{name}=(")[2].partition("\n)\n")[0]
-        found += shlex.split(body)
-    return found
+        words += shlex.split(body)
+    return words
 
 
 def environment_of(text: str) -> dict[str, str]:
@@ -86,8 +86,8 @@ def heads(config: Any) -> None:
     assert config.mamba_num_heads // tp % cp == 0, "nheads by tp_size * cp_size"
     assert groups // tp % cp == 0 or cp % (groups // tp) == 0, "ngroups by tp_size * cp_size"
     ends = (config.num_layers_in_first_pipeline_stage, config.num_layers_in_last_pipeline_stage)
-    middle = pp - sum(one is not None for one in ends)
-    left = config.num_layers - sum(one or 0 for one in ends)
+    middle = pp - sum(num is not None for num in ends)
+    left = config.num_layers - sum(num or 0 for num in ends)
     assert left % middle == 0 if middle else left == 0, "layers of a hybrid's stages"
 
 
@@ -97,11 +97,11 @@ def parsed(given: list[str]) -> Any:
 
     sys.argv = ["pretrain.py", *given, *DATA.split()]
     os.environ.setdefault("MASTER_ADDR", "localhost")
-    found = arguments.parse_args()
-    arguments.validate_args(found)
-    if getattr(found, "vocab_size", None) is not None:
-        found.padded_vocab_size = found.vocab_size
-    return arguments.core_transformer_config_from_args(found)
+    args = arguments.parse_args()
+    arguments.validate_args(args)
+    if getattr(args, "vocab_size", None) is not None:
+        args.padded_vocab_size = args.vocab_size
+    return arguments.core_transformer_config_from_args(args)
 
 
 def built(given: list[str]) -> Any:
@@ -139,16 +139,16 @@ def built(given: list[str]) -> Any:
 
 def flags(given: list[str]) -> dict[str, list[str]]:
     """Return the words behind each flag, by the name of its field."""
-    found: dict[str, list[str]] = {}
+    words: dict[str, list[str]] = {}
     name = ""
     for word in given:
         if word.startswith("--"):
             name = word[2:].replace("-", "_")
             name = ALIASES.get(name, name)
-            found[name] = []
+            words[name] = []
         else:
-            found[name].append(word)
-    return found
+            words[name].append(word)
+    return words
 
 
 def cast(words: list[str], hint: Any) -> Any:
@@ -158,7 +158,7 @@ def cast(words: list[str], hint: Any) -> Any:
     if "List" in str(hint) or "list" in str(hint) or "Tuple" in str(hint):
         text = words[0]
         if text.startswith("["):
-            return [int(one) for one in text[1:-1].split(",")]
+            return [int(size) for size in text[1:-1].split(",")]
         return words if len(words) > 1 or not text.count("|") else text
     for kind in (int, float):
         if kind in (hint, *get_args(hint)):

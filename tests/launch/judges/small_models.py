@@ -28,8 +28,8 @@ def language_of(config: dict[str, Any]) -> dict[str, Any]:
     if "text_config" not in config and any(key in config for key in (*LAYERS, "layers_block_type")):
         return config
     for part in config.values():
-        if isinstance(part, dict) and (found := language_of(part)):
-            return found
+        if isinstance(part, dict) and (language := language_of(part)):
+            return language
     return {}
 
 

@@ -35,11 +35,11 @@ def connect(service: Served) -> socket.socket:
 
 def rest_of(connection: socket.socket) -> bytes:
     """Everything until the service closes; a reset is its end, too."""
-    found = b""
+    answer = b""
     with contextlib.suppress(ConnectionError):
         while part := connection.recv(65536):
-            found += part
-    return found
+            answer += part
+    return answer
 
 
 def send_until_closed(connection: socket.socket, piece: bytes, *, most: int) -> int:

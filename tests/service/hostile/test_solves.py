@@ -43,21 +43,23 @@ def small_question(client: httpx.Client, tokens: int) -> httpx.Response:
     return client.post("/v1/whatif", json=body)
 
 
-def test_big_questions_end_and_stop_neither_small_ones_nor_stored_plans(service: Served) -> None:
+def test_big_questions_end_and_stop_neither_small_questions_nor_stored_plans(
+    service: Served,
+) -> None:
     with (
         httpx.Client(base_url=service.url, timeout=LONG) as client,
         ThreadPoolExecutor(2) as others,
     ):
         stored = client.post("/v1/plans:resolve", json=SMALL).json()["id"]
         asked = [
-            others.submit(httpx.post, f"{service.url}/v1/whatif", json=big(one), timeout=LONG)
-            for one in range(2)
+            others.submit(httpx.post, f"{service.url}/v1/whatif", json=big(number), timeout=LONG)
+            for number in range(2)
         ]
         assert small_question(client, 3000).status_code == 200
         assert client.get(f"/v1/plans/{stored}").status_code == 200
         assert client.post("/v1/plans:resolve", json=SMALL).json()["id"] == stored
-        assert not any(one.done() for one in asked)
-        for answer in (one.result() for one in asked):
+        assert not any(future.done() for future in asked)
+        for answer in (future.result() for future in asked):
             assert code_of(answer) == (504, "answer takes too long")
             assert "within 6 s" in answer.json()["detail"]
         assert small_question(client, 3001).status_code == 200
@@ -70,18 +72,18 @@ def test_more_big_questions_than_places_are_sent_away_at_once(service: Served) -
     ):
         plan_id = client.post("/v1/plans:resolve", json=SMALL).json()["id"]
         pages = [
-            crowd.submit(httpx.post, f"{service.url}/v1/whatif", json=big(one), timeout=LONG)
-            for one in range(40)
+            crowd.submit(httpx.post, f"{service.url}/v1/whatif", json=big(number), timeout=LONG)
+            for number in range(40)
         ]
         assert client.get("/healthz").status_code == 200
         assert client.get(f"/v1/plans/{plan_id}").status_code == 200
-        answers = [one.result() for one in pages]
-    assert {code_of(one) for one in answers} == {
+        answers = [page.result() for page in pages]
+    assert {code_of(answer) for answer in answers} == {
         (504, "answer takes too long"), (429, "too many questions"),
     }  # fmt: skip
-    sent_away = [one for one in answers if one.status_code == 429]
+    sent_away = [answer for answer in answers if answer.status_code == 429]
     assert len(sent_away) >= 20
-    assert all(int(one.headers["retry-after"]) > 0 for one in sent_away)
+    assert all(int(answer.headers["retry-after"]) > 0 for answer in sent_away)
 
 
 def test_who_hangs_up_ends_the_solve(tmp_path: Path) -> None:
@@ -127,8 +129,8 @@ def test_sigterm_ends_the_service_whatever_is_solved(tmp_path: Path) -> None:
     with served(tmp_path, "--deadline", "10m") as running, ThreadPoolExecutor(8) as crowd:
         ask = f"{running.url}/v1/plans:resolve"
         plan_id = httpx.post(ask, json=SMALL, timeout=LONG).json()["id"]
-        for one in range(6):
-            crowd.submit(httpx.post, f"{running.url}/v1/whatif", json=big(one), timeout=LONG)
+        for number in range(6):
+            crowd.submit(httpx.post, f"{running.url}/v1/whatif", json=big(number), timeout=LONG)
         crowd.submit(httpx.post, ask, json=big()["inputs"], timeout=LONG)
         address = f"{running.url}/plans/{plan_id}"
         crowd.submit(httpx.get, address, timeout=LONG)

@@ -72,10 +72,10 @@ def every_layout(search: FoldedSearch, pins: LayoutRequest) -> Iterator[FoldedLa
         for overlap, recompute in itertools.product(overlaps, _lists(search, pins)):
             names = [pins.dispatcher] if pins.dispatcher else TOKEN_DISPATCHERS
             every = (
-                replace(plain, overlap=overlap, recompute=recompute, dispatcher=one)
-                for one in names
+                replace(plain, overlap=overlap, recompute=recompute, dispatcher=name)
+                for name in names
             )
-            able = [one for one in every if is_allowed(search, one)]
+            able = [layout for layout in every if is_allowed(search, layout)]
             if able:
                 yield from _stored(search, pins, able)
 
@@ -100,19 +100,19 @@ def _folded(
         if vpp > 1 and (pp == 1 or -(-layers // pp) % vpp or vpp > (layers + 2) // pp):
             continue
         for schedule in (None, *SCHEDULES[2:]):
-            one = FoldedLayout(
+            layout = FoldedLayout(
                 dp=dp, tp=tp, pp=pp, ep=ep, etp=etp, micro_batch=batch, vpp=vpp,
                 zero=1 if 1 in search.target.zero else search.target.zero[0], schedule=schedule,
             )  # fmt: skip
             if schedule is None or pp > 1:
-                yield one
+                yield layout
 
 
 def _lists(search: FoldedSearch, pins: LayoutRequest) -> list[tuple[Recompute, ...]]:
     if pins.recompute is not None:
         return [pins.recompute]
     has = search.job.decoder.modules
-    return [*dict.fromkeys(tuple(one for one in names if one in has) for names in LISTS)]
+    return [*dict.fromkeys(tuple(name for name in names if name in has) for names in LISTS)]
 
 
 def _stored(
@@ -124,30 +124,30 @@ def _stored(
         cuts.add(search.prices.balanced_stages(fastest))
     zeros = [pins.zero] if pins.zero is not None else STAGES
     layers = search.job.decoder.num_layers
-    blocks = [one / layers for one in range(layers)]
+    blocks = [num / layers for num in range(layers)]
     if pins.offload_activations is not None:
         blocks = [pins.offload_activations]
     shares = SHARES if pins.offload_optimizer is None else (pins.offload_optimizer,)
     if pins.offload_optimizer is None and search.target.offloads_states:
         shares = (0.0,)  # which a plan asks for where nothing else fits
-    for one, stages, zero in itertools.product(able, cuts, zeros):
-        plain = replace(one, stages=stages, zero=zero)
+    for layout, stages, zero in itertools.product(able, cuts, zeros):
+        plain = replace(layout, stages=stages, zero=zero)
         if not is_allowed(search, plain):
             continue
         for waiting, share in itertools.product(blocks, shares):
-            found = replace(plain, offload_activations=waiting, offload_optimizer=share)
-            if is_allowed(search, found):
-                yield found
+            offloaded = replace(plain, offload_activations=waiting, offload_optimizer=share)
+            if is_allowed(search, offloaded):
+                yield offloaded
 
 
 def fitting(search: FoldedSearch, every: Iterable[FoldedLayout]) -> list[PricedLayout]:
     """Return those of some layouts that fit, priced."""
-    found = []
+    priced = []
     for layout in every:
         memory = search.fitting.memory.peak(layout)
         if memory.peak_bytes <= search.limit_bytes and memory.host_bytes <= search.host_bytes:
-            found.append(search.price(layout))
-    return found
+            priced.append(search.price(layout))
+    return priced
 
 
 def layouts_of(space: LayoutSpace, pins: LayoutRequest) -> Iterator[FoldedLayout]:
@@ -157,11 +157,11 @@ def layouts_of(space: LayoutSpace, pins: LayoutRequest) -> Iterator[FoldedLayout
     """
     for sizes in space.sizes(pins):
         for overlapped in space.with_overlaps(sizes, pins):
-            for one in space.pipelines(overlapped, pins):
+            for pipeline in space.pipelines(overlapped, pins):
                 for recompute, dispatcher, zero in itertools.product(
-                    space.recomputes(pins), space.dispatchers(one, pins),
-                    space.zeros(pins, one.pp, one.tp),
+                    space.recomputes(pins), space.dispatchers(pipeline, pins),
+                    space.zeros(pins, pipeline.pp, pipeline.tp),
                 ):  # fmt: skip
-                    layout = one.changed(recompute=recompute, dispatcher=dispatcher, zero=zero)
+                    layout = pipeline.changed(recompute=recompute, dispatcher=dispatcher, zero=zero)
                     if space.is_allowed(layout):
                         yield layout

@@ -62,7 +62,7 @@ class Core(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, _grad: Tensor) -> tuple[Tensor, ...]:
-        return tuple(torch.zeros_like(one) for one in ctx.saved_tensors[:3])
+        return tuple(torch.zeros_like(tensor) for tensor in ctx.saved_tensors[:3])
 
 
 class Gate(torch.autograd.Function):
@@ -90,17 +90,17 @@ class Counter:
     """Bytes of the storages that autograd saves, without parameters."""
 
     parameters: set[int]
-    found: dict[int, Tensor]
+    tensors: dict[int, Tensor]
 
     def pack(self, saved: Tensor) -> Tensor:
         pointer = saved.untyped_storage().data_ptr()
         if pointer not in self.parameters and saved.numel():
-            self.found[pointer] = saved
+            self.tensors[pointer] = saved
         return saved
 
     @property
     def bytes(self) -> int:
-        return sum(one.untyped_storage().nbytes() for one in self.found.values())
+        return sum(tensor.untyped_storage().nbytes() for tensor in self.tensors.values())
 
 
 class TorchBlock:
@@ -114,12 +114,12 @@ class TorchBlock:
         """Return what one forward pass saves, with the block's own input."""
         x_TD = torch.randn(tokens, self.attention.d_model, dtype=torch.bfloat16)
         x_TD.requires_grad_()
-        counter = Counter(parameters=set(), found={})
+        counter = Counter(parameters=set(), tensors={})
         with torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda saved: saved):
             out_TD = self.run(("full",), self.block, x_TD)
         del out_TD  # the next block's input, and saved there
-        owned = {one.untyped_storage().data_ptr() for one in self.parameters}
-        counter.found = {at: one for at, one in counter.found.items() if at not in owned}
+        owned = {tensor.untyped_storage().data_ptr() for tensor in self.parameters}
+        counter.tensors = {at: tensor for at, tensor in counter.tensors.items() if at not in owned}
         return counter.bytes
 
     def run(self, modules: tuple[str, ...], module: Callable[..., Any], *inputs: Tensor) -> Any:
@@ -160,7 +160,7 @@ class TorchBlock:
         def project(x_TD: Tensor) -> tuple[Tensor, ...]:
             q, k, v = self.linear(self.norm(x_TD), sum(sizes)).split(sizes, -1)
             # Transformer Engine takes tensors that are not contiguous as copies.
-            return tuple(one.unflatten(-1, (-1, width)).contiguous() for one in (q, k, v))
+            return tuple(tensor.unflatten(-1, (-1, width)).contiguous() for tensor in (q, k, v))
 
         q, k, v = project(x_TD)
         if part.norm_parameters:
@@ -229,8 +229,8 @@ class TorchBlock:
         weights, _ = chances_TE.topk(part.top_k, -1)
         size = len(rows_RD) // part.num_experts
         outs: list[Tensor] = []
-        for own, weight in zip(rows_RD.split(size), weights.flatten().split(size), strict=True):
-            hidden = self.linear(own, 2 * part.d_hidden)
+        for chunk, weight in zip(rows_RD.split(size), weights.flatten().split(size), strict=True):
+            hidden = self.linear(chunk, 2 * part.d_hidden)
             outs.append(self.run(("moe_act",), self.second, hidden, weight))
         rows: Tensor = torch.cat(outs)
         out: Tensor = rows.reshape(-1, part.top_k, rows.shape[-1]).sum(1)

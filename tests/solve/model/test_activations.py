@@ -60,7 +60,7 @@ CASES: list[tuple[Attention, Ffn, tuple[Recompute, ...]]] = [
 
 @pytest.mark.parametrize(
     ("attention", "ffn", "recompute"), CASES,
-    ids=lambda one: ",".join(one) or "none" if isinstance(one, tuple) else None,
+    ids=lambda value: ",".join(value) or "none" if isinstance(value, tuple) else None,
 )  # fmt: skip
 def test_activations_are_those_that_autograd_saves(
     attention: Attention, ffn: Ffn, recompute: tuple[Recompute, ...]

@@ -49,9 +49,9 @@ def test_no_layout_is_faster_or_smaller_than_its_row(target: str) -> None:
     job = TrainingJob(decoder=decoder, world_size=4, global_batch=8, length=1024)
     search, pins = search_of(job, target=target), LayoutRequest(micro_batch=1)
     table = LayoutTable(search=search, pins=pins)
-    groups = {_sizes(one.group[0]): one.seconds for one in table.bounds}
-    rows = {_row(one.layout): one for group in table.groups for one in table.rows(group)}
-    sizes = {_sizes(one[0]): search.fitting.least_of_states(one[0], pins) for one in table.groups}
+    groups = {_sizes(bound.group[0]): bound.seconds for bound in table.bounds}
+    rows = {_row(entry.layout): entry for group in table.groups for entry in table.rows(group)}
+    sizes = {_sizes(g[0]): search.fitting.least_of_states(g[0], pins) for g in table.groups}
     for layout in every_layout(search, pins):
         row = rows[_row(layout)]
         seconds, peak = search.prices.least(layout), search.fitting.memory.needs(layout)[0]
@@ -91,8 +91,8 @@ def test_what_no_search_looks_at_breaks_a_rule(target: str) -> None:
         every = space.pipelines(replace(sizes, overlap="none"), pins)
         overlapped = replace(sizes, overlap=overlap)
         kept = {*space.pipelines(overlapped, pins)}
-        for one, modules in itertools.product(every, space.recomputes(pins)):
-            layout = replace(one, overlap=overlap)
+        for pipeline, modules in itertools.product(every, space.recomputes(pins)):
+            layout = replace(pipeline, overlap=overlap)
             if layout not in kept or not table.dispatchers(replace(layout, recompute=modules)):
                 assert not space.is_allowed(replace(layout, recompute=modules))
 
@@ -118,11 +118,11 @@ def test_graphs_spare_no_more_than_what_waits_for_launches(
     """And they go with no sizes that do not go without them."""
     job = TrainingJob(decoder=decoder, world_size=8, global_batch=64, length=1024, dtype=dtype)
     search, checked = search_of(job, target=target), 0
-    plain = {_group(one.group): one for one in LayoutTable.of(search, LayoutRequest()).bounds}
+    plain = {_group(bound.group): bound for bound in LayoutTable.of(search, LayoutRequest()).bounds}
     for graphs in ("partial", "full"):
-        for one in LayoutTable.of(search, LayoutRequest(cuda_graphs=graphs)).bounds:
+        for bound in LayoutTable.of(search, LayoutRequest(cuda_graphs=graphs)).bounds:
             checked += 1
-            assert plain[_group(one.group)].bare_seconds <= one.seconds * SAME
+            assert plain[_group(bound.group)].bare_seconds <= bound.seconds * SAME
     assert checked > 20
 
 
@@ -132,10 +132,10 @@ def test_the_cheapest_blocks_are_those_that_take_least(num_kinds: int) -> None:
     counts = rng.integers(1, 9, num_kinds).astype(float)
     sizes = rng.uniform(0.0, 1.0, (2, 3, 2, 4, num_kinds))
     for num in range(1, int(counts.sum()) + 1):
-        found = cheapest(np.array([[[num]], [[num - 1.0]]]), counts, sizes)
-        for at in np.ndindex(found.shape):
+        least = cheapest(np.array([[[num]], [[num - 1.0]]]), counts, sizes)
+        for at in np.ndindex(least.shape):
             blocks = np.sort(np.repeat(sizes[at], counts.astype(int)))
-            assert found[at] == pytest.approx(blocks[: num - at[2]].sum())
+            assert least[at] == pytest.approx(blocks[: num - at[2]].sum())
 
 
 @pytest.mark.unmeasured

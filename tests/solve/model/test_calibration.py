@@ -54,11 +54,11 @@ def test_the_expectation_is_that_of_draws_near_the_observed_runs(
         observed_run("b" if layout == "b" else "a", ratio, layout=layout)
         for layout, ratio in zip(layouts, ratios, strict=True)
     ]
-    found = calibrated(runs)
+    calibration = calibrated(runs)
     mean, spread = drawn(layouts, [math.log(ratio) for ratio in ratios], scale)
-    assert found is not None
-    assert math.log(found.factor) == pytest.approx(mean, abs=0.004)
-    half = math.log(found.high_factor / found.low_factor) / 2
+    assert calibration is not None
+    assert math.log(calibration.factor) == pytest.approx(mean, abs=0.004)
+    half = math.log(calibration.high_factor / calibration.low_factor) / 2
     assert half == pytest.approx(1.6448536 * spread, rel=0.02)
 
 
@@ -68,26 +68,26 @@ def test_more_runs_come_nearer_and_never_widen_the_range(target: TargetName) -> 
     widths, factors = [math.log(high / low)], [1.0]
     for count in range(1, 9):
         runs = [observed_run("a", 1.3, global_batch=64 + number) for number in range(count)]
-        found = calibrated(runs, target)
-        assert found is not None
-        assert (found.num_runs, found.num_of_model) == (count, count)
-        widths.append(math.log(found.high_factor / found.low_factor))
-        factors.append(found.factor)
+        calibration = calibrated(runs, target)
+        assert calibration is not None
+        assert (calibration.num_runs, calibration.num_of_model) == (count, count)
+        widths.append(math.log(calibration.high_factor / calibration.low_factor))
+        factors.append(calibration.factor)
     assert factors == sorted(factors)
     assert 1.2 < factors[-1] < 1.3
     assert all(later < before * 1.02 for before, later in pairwise(widths))
     assert widths[-1] < 0.8 * widths[0]
 
 
-def test_a_run_counts_once_and_one_that_is_far_off_not_at_all() -> None:
+def test_a_run_counts_once_and_a_run_that_is_far_off_not_at_all() -> None:
     assert calibrated([]) is None
     assert calibrated([observed_run("a", 3.5)]) is None
     again = [observed_run("a", ratio) for ratio in (1.1, 2.0, 2.5)]  # the newest first
     far = observed_run("a", 0.2, layout="other")
-    found = calibrated([*again, far])
-    assert found is not None
-    assert (found.num_runs, found.num_left_out) == (1, 1)
-    assert found == replace(calibrated(again[:1]) or found, num_left_out=1)
+    calibration = calibrated([*again, far])
+    assert calibration is not None
+    assert (calibration.num_runs, calibration.num_left_out) == (1, 1)
+    assert calibration == replace(calibrated(again[:1]) or calibration, num_left_out=1)
 
 
 def test_a_run_of_the_model_says_more_than_that_of_another() -> None:
@@ -95,17 +95,17 @@ def test_a_run_of_the_model_says_more_than_that_of_another() -> None:
         (mine, ratio): calibrated([observed_run(mine, ratio)])
         for mine, ratio in product("ab", (0.8, 1.25))
     }
-    found = {key: value.factor for key, value in factors.items() if value is not None}
-    assert found["a", 0.8] < found["b", 0.8] < 1 < found["b", 1.25] < found["a", 1.25]
-    assert found["a", 0.8] == pytest.approx(1 / found["a", 1.25])
+    values = {key: value.factor for key, value in factors.items() if value is not None}
+    assert values["a", 0.8] < values["b", 0.8] < 1 < values["b", 1.25] < values["a", 1.25]
+    assert values["a", 0.8] == pytest.approx(1 / values["a", 1.25])
 
 
 def test_a_run_says_the_less_the_more_is_decided_otherwise_and_nothing_of_another_version() -> None:
     run = observed_run("a", 1.3)
     near = replace(run, dtype="fp8")
-    found = [calibrated([run], of=of) for of in (run, near, replace(near, layout="dp 8 · tp 8"))]
-    factors = [value.factor for value in found if value is not None]
-    widths = [value.high_factor / value.low_factor for value in found if value is not None]
+    values = [calibrated([run], of=of) for of in (run, near, replace(near, layout="dp 8 · tp 8"))]
+    factors = [value.factor for value in values if value is not None]
+    widths = [value.high_factor / value.low_factor for value in values if value is not None]
     assert factors == sorted(factors, reverse=True)
     assert widths == sorted(widths)
     assert 1 < calibrated([replace(run, model="b")]).factor < factors[-1]  # type: ignore[union-attr] # is

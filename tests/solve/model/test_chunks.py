@@ -54,14 +54,14 @@ def test_some_degrees_are_priced_as_among_all() -> None:
         chunked_passes(prices, part, degree=3),
     )
     for mine, its in zip(some, every, strict=True):
-        assert mine == {one: its[one] for one in (1, 3)}
+        assert mine == {num: its[num] for num in (1, 3)}
     assert every.saved(1, repeats=True) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("recompute", [(), ("full",)])
 @pytest.mark.parametrize(("profile", "ep"), [(H100, 8), (H100, 64), (H800, 16)])
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v3"])
-def test_no_degree_is_faster_than_the_chosen_one_and_none_slower_than_no_overlap(
+def test_no_degree_is_faster_than_the_chosen_and_none_slower_than_no_overlap(
     name: str, profile: Profile, ep: int, recompute: tuple[Recompute, ...]
 ) -> None:
     prices = prices_of(name, profile)
@@ -70,23 +70,23 @@ def test_no_degree_is_faster_than_the_chosen_one_and_none_slower_than_no_overlap
     assert degrees is not None
     plain = prices.step(replace(layout, overlap="none"))
     steps = {
-        one: prices.step(replace(layout, degree=Degrees.of_both(one))).seconds
-        for one in range(1, MOST_CHUNKS + 1)
+        num: prices.step(replace(layout, degree=Degrees.of_both(num))).seconds
+        for num in range(1, MOST_CHUNKS + 1)
     }
     alone = prices.blocks.seconds(replace(layout, overlap="none"))
     allowed = [
-        one
-        for one in steps
+        num
+        for num in steps
         if all(
-            found.forward <= own.forward * (1 + 1e-12)
-            and found.backward <= own.backward * (1 + 1e-12)
-            for found, own in zip(
-                prices.blocks.seconds(replace(layout, degree=Degrees.of_both(one))),
+            chunked.forward <= whole.forward * (1 + 1e-12)
+            and chunked.backward <= whole.backward * (1 + 1e-12)
+            for chunked, whole in zip(
+                prices.blocks.seconds(replace(layout, degree=Degrees.of_both(num))),
                 alone, strict=True,
             )
         )
     ]  # fmt: skip
-    best = min(steps[one] for one in allowed)
+    best = min(steps[num] for num in allowed)
     assert chosen.seconds == steps[degrees.common] == pytest.approx(best, rel=1e-9)
     assert steps[1] == pytest.approx(plain.seconds, rel=1e-12)
     exchanges = plain.parts["exchange"] * (1.5 if recompute else 1.0)

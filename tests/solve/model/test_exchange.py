@@ -52,7 +52,7 @@ def test_groups_that_share_a_node_reach_as_many_nodes_as_drawn_routing(nodes: in
     assert reached_nodes(part, nodes) == pytest.approx(np.mean(drawn), rel=0.1)
 
 
-INFINIBAND, EFA = (load_profile_file(bundled_profiles()[f"h100-x8{one}"]) for one in ("", "-efa"))
+INFINIBAND, EFA = (load_profile_file(bundled_profiles()[f"h100-x8{end}"]) for end in ("", "-efa"))
 JOB = TrainingJob(
     decoder=named_model("qwen3-30b-a3b").decoder, world_size=64, global_batch=256, length=4096
 )
@@ -62,9 +62,9 @@ def sent(tokens: int, num_channels: int, num_others: int, chunk: int) -> int:
     """Every channel sends its tokens to every other node, a chunk at a time."""
     messages = 0
     for channel in range(num_channels):
-        own = len(range(channel, tokens, num_channels))
+        num = len(range(channel, tokens, num_channels))
         for _ in range(num_others):
-            messages += len(range(0, own, chunk))
+            messages += len(range(0, num, chunk))
     return messages
 
 
@@ -84,10 +84,10 @@ def sent(tokens: int, num_channels: int, num_others: int, chunk: int) -> int:
 def test_tokens_for_all_nodes_are_sent_in_as_many_chunks_as_counted(
     phase: TransferPhase, num_ranks: int, num_nodes: int, chunk: int, tokens: int
 ) -> None:
-    found = posted_chunks(
+    chunks = posted_chunks(
         phase, num_ranks=num_ranks, num_nodes=num_nodes, tokens=tokens, reach=num_nodes
     )
-    assert found == sent(tokens, 10, num_nodes - 1, chunk)
+    assert chunks == sent(tokens, 10, num_nodes - 1, chunk)
 
 
 def exchange_seconds(layout: FoldedLayout, dispatcher: TokenDispatcher, *, on_efa: bool) -> float:
@@ -101,8 +101,8 @@ def exchange_seconds(layout: FoldedLayout, dispatcher: TokenDispatcher, *, on_ef
 
 def test_only_exchanges_of_deepep_between_nodes_wait_for_posted_chunks() -> None:
     inside, across = FoldedLayout(dp=64, ep=8), FoldedLayout(dp=64, ep=32)
-    assert len({exchange_seconds(inside, "deepep", on_efa=one) for one in (False, True)}) == 1
-    slower = [exchange_seconds(across, "all_to_all", on_efa=one) for one in (False, True)]
+    assert len({exchange_seconds(inside, "deepep", on_efa=efa) for efa in (False, True)}) == 1
+    slower = [exchange_seconds(across, "all_to_all", on_efa=efa) for efa in (False, True)]
     assert slower[0] < slower[1] < 1.1 * slower[0]  # by the start-up between nodes alone
     posted = exchange_seconds(across, "deepep", on_efa=True)
     assert posted > 2 * exchange_seconds(across, "deepep", on_efa=False)

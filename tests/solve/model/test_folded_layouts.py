@@ -88,11 +88,11 @@ def test_rules_of_the_model_name_its_sizes(
         decoder=named_model(name).decoder, world_size=16, global_batch=64,
         length=4097 if layout.cp > 1 else 4096,
     )  # fmt: skip
-    broken = [one.what for one in broken_rules(layout, job)]
+    broken = [rule.what for rule in broken_rules(layout, job)]
     if what is None:
         assert broken == []
     else:
-        assert any(what in one for one in broken)
+        assert any(what in text for text in broken)
     assert layout.world_size == 16
 
 
@@ -106,9 +106,9 @@ def test_a_rank_of_context_parallelism_has_two_chunks_of_a_sequence() -> None:
 
 def test_only_modules_that_the_model_has_are_recomputed() -> None:
     layout = FoldedLayout(dp=16, recompute=("moe_act", "mla_up_proj", "shared_experts"))
-    broken = [one.what for one in broken_rules(layout, JOB)]
+    broken = [rule.what for rule in broken_rules(layout, JOB)]
     assert len(broken) == 2
-    assert all("to recompute" in one for one in broken)
+    assert all("to recompute" in text for text in broken)
     assert list(broken_rules(layout, replace(JOB, decoder=DEEPSEEK))) == []
     assert "mla_up_proj" not in QWEN.modules
     assert "mlp" in DEEPSEEK.modules
@@ -147,10 +147,10 @@ def test_ranks_have_the_blocks_of_their_stages() -> None:
     layout = FoldedLayout(dp=4, pp=4, vpp=2, stages=letters)
     assert sum(word.count("t") for word in letters) == 61
     looped = DecoderStages(DEEPSEEK).ranks(layout)
-    assert [sum(one.counts) for one in looped] == [5, 4, 22, 30]
-    assert [one.has_head for one in looped] == [False, False, False, True]
+    assert [sum(rank.counts) for rank in looped] == [5, 4, 22, 30]
+    assert [rank.has_head for rank in looped] == [False, False, False, True]
     there = DecoderStages(DEEPSEEK).ranks(replace(layout, schedule="zero_bubble_v"))
-    assert [(sum(one.counts), one.ranks) for one in there] == [
+    assert [(sum(rank.counts), rank.ranks) for rank in there] == [
         (31, (0,)), (22, (1,)), (4, (2, 3)),
     ]  # fmt: skip
     assert there[0].has_embedding
@@ -182,11 +182,11 @@ def test_no_other_cut_is_more_even(schedule: Schedule) -> None:
         busy[rank_of_stage(3 * vpp - 1, 3, schedule)] += 2.5
         return max(busy)
 
-    found = [word.count("t") for word in balanced_stages(model, layout, **seconds)]
+    counts = [word.count("t") for word in balanced_stages(model, layout, **seconds)]
     every = (
         sizes
         for sizes in itertools.product(range(10), repeat=3 * vpp)
         if sum(sizes) == 9 and all(sizes[1:-1])
     )
-    assert sum(found) == 9
-    assert busiest(found) == pytest.approx(min(map(busiest, every)))
+    assert sum(counts) == 9
+    assert busiest(counts) == pytest.approx(min(map(busiest, every)))

@@ -67,13 +67,13 @@ def test_graphs_are_taken_where_they_save_more_than_prices_err(
 ) -> None:
     search = search_of(profile, dtype=dtype, length=length)
     plain = best_of(search, NO_PINS)
-    found = with_graphs(search, NO_PINS, plain)
+    graphed = with_graphs(search, NO_PINS, plain)
     tried = [*search.target.tried_graphs(search.site, dtype)] if search.site else []
     roomy = replace(search, limit_bytes=search.limit_bytes * (1 - ROOM_FOR_GRAPHS))
-    steps = [best_of(roomy, replace(NO_PINS, cuda_graphs=one)).step.seconds for one in tried]
-    assert (found is not None) == (min(steps) < plain.step.seconds * (1 - WORTH_GRAPHS))
-    if found is not None:
-        best = found.best()
+    steps = [best_of(roomy, replace(NO_PINS, cuda_graphs=graphs)).step.seconds for graphs in tried]
+    assert (graphed is not None) == (min(steps) < plain.step.seconds * (1 - WORTH_GRAPHS))
+    if graphed is not None:
+        best = graphed.best()
         assert best.layout.cuda_graphs in tried
         assert best.step.seconds <= min(steps) * (1 + WORTH_GRAPHS) * (1 + NOISE)
         assert best.saved_by_graphs_seconds > 0
@@ -87,9 +87,9 @@ def test_graphs_leave_room_for_their_pools() -> None:
     assert graphed is not None
     needed = graphed.best().memory.peak_bytes
     tight = search_of("gb200-nvl72", gib=needed * (1 + ROOM_FOR_GRAPHS / 2) / 2**30)
-    found = with_graphs(tight, NO_PINS, best_of(tight, NO_PINS))
-    assert found is not None
-    assert found.best().memory.peak_bytes <= tight.limit_bytes * (1 - ROOM_FOR_GRAPHS) < needed
+    solved = with_graphs(tight, NO_PINS, best_of(tight, NO_PINS))
+    assert solved is not None
+    assert solved.best().memory.peak_bytes <= tight.limit_bytes * (1 - ROOM_FOR_GRAPHS) < needed
 
 
 def test_no_graphs_are_tried_where_they_are_pinned_or_nothing_fits() -> None:
@@ -110,11 +110,11 @@ def test_a_front_has_layouts_with_graphs_and_without() -> None:
     search = search_of()
     graphed = best_of(search, replace(NO_PINS, cuda_graphs="partial"))
     plain, both = memory_front(search, NO_PINS), memory_front(search, NO_PINS, "partial")
-    assert {one.layout.cuda_graphs for one in plain} == {"none"}
+    assert {priced.layout.cuda_graphs for priced in plain} == {"none"}
     assert both[-1].step.seconds <= graphed.step.seconds * (1 + NOISE)
-    for one in (*plain, graphed):
-        within = [two for two in both if two.memory.peak_bytes <= one.memory.peak_bytes]
-        least = min(two.step.seconds for two in within)
-        assert least <= one.step.seconds / (1 - NOISE)
+    for priced in (*plain, graphed):
+        within = [point for point in both if point.memory.peak_bytes <= priced.memory.peak_bytes]
+        least = min(point.step.seconds for point in within)
+        assert least <= priced.step.seconds / (1 - NOISE)
     pinned = replace(NO_PINS, cuda_graphs="none")
     assert memory_front(search, pinned, "partial") == memory_front(search, pinned)

@@ -64,7 +64,7 @@ def seconds_in_model(prices: BlockPrices, part: RoutedExperts, degree: int) -> f
 @pytest.mark.parametrize("degree", [1, 2, 4, 8])
 @pytest.mark.parametrize("micro_batch", [1, 4])
 @pytest.mark.parametrize("name", ["mixtral-8x7b", QWEN])
-def test_a_measured_layer_takes_as_long_in_a_model_as_in_its_own_plan(
+def test_a_measured_layer_takes_as_long_in_a_model_as_in_its_plan(
     name: str, micro_batch: int, degree: int
 ) -> None:
     prices, part = prices_of(name, LAB, FoldedLayout(dp=2, ep=2, micro_batch=micro_batch))

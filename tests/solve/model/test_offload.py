@@ -20,7 +20,7 @@ PINS = LayoutRequest(tp=1, pp=1, ep=8, micro_batch=4, recompute=(), overlap="non
 
 
 def copy_seconds(num_bytes: float) -> float:
-    line = next(one for one in H100.copy if not one.both_ways)
+    line = next(copy for copy in H100.copy if not copy.both_ways)
     return line.alpha_seconds + line.beta_seconds_per_byte * num_bytes
 
 
@@ -49,11 +49,11 @@ def test_blocks_go_to_the_host_but_for_two_and_copies_wait_behind_passes() -> No
 
 def test_the_search_offloads_as_few_blocks_as_fit_and_only_where_nothing_else_does() -> None:
     whole = search_of(JOB).price(PLAIN).memory.peak_bytes / 2**30
-    (found,) = BestLayouts(search_of(JOB, gib=whole - 4), PINS).ranked()
-    blocks = found.layout.offloaded_layers(OLMOE)
+    (best,) = BestLayouts(search_of(JOB, gib=whole - 4), PINS).ranked()
+    blocks = best.layout.offloaded_layers(OLMOE)
     assert 0 < blocks < 16
-    assert found.memory.peak_bytes <= (whole - 4) * 2**30
-    fewer = replace(found.layout, offload_activations=(blocks - 1) / 16)
+    assert best.memory.peak_bytes <= (whole - 4) * 2**30
+    fewer = replace(best.layout, offload_activations=(blocks - 1) / 16)
     assert search_of(JOB).price(fewer).memory.peak_bytes > (whole - 4) * 2**30
     assert (
         BestLayouts(search_of(JOB, gib=whole + 1), PINS).ranked()[0].layout.offload_activations == 0
@@ -61,7 +61,7 @@ def test_the_search_offloads_as_few_blocks_as_fit_and_only_where_nothing_else_do
     recomputed = BestLayouts(search_of(JOB, gib=whole - 4), replace(PINS, recompute=None)).ranked()[
         0
     ]
-    assert recomputed.step.seconds <= found.step.seconds
+    assert recomputed.step.seconds <= best.step.seconds
 
 
 def test_a_pinned_share_that_the_host_has_no_room_for_is_priced_and_refused() -> None:
@@ -89,7 +89,7 @@ def test_a_pinned_share_that_the_host_has_no_room_for_is_priced_and_refused() ->
         ("moetune", {}, "cannot run offloaded activations"),
     ],
 )
-def test_what_a_runtime_cannot_offload_beside_is_refused_by_name(
+def test_what_a_runtime_cannot_offload_with_is_refused_by_name(
     target: str, pins: dict[str, object], what: str
 ) -> None:
     wanted = LayoutRequest(offload_activations=0.5, **pins)  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ def test_a_share_of_the_optimizer_moves_its_bytes_and_its_time_to_the_host() -> 
     parameters = states / 12
     assert whole.memory.host_bytes == pytest.approx(18 * parameters)
     assert half.memory.host_bytes == pytest.approx(9 * parameters)
-    seconds = [one.step.parts["optimizer"] for one in (plain, half, whole)]
+    seconds = [priced.step.parts["optimizer"] for priced in (plain, half, whole)]
     assert seconds[1] == pytest.approx((seconds[0] + seconds[2]) / 2)
     assert seconds[2] == pytest.approx(1.5e-9 * parameters, rel=0.01)
     others = {name: value for name, value in plain.step.parts.items() if name != "optimizer"}
@@ -129,7 +129,7 @@ def test_what_qwen3_takes_longer_on_16_h100_is_what_was_published(
     layout = FoldedLayout(dp=4, tp=2, pp=2, ep=4)
     search = search_of(job)
     seconds = [
-        search.price(replace(layout, offload_optimizer=one)).step.seconds for one in (0.0, share)
+        search.price(replace(layout, offload_optimizer=part)).step.seconds for part in (0.0, share)
     ]
     assert seconds[1] - seconds[0] == pytest.approx(added, rel=0.2 if share < 0.5 else 0.07)
 
@@ -138,8 +138,8 @@ def test_the_search_puts_as_little_of_the_optimizer_on_the_host_as_fits() -> Non
     pins = replace(PINS, offload_activations=0.0)
     whole = search_of(JOB).price(PLAIN).memory.peak_bytes / 2**30
     states = search_of(JOB).price(PLAIN).memory.parts["optimizer"] / 2**30
-    (found,) = BestLayouts(search_of(JOB, gib=whole - states * 0.3), pins).ranked()
-    assert found.layout.offload_optimizer == 0.5
+    (best,) = BestLayouts(search_of(JOB, gib=whole - states * 0.3), pins).ranked()
+    assert best.layout.offload_optimizer == 0.5
     assert (
         BestLayouts(search_of(JOB, gib=whole + 0.1), pins).ranked()[0].layout.offload_optimizer == 0
     )

@@ -53,17 +53,17 @@ PUBLISHED: dict[tuple[Recompute, ...], float] = {
 def test_published_peaks_of_moonlight_are_within_a_sixteenth() -> None:
     for recompute, measured in PUBLISHED.items():
         layout = replace(LAYOUT, recompute=recompute)
-        found = allocated_bytes(memory_of("adam-bf16-moments", layout)) / 1e9
-        assert found == pytest.approx(measured, rel=1 / 16)
+        allocated = allocated_bytes(memory_of("adam-bf16-moments", layout)) / 1e9
+        assert allocated == pytest.approx(measured, rel=1 / 16)
 
 
 def test_recomputation_frees_no_more_than_the_step_needs() -> None:
     """The copy of the gradients' shard is as large as what is recomputed: published, and here."""
     few = replace(LAYOUT, recompute=("moe_act",))
     most = replace(LAYOUT, recompute=("norm", "moe_act"))
-    one, other = (memory_of("adam-bf16-moments", layout) for layout in (few, most))
-    assert allocated_bytes(one) == pytest.approx(allocated_bytes(other))
-    assert one.parts["optimizer step"] > 0
+    first, second = (memory_of("adam-bf16-moments", layout) for layout in (few, most))
+    assert allocated_bytes(first) == pytest.approx(allocated_bytes(second))
+    assert first.parts["optimizer step"] > 0
     whole, less = (memory_of("adam-bf16", layout) for layout in (few, most))
     assert allocated_bytes(less) < allocated_bytes(whole)
     assert less.parts["optimizer step"] == 0
@@ -95,9 +95,9 @@ def test_published_savings_of_nano_and_its_verdicts() -> None:
 def test_tensor_ranks_have_whole_projections_to_latent_vectors() -> None:
     decoder, whole = MOONLIGHT.decoder, FoldedLayout(dp=8, ep=8)
     [rank] = DecoderStages(decoder).ranks(whole)
-    one, half = (
+    full, half = (
         DecoderStages(decoder).parameters(layout, rank).dense for layout in (whole, LAYOUT)
     )
     latent = 27 * 2048 * (512 + 64)
     everywhere = latent + 26 * 64 * 2048 + 27 * (2 * 2048 + 512)
-    assert half == pytest.approx(everywhere + (one - everywhere) / 2, rel=1e-3)
+    assert half == pytest.approx(everywhere + (full - everywhere) / 2, rel=1e-3)

@@ -37,7 +37,7 @@ def agree(pins: LayoutRequest, names: Iterable[str], layouts: Iterable[FoldedLay
     """Return whether some layout has the pins of those names."""
     wanted = {name: getattr(pins, name) for name in names}
     return any(
-        all(getattr(one, name) == value for name, value in wanted.items()) for one in layouts
+        all(getattr(layout, name) == value for name, value in wanted.items()) for layout in layouts
     )
 
 
@@ -103,7 +103,7 @@ def test_broken_rules_are_named_together_with_the_nearest_pins_that_agree(
     assert error.hint == hint
 
 
-def test_a_job_that_has_no_layout_is_told_without_its_pins() -> None:
+def test_a_job_that_has_no_layout_is_explained_without_its_pins() -> None:
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=7, length=2049)
     space = LayoutSpace(job=job, target=find_target("transformers"))
     assert nearest(space, LayoutRequest(tp=2)) is None

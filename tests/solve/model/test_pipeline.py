@@ -40,10 +40,10 @@ def longest_path(pipeline: StagePipeline) -> float:
     every = torchs_orders(pipeline.schedule, pipeline.pp, pipeline.vpp, pipeline.num_micro_batches)
     for rank, order in enumerate(every):
         for kind, stage, batch in order:
-            one = stages[stage]
+            passes = stages[stage]
             seconds = {
-                "F": one.forward, "I": one.grad_input, "W": one.grad_weight,
-                "B": one.grad_input + one.grad_weight,
+                "F": passes.forward, "I": passes.grad_input, "W": passes.grad_weight,
+                "B": passes.grad_input + passes.grad_weight,
             }[kind]  # fmt: skip
             before: list[Node] = []
             if kind == "F" and stage:
@@ -59,7 +59,7 @@ def longest_path(pipeline: StagePipeline) -> float:
                 add((name, other, batch), send * away, link, (kind, stage, batch))
     ends: dict[Node, float] = {}
     for node in TopologicalSorter(needs).static_order():
-        ends[node] = lengths[node] + max((ends[one] for one in needs[node]), default=0.0)
+        ends[node] = lengths[node] + max((ends[need] for need in needs[node]), default=0.0)
     return max(ends.values())
 
 
@@ -82,11 +82,11 @@ def random_pipelines(schedule: Schedule, seed: int) -> Iterator[StagePipeline]:
 
 def equal(schedule: Schedule, pp: int, num: int, *, vpp: int | None = None) -> StagePipeline:
     stages = pp * (vpp or STAGES[schedule])
-    one = Passes(forward=1.0, grad_input=1.0, grad_weight=1.0)
+    passes = Passes(forward=1.0, grad_input=1.0, grad_weight=1.0)
     return StagePipeline(
         schedule=schedule,
         pp=pp,
-        stages=(one,) * stages,
+        stages=(passes,) * stages,
         num_micro_batches=num,
         send_seconds=0.0,
         hides_sends=True,

@@ -113,12 +113,12 @@ def test_the_host_launches_each_expert_in_8_bits_and_none_of_a_grouped_kernel() 
     layout = FoldedLayout(dp=64, ep=8)
     wide = replace(layout, ep=2)
     waits = {
-        (target, dtype, one.ep): step_of(
-            job_of("qwen3-30b-a3b", dtype=dtype), one, target
+        (target, dtype, choice.ep): step_of(
+            job_of("qwen3-30b-a3b", dtype=dtype), choice, target
         ).parts.get("launches", 0.0)
         for target in ("megatron", "torchtitan")
         for dtype in ("bfloat16", "fp8")
-        for one in (layout, wide)
+        for choice in (layout, wide)
     }
     assert waits["megatron", "fp8", 2] > waits["megatron", "bfloat16", 2]
     assert waits["megatron", "fp8", 2] > waits["megatron", "fp8", 8]
@@ -144,10 +144,10 @@ def test_attention_is_slower_with_narrow_heads_and_in_small_windows() -> None:
         if isinstance(part, GroupedQueryAttention) and part.window
     )
     prices = BlockPrices(job=job, layout=FoldedLayout(dp=64, ep=8), device=made)
-    own = part.forward_macs(4096) - part.forward_macs(1)
+    macs = part.forward_macs(4096) - part.forward_macs(1)
     core = prices.local_times(block).passes("core_attn").forward
     assert core > made.attention_core(
-        4096 * own, head_dim=64, length=4096, backward=False, has_flash2=False
+        4096 * macs, head_dim=64, length=4096, backward=False, has_flash2=False
     )
 
 
@@ -189,12 +189,12 @@ def test_projections_to_latent_experts_and_back_are_whole_on_each_tensor_rank() 
     assert part.latent
     prices = BlockPrices(job=job, layout=FoldedLayout(dp=32, tp=2, ep=64), device=made)
     narrow = replace(part, d_model=part.latent, latent=None)
-    found, bare = (prices.routed_times(kind).passes("experts") for kind in (part, narrow))
+    full, bare = (prices.routed_times(kind).passes("experts") for kind in (part, narrow))
     there, back = (
         made.gemm("forward", rows=2048, d_in=d_in, d_out=d_out)
         for d_in, d_out in itertools.permutations((part.d_model, part.latent))
     )
-    assert found.forward - bare.forward == pytest.approx(there + back)
+    assert full.forward - bare.forward == pytest.approx(there + back)
 
 
 def test_sharded_gradients_and_parameters_cost_a_reduction_a_micro_batch() -> None:
@@ -213,13 +213,13 @@ def test_two_of_the_blocks_that_have_most_to_shard_are_whole_for_a_while(
     """Experts on as many ranks as there are have no replicas: a dense block has most to shard."""
     job = replace(job_of(name, world_size=ranks), global_batch=ranks)
     memory = MemoryModel(job=job, stages=DecoderStages(job.decoder), target=AS_MEGATRON)
-    found = memory.peak(FoldedLayout(dp=ranks, ep=ranks, zero=3)).parts["gathered"]
-    amounts = [one.parameters for one in job.decoder.kinds]
-    largest = max(one.total - one.routed for one in amounts)
-    assert found == pytest.approx(2 * (4 + 2) * largest)
-    assert found == pytest.approx(gib * 2**30, rel=1e-3)
+    gathered = memory.peak(FoldedLayout(dp=ranks, ep=ranks, zero=3)).parts["gathered"]
+    amounts = [block.parameters for block in job.decoder.kinds]
+    largest = max(amount.total - amount.routed for amount in amounts)
+    assert gathered == pytest.approx(2 * (4 + 2) * largest)
+    assert gathered == pytest.approx(gib * 2**30, rel=1e-3)
     replicated = memory.peak(FoldedLayout(dp=ranks, ep=ranks // 2, zero=3)).parts["gathered"]
-    largest = max(one.total - one.routed * (1 - 2 / ranks) for one in amounts)
+    largest = max(amount.total - amount.routed * (1 - 2 / ranks) for amount in amounts)
     assert replicated == pytest.approx(2 * (4 + 2) * largest)
 
 
@@ -240,8 +240,8 @@ def test_exchanges_send_what_the_dispatcher_sends(
 
     monkeypatch.setattr(type(made.costs), "seconds", staticmethod(seconds_of))
     layout = FoldedLayout(dp=8, ep=8, dispatcher=dispatcher)
-    found = exchange_seconds(made, layout=layout, part=part, tokens=100.0, phase="dispatch")
-    assert found == seconds
+    sent = exchange_seconds(made, layout=layout, part=part, tokens=100.0, phase="dispatch")
+    assert sent == seconds
     back = exchange_seconds(made, layout=layout, part=part, tokens=100.0, phase="combine")
     assert back == (seconds if dispatcher == "all_to_all" else 8 * seconds)
 
@@ -273,7 +273,7 @@ def test_a_profile_without_adam_is_refused() -> None:
     assert made.gemm("forward", rows=0, d_in=8, d_out=8) == 0
 
 
-def test_scatters_of_tensor_ranks_run_beside_gradients_of_weights_in_megatron() -> None:
+def test_scatters_of_tensor_ranks_overlap_gradients_of_weights_in_megatron() -> None:
     layout, megatron = FoldedLayout(dp=16, tp=4), find_target("megatron")
     shown, hidden, pieces = (
         BlockPrices(job=job_of("mixtral-8x22b"), layout=layout, device=device(), target=target)
@@ -294,8 +294,8 @@ def test_scatters_of_tensor_ranks_run_beside_gradients_of_weights_in_megatron() 
     assert sent[1] == pytest.approx((gather + scatter, gather, 0.0))
     assert sent[2].grad_input == pytest.approx(gather / 4)
     assert sent[2].forward == pytest.approx((gather + scatter) / 4, rel=0.3)
-    beside = [name for name in TARGETS if find_target(name).overlaps_input_scatter]
-    assert beside == ["megatron", "bridge"]
+    overlapping = [name for name in TARGETS if find_target(name).overlaps_input_scatter]
+    assert overlapping == ["megatron", "bridge"]
 
 
 def test_gemms_in_pieces_take_each_but_input_gradients_of_the_first_are_whole() -> None:
@@ -356,8 +356,8 @@ def test_narrow_factors_are_gathered_narrow_and_scattered_in_bfloat16() -> None:
     elements = 4096 * 6144
     both = device().collective("all_gather", span, elements / 4)
     both += device().collective("reduce_scatter", span, 2.0 * elements)
-    found = prices.local_times(prices.job.decoder.kinds[0]).passes("tensor_comm")
-    assert found.forward == pytest.approx(both)
+    passes = prices.local_times(prices.job.decoder.kinds[0]).passes("tensor_comm")
+    assert passes.forward == pytest.approx(both)
 
 
 @pytest.mark.parametrize("dispatcher", ["all_to_all", "deepep", "hybrid_ep"])

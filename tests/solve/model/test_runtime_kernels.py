@@ -77,7 +77,7 @@ def test_only_hopper_has_a_faster_attention_than_flash_2() -> None:
         assert (both[1] > both[0]) == is_slower
 
 
-def test_experts_that_add_biases_take_kernels_of_their_own_but_in_whole_graphs() -> None:
+def test_experts_that_add_biases_take_further_kernels_but_in_whole_graphs() -> None:
     plain = step_of(job_of("gpt-oss-120b"), LAYOUT)
     whole = step_of(job_of("gpt-oss-120b"), replace(LAYOUT, cuda_graphs="full"))
     # By hand: 36 blocks, four experts a token, 2,880 wide inside and outside: 73 and 29 tensors.

@@ -37,16 +37,16 @@ class Living(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:  # of torch
-        found = func(*args, **(kwargs or {}))
+        outs = func(*args, **(kwargs or {}))
         seen: dict[int, tuple[StorageWeakRef, int]] = self.__dict__.setdefault("seen", {})
-        for leaf in tree_leaves(found):
+        for leaf in tree_leaves(outs):
             if isinstance(leaf, torch.Tensor):
                 storage = leaf.untyped_storage()
-                one = StorageWeakRef(storage)
-                seen[one.cdata] = one, storage.nbytes()
-        alive = (size for one, size in seen.values() if not one.expired())
+                ref = StorageWeakRef(storage)
+                seen[ref.cdata] = ref, storage.nbytes()
+        alive = (size for ref, size in seen.values() if not ref.expired())
         self.most = max(self.most, sum(alive))
-        return found
+        return outs
 
 
 def test_torchs_loss_takes_fourteen_bytes_a_logit() -> None:
@@ -106,7 +106,7 @@ def test_narrow_gemms_keep_their_inputs_narrow(dtype: TrainingDtype, each: float
     assert narrow["attention"] > wide["attention"]  # its result is kept in both formats
 
 
-def test_weights_in_eight_bits_wait_beside_the_parameters() -> None:
+def test_weights_in_eight_bits_wait_next_to_the_parameters() -> None:
     wide, narrow = (
         memory_of("megatron", LAYOUT, replace(JOB, dtype=dtype)).parts["parameters"]
         for dtype in ("bfloat16", "fp8")
@@ -145,8 +145,8 @@ def test_plain_activations_keep_their_factors(name: str, extra: int) -> None:
     fused = replace(target, fuses_activations=True)
     block, part = QWEN.blocks[0], QWEN.blocks[0].routed
     assert part is not None
-    plain, one = (block_modules(block, JOB, LAYOUT, each)["experts"] for each in (target, fused))
-    assert plain - one == pytest.approx(extra * 4096 * part.top_k * part.d_hidden * 2)
+    plain, single = (block_modules(block, JOB, LAYOUT, each)["experts"] for each in (target, fused))
+    assert plain - single == pytest.approx(extra * 4096 * part.top_k * part.d_hidden * 2)
 
 
 def test_hybrid_ep_has_buffers_of_all_its_ranks_rows() -> None:
@@ -158,7 +158,7 @@ def test_hybrid_ep_has_buffers_of_all_its_ranks_rows() -> None:
     assert with_buffers - memory_of("megatron", LAYOUT).parts["libraries"] == 2 * rows * 4608
 
 
-def test_room_for_natural_routing_is_a_part_of_its_own() -> None:
+def test_room_for_natural_routing_is_a_separate_part() -> None:
     plain = memory_of("megatron", LAYOUT)
     roomy = memory_of("megatron", LAYOUT, replace(JOB, leaves_room=True))
     natural = memory_of("megatron", LAYOUT, replace(JOB, routing=NATURAL))
@@ -166,7 +166,7 @@ def test_room_for_natural_routing_is_a_part_of_its_own() -> None:
     assert roomy.peak_bytes - roomy.parts[ROUTING] == pytest.approx(plain.peak_bytes)
     assert allocated_bytes(roomy) == allocated_bytes(plain)
     rows = ("activations", "workspace")
-    grown = sum(natural.parts[one] - plain.parts[one] for one in rows)
+    grown = sum(natural.parts[row] - plain.parts[row] for row in rows)
     assert roomy.parts["uneven routing"] == pytest.approx(grown)
     assert grown > 0
 
@@ -177,7 +177,7 @@ def test_a_rank_is_not_the_fullest_in_every_layer() -> None:
     assert part is not None
     natural = replace(JOB, routing=NATURAL)
     skew = natural.skew(part, 8).p99
-    even, fuller = (memory_of("megatron", LAYOUT, one).activations for one in (JOB, natural))
+    even, fuller = (memory_of("megatron", LAYOUT, job).activations for job in (JOB, natural))
     assert fuller["experts"] / even["experts"] == pytest.approx(1 + (skew - 1) / 48**0.5)
     assert fuller["attention"] == even["attention"]
 
@@ -187,7 +187,7 @@ def test_blocks_of_predictions_keep_activations_and_have_logits() -> None:
     job = replace(JOB, decoder=decoder)
     without = replace(job, decoder=replace(decoder, predictions=()))
     layout = FoldedLayout(dp=8, ep=8, recompute=("full",))
-    more, less = (memory_of("megatron", layout, one) for one in (job, without))
+    more, less = (memory_of("megatron", layout, asked) for asked in (job, without))
     assert more.parts["logits"] == 2 * less.parts["logits"]
     kept = 2 * 4096 * decoder.d_model
     assert more.parts["activations"] - less.parts["activations"] == pytest.approx(kept)
@@ -230,7 +230,7 @@ def test_selective_recomputation_keeps_what_torchs_policy_saves() -> None:
     dense = named_model("llama-3-8b").decoder
     block, tokens = dense.blocks[0], 8
     job = replace(JOB, decoder=dense, length=tokens)
-    found = block_modules(block, job, FoldedLayout(recompute=("selective",)))
+    modules = block_modules(block, job, FoldedLayout(recompute=("selective",)))
     width, keys, hidden = 4096, 1024, 14336
     products = [
         (width, width), (width, keys), (width, keys), (width, width),
@@ -238,24 +238,24 @@ def test_selective_recomputation_keeps_what_torchs_policy_saves() -> None:
     ]  # fmt: skip
     attention = tokens * (2 * width + 4 * 32)
     wanted = saved_by_policy(products, tokens) + attention + 2 * tokens * width
-    assert sum(found.values()) == wanted
+    assert sum(modules.values()) == wanted
 
 
-def test_latent_attention_and_tensor_ranks_keep_their_own_under_selective_recomputation() -> None:
+def test_latent_attention_and_tensor_ranks_keep_theirs_under_selective_recomputation() -> None:
     decoder = named_model("deepseek-v3").decoder
     job = replace(JOB, decoder=decoder, length=64)
-    one, two = (
+    whole, half = (
         block_modules(decoder.blocks[0], job, FoldedLayout(tp=tp, recompute=("selective",)))
         for tp in (1, 2)
     )
     latent, heads, width = (1536, 512 + 64), 128, 7168
     # Products of q_a, q_b, kv_a, kv_b, o: the first, third and fifth are kept, then w3's.
     kept = 2 * (sum(latent) + width) + 2 * heads * 128 + 4 * heads
-    assert one["latent attention"] == 64 * kept
-    assert one["mlp"] == 64 * 2 * 18432
+    assert whole["latent attention"] == 64 * kept
+    assert whole["mlp"] == 64 * 2 * 18432
     reduced = 2 * 32 * width
-    assert two["mlp"] == one["mlp"] / 2 + reduced
-    assert two["latent attention"] == one["latent attention"] / 2 + reduced
+    assert half["mlp"] == whole["mlp"] / 2 + reduced
+    assert half["latent attention"] == whole["latent attention"] / 2 + reduced
 
 
 def test_blocks_have_at_least_what_even_rows_keep() -> None:

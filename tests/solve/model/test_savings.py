@@ -22,8 +22,8 @@ def search() -> FoldedSearch:
     return search_of(job, target="megatron")
 
 
-def changes_of(found: Savings) -> dict[str, PricedLayout]:
-    return {saving_of(one, 1.0).change: one.priced for one in found.of_flags()}
+def changes_of(savings: Savings) -> dict[str, PricedLayout]:
+    return {saving_of(saving, 1.0).change: saving.priced for saving in savings.of_flags()}
 
 
 def savings_of(search: FoldedSearch, pins: LayoutRequest) -> Savings:
@@ -32,9 +32,9 @@ def savings_of(search: FoldedSearch, pins: LayoutRequest) -> Savings:
 
 def test_a_pin_that_is_left_out_has_the_value_of_the_best_layout(search: FoldedSearch) -> None:
     pins = LayoutRequest(tp=4, pp=2, micro_batch=1, cuda_graphs="none", zero=1)
-    found = savings_of(search, pins)
-    changes = changes_of(found)
-    most = found.best.step.seconds * (1 - LEAST_SAVED)
+    savings = savings_of(search, pins)
+    changes = changes_of(savings)
+    most = savings.best.step.seconds * (1 - LEAST_SAVED)
     for name in ("tp", "pp", "micro_batch", "zero"):
         best = BestLayouts(search, replace(pins, **{name: None})).best()
         flag = f"--{name.replace('_', '-')} {getattr(best.layout, name)}"
@@ -43,9 +43,9 @@ def test_a_pin_that_is_left_out_has_the_value_of_the_best_layout(search: FoldedS
         else:
             assert flag not in changes
     assert changes
-    ordered = [one.priced.step.seconds for one in found.of_flags()]
+    ordered = [saving.priced.step.seconds for saving in savings.of_flags()]
     assert ordered == sorted(ordered)
-    free = found.free()
+    free = savings.free()
     assert free is not None
     assert free.priced.step.seconds == BestLayouts(search, LayoutRequest()).best().step.seconds
 
@@ -63,13 +63,13 @@ def test_a_pin_that_the_best_layout_has_not_is_left_out(search: FoldedSearch) ->
     best = BestLayouts(search, replace(pins, stages=None)).best()
     changes = changes_of(savings_of(search, pins))
     assert best.layout.stages is None
-    found = next(
-        one for change, one in changes.items() if change.startswith("leaving out --stages")
+    changed = next(
+        priced for change, priced in changes.items() if change.startswith("leaving out --stages")
     )
-    assert found.step.seconds == best.step.seconds
+    assert changed.step.seconds == best.step.seconds
 
 
-def test_a_question_without_pins_has_no_free_layout_beside_it(search: FoldedSearch) -> None:
+def test_a_question_without_pins_has_no_free_layout(search: FoldedSearch) -> None:
     assert savings_of(search, LayoutRequest()).free() is None
 
 
@@ -92,8 +92,8 @@ def test_a_step_without_recomputation_is_named_where_memory_alone_forbids_it(
 def test_what_hides_more_collectives_is_named_where_memory_alone_forbids_it(sequences: int) -> None:
     job = TrainingJob(decoder=SMALL, world_size=64, global_batch=sequences, length=2048)
     search = search_of(job, target="deepspeed", gib=9)
-    found = savings_of(search, LayoutRequest())
-    best, changes = found.best, changes_of(found)
+    savings = savings_of(search, LayoutRequest())
+    best, changes = savings.best, changes_of(savings)
     assert search.fits(best.layout)
     assert best.step.bound_by_replicas + best.step.parts["gradients"] > 0.1 * best.step.seconds
     # The micro-batch of 64 sequences on 64 ranks is 1 in any case.

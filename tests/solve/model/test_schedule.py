@@ -75,16 +75,16 @@ def torchs_orders(
         )
         for index in range(vpp)
     ]  # fmt: skip
-    found = TORCH[schedule](stages, num).pipeline_order
+    order = TORCH[schedule](stages, num).pipeline_order
     every = []
     for rank in range(pp):
-        actions = [one for action in found[rank] if action is not None
-                   for one in action.sub_actions or (action,)]  # fmt: skip
+        actions = [part for action in order[rank] if action is not None
+                   for part in action.sub_actions or (action,)]  # fmt: skip
         every.append(
             [
-                (PASSES[one.computation_type.name], one.stage_index, one.microbatch_index)
-                for one in actions
-                if one.computation_type.name in PASSES
+                (PASSES[action.computation_type.name], action.stage_index, action.microbatch_index)
+                for action in actions
+                if action.computation_type.name in PASSES
             ]
         )
     return every
@@ -92,8 +92,8 @@ def torchs_orders(
 
 @pytest.mark.parametrize(("schedule", "pp", "vpp", "num"), CASES)
 def test_each_rank_does_what_torchs_does(schedule: Schedule, pp: int, vpp: int, num: int) -> None:
-    found = orders(schedule, pp, vpp, num)
-    assert [[tuple(one) for one in order] for order in found] == torchs_orders(
+    ranks = orders(schedule, pp, vpp, num)
+    assert [[tuple(step) for step in order] for order in ranks] == torchs_orders(
         schedule, pp, vpp, num
     )
 

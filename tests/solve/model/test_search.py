@@ -20,23 +20,23 @@ from tests.solve.model.brute_force import OLMOE, every_layout, fitting, search_o
 
 def test_the_parts_of_a_step_and_of_the_memory_add_up() -> None:
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
-    for one in BestLayouts(search_of(job), LayoutRequest()).ranked():
-        assert sum(one.step.parts.values()) == pytest.approx(one.step.seconds)
-        assert sum(one.memory.parts.values()) == pytest.approx(one.memory.peak_bytes)
-        by_module = sum(one.memory.activations.values())
-        assert by_module == pytest.approx(one.memory.parts["activations"])
+    for priced in BestLayouts(search_of(job), LayoutRequest()).ranked():
+        assert sum(priced.step.parts.values()) == pytest.approx(priced.step.seconds)
+        assert sum(priced.memory.parts.values()) == pytest.approx(priced.memory.peak_bytes)
+        by_module = sum(priced.memory.activations.values())
+        assert by_module == pytest.approx(priced.memory.parts["activations"])
 
 
-def test_a_head_that_takes_long_has_fewer_blocks_beside_it() -> None:
+def test_a_head_that_takes_long_has_fewer_blocks_next_to_it() -> None:
     qwen = named_model("qwen3-30b-a3b").decoder
     job = TrainingJob(decoder=qwen, world_size=32, global_batch=256, length=4096)
     search = search_of(job)
     pins = LayoutRequest(tp=1, cp=1, pp=4, vpp=1, ep=8, micro_batch=1)
-    one = BestLayouts(search, pins).ranked()[0]
-    sizes = [word.count("t") for word in one.layout.stages_of(qwen)]
+    best = BestLayouts(search, pins).ranked()[0]
+    sizes = [word.count("t") for word in best.layout.stages_of(qwen)]
     assert sizes[-1] < min(sizes[:-1])
-    even = search.price(replace(one.layout, stages=None))
-    assert one.step.seconds * (1 + NOISE) < even.step.seconds
+    even = search.price(replace(best.layout, stages=None))
+    assert best.step.seconds * (1 + NOISE) < even.step.seconds
     by_hand = replace(pins, stages=even_stages(48, 0, 4))
     assert BestLayouts(search, by_hand).ranked()[0].layout.stages == by_hand.stages
 
@@ -59,11 +59,11 @@ def test_balanced_stages_of_deepseek_v3_are_those_that_megatron_bridge_ships(
     deepseek = named_model("deepseek-v3").decoder
     job = TrainingJob(decoder=deepseek, world_size=1024, global_batch=8192, length=4096)
     layout = FoldedLayout(dp=512 // pp, tp=2, pp=pp, vpp=vpp, ep=32, dispatcher="deepep")
-    found = search_of(job).prices.balanced_stages(layout)
-    assert found == read_stages(stages)
+    letters = search_of(job).prices.balanced_stages(layout)
+    assert letters == read_stages(stages)
 
 
-def test_of_layouts_that_tie_one_that_leaves_memory_free_is_taken(
+def test_of_layouts_that_tie_the_roomier_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(best_module, "NOISE", 0.05)  # few real layouts tie within 1 %
@@ -71,7 +71,7 @@ def test_of_layouts_that_tie_one_that_leaves_memory_free_is_taken(
     pins = LayoutRequest(tp=1, pp=1, ep=8, micro_batch=2, overlap="none", dispatcher="deepep")
     layout = FoldedLayout(dp=8, ep=8, micro_batch=2, dispatcher="deepep")
     fastest, other = (
-        search_of(job).price(replace(layout, recompute=one)) for one in ((), ("moe_act", "norm"))
+        search_of(job).price(replace(layout, recompute=ops)) for ops in ((), ("moe_act", "norm"))
     )
     assert fastest.step.seconds < other.step.seconds < 1.05 * fastest.step.seconds
     gib = fastest.memory.peak_bytes / 2**30
@@ -154,25 +154,25 @@ def test_the_best_is_that_of_every_layout_priced(
         with pytest.raises((InputError, RefusedLayoutError)):
             BestLayouts(search, pins).ranked()
         return
-    peaks = sorted(search.fitting.memory.peak(one).peak_bytes for one in every)
+    peaks = sorted(search.fitting.memory.peak(layout).peak_bytes for layout in every)
     limit = peaks[int(question.quantile * len(peaks))] if question.quantile >= 0 else peaks[0] - 1
     search = replace(search, limit_bytes=limit)
-    found = BestLayouts(search, pins).ranked()
+    ranked = BestLayouts(search, pins).ranked()
     priced = fitting(search, every)
     if not priced:
-        assert not search.fits(found[0].layout)
-        plain = [one for one in every if pins.offload_optimizer is not None or not one.on_host]
+        assert not search.fits(ranked[0].layout)
+        plain = [row for row in every if pins.offload_optimizer is not None or not row.on_host]
         least = min(
-            search.fitting.memory.peak(one).peak_bytes
-            for one in plain
-            if not one.offload_activations
+            search.fitting.memory.peak(layout).peak_bytes
+            for layout in plain
+            if not layout.offload_activations
         )
-        assert found[0].memory.peak_bytes == pytest.approx(least, rel=SAME)
+        assert ranked[0].memory.peak_bytes == pytest.approx(least, rel=SAME)
         return
-    assert search.fits(found[0].layout)
-    fastest = min(one.step.seconds for one in priced)
-    assert found[0].step.seconds == pytest.approx(fastest, rel=SAME)
-    assert {replace(one.layout, degree=None) for one in found} <= {one.layout for one in priced}
+    assert search.fits(ranked[0].layout)
+    fastest = min(row.step.seconds for row in priced)
+    assert ranked[0].step.seconds == pytest.approx(fastest, rel=SAME)
+    assert {replace(row.layout, degree=None) for row in ranked} <= {row.layout for row in priced}
 
 
 JOB = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
@@ -191,18 +191,18 @@ JOB = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
 def test_for_no_memory_is_a_layout_faster_than_the_front(target: str, pins: LayoutRequest) -> None:
     search = search_of(JOB, target=target)
     priced = map(search.price, every_layout(search, pins))
-    every = [(one.memory.peak_bytes, one.step.seconds) for one in priced]
-    front = [(one.memory.peak_bytes, one.step.seconds) for one in memory_front(search, pins)]
+    every = [(row.memory.peak_bytes, row.step.seconds) for row in priced]
+    front = [(row.memory.peak_bytes, row.step.seconds) for row in memory_front(search, pins)]
     assert front == sorted(front)
     assert all(after[1] <= before[1] * (1 - NOISE) for before, after in itertools.pairwise(front))
     assert {*front} <= {*every}
-    fastest, found = float("inf"), float("inf")
+    fastest, least = float("inf"), float("inf")
     left = [*front]
     for memory, seconds in sorted({*every}):
         fastest = min(fastest, seconds)
         while left and left[0][0] <= memory:
-            found = min(found, left.pop(0)[1])
-        assert fastest <= found <= fastest / (1 - NOISE) * (1 + 1e-9)
+            least = min(least, left.pop(0)[1])
+        assert fastest <= least <= fastest / (1 - NOISE) * (1 + 1e-9)
 
 
 def test_pins_that_nothing_obeys_are_refused() -> None:

@@ -26,24 +26,24 @@ def test_the_sure_choice_is_that_of_drawn_errors(seconds: list[float], spread: f
     draws = np.random.default_rng(7).normal(0.0, spread, (400_000, len(seconds)))
     steps = np.asarray(seconds) * np.exp(draws)
     regrets = steps[:, 0] / steps.min(axis=1) - 1.0
-    found = confidence_of(seconds, layout_spread=spread)
-    assert found.probability_best == pytest.approx((regrets == 0).mean(), abs=0.01)
-    assert found.expected_regret == pytest.approx(regrets.mean(), abs=0.004, rel=0.03)
+    confidence = confidence_of(seconds, layout_spread=spread)
+    assert confidence.probability_best == pytest.approx((regrets == 0).mean(), abs=0.01)
+    assert confidence.expected_regret == pytest.approx(regrets.mean(), abs=0.004, rel=0.03)
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=6))
 def test_a_shared_factor_changes_the_range_alone(seconds: list[float]) -> None:
-    found, other = confidence_of(seconds), confidence_of([2.0 * one for one in seconds])
-    assert other.probability_best == pytest.approx(found.probability_best, abs=1e-6)
-    assert other.expected_regret == pytest.approx(found.expected_regret, abs=1e-6)
-    assert other.p95_step_seconds == pytest.approx(2.0 * found.p95_step_seconds)
+    confidence, other = confidence_of(seconds), confidence_of([2.0 * step for step in seconds])
+    assert other.probability_best == pytest.approx(confidence.probability_best, abs=1e-6)
+    assert other.expected_regret == pytest.approx(confidence.expected_regret, abs=1e-6)
+    assert other.p95_step_seconds == pytest.approx(2.0 * confidence.p95_step_seconds)
 
 
 def test_the_range_is_the_record_s() -> None:
-    found = confidence_of([2.0, 3.0])
-    assert found.p05_step_seconds == pytest.approx(2.0 * P05_RATIO)
-    assert found.p05_step_seconds < 2.0 < found.p95_step_seconds
-    assert found.p95_step_seconds == pytest.approx(2.0 * P95_RATIO)
+    confidence = confidence_of([2.0, 3.0])
+    assert confidence.p05_step_seconds == pytest.approx(2.0 * P05_RATIO)
+    assert confidence.p05_step_seconds < 2.0 < confidence.p95_step_seconds
+    assert confidence.p95_step_seconds == pytest.approx(2.0 * P95_RATIO)
 
 
 def test_runtimes_of_which_less_is_public_have_wider_ranges() -> None:
@@ -79,11 +79,11 @@ def planned(profile: str) -> TrainingDocument:
 def test_wires_of_a_node_that_stand_for_a_network_are_named_and_widen_the_range() -> None:
     node, cluster = planned("a100-x4"), planned("a100-x8")
     assert "one node and no network: between the 8 nodes" in node.warnings[0]
-    step, found = node.predicted.step_seconds, node.confidence
-    assert found.p95_step_seconds > step * P95_RATIO * 1.001
-    assert found.p05_step_seconds < step * P05_RATIO * 0.999
+    step, confidence = node.predicted.step_seconds, node.confidence
+    assert confidence.p95_step_seconds > step * P95_RATIO * 1.001
+    assert confidence.p05_step_seconds < step * P05_RATIO * 0.999
     assert not any("no network" in words for words in cluster.warnings)
-    step, found = cluster.predicted.step_seconds, cluster.confidence
-    assert found.p95_step_seconds == pytest.approx(step * P95_RATIO)
-    assert found.p05_step_seconds == pytest.approx(step * P05_RATIO)
+    step, confidence = cluster.predicted.step_seconds, cluster.confidence
+    assert confidence.p95_step_seconds == pytest.approx(step * P95_RATIO)
+    assert confidence.p05_step_seconds == pytest.approx(step * P05_RATIO)
     assert any("rule for more ranks stands in" in words for words in cluster.warnings)

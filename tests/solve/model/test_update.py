@@ -53,13 +53,13 @@ def test_moetune_shows_all_of_a_step_and_with_zero_3_of_every_micro_batch(
     layout, (reduce, gather) = replace(PLAIN, zero=zero), by_hand(PLAIN)
     num = JOB.micro_batches(layout)
     wanted = num * (reduce + 2 * gather) if zero == 3 else reduce + gather
-    found = prices_of().exposed_seconds(layout, room)
-    assert found == pytest.approx(wanted, rel=1e-3)
+    exposed = prices_of().exposed_seconds(layout, room)
+    assert exposed == pytest.approx(wanted, rel=1e-3)
 
 
 @pytest.mark.parametrize("target", ["megatron", "torchtitan"])
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0, 3.0])
-def test_one_block_ahead_hides_what_fits_beside_its_neighbour(target: str, share: float) -> None:
+def test_one_block_ahead_hides_what_fits_next_to_its_neighbour(target: str, share: float) -> None:
     """Against a walk over the blocks: the link and the device, each with one block at a time."""
     layout, (reduce, gather) = replace(PLAIN, zero=3), by_hand(PLAIN)
     room = Room(share * gather, share * (gather + reduce))
@@ -100,7 +100,7 @@ def test_room_is_what_passes_compute(recompute: tuple[Recompute, ...], micro_bat
     layout = replace(PLAIN, dp=8, zero=3, recompute=recompute, micro_batch=micro_batch)
     blocks = prices.blocks.seconds(layout)
     [stage] = prices.pipeline(layout).stages
-    (exchanges,) = [one.times.communication for one in blocks]
+    (exchanges,) = [block.times.communication for block in blocks]
     sent, back = BLOCKS * exchanges.forward, BLOCKS * exchanges.backward
     again = sent if recompute else 0.0
     room = Room(stage.forward - sent, stage.backward - back - again)

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.budget import Budget
+from moetune.domain.document import encode
 from moetune.domain.plan import Plan
 from moetune.domain.request import constraint_words
 from moetune.domain.training_document import TrainingDocument
@@ -18,8 +20,31 @@ from moetune.domain.units import (
 )
 from moetune.report.section import sentence
 
+WHATIF_SCHEMA = "moetune.whatif/1"
 _SAME = 5e-4
 _TWICE = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfAnswer:
+    """Both plans and their differences; the second plan is not stored."""
+
+    before: AnyPlan
+    after: AnyPlan
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Sentences on the differences: first the changes, then the effects by importance."""
+        changed = ", ".join(changed_inputs(self.before, self.after))
+        title = f"{'' if changed.startswith('without ') else 'with '}{changed}"
+        title = title if changed else "the plan is already made for these inputs"
+        return sentence(title), *compare(self.before, self.after)
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The JSON document of `moetune whatif` and of the service."""
+        plans = {"before": encode(self.before), "after": encode(self.after)}
+        return {"schema": WHATIF_SCHEMA, **plans, "words": list(self.words)}
 
 
 def compare(before: AnyPlan, after: AnyPlan) -> Iterator[str]:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from math import fsum
 from types import MappingProxyType
 
-from moetune.app.views.words import sure_words
 from moetune.domain.packing import Packing
 from moetune.domain.profile import Provenance
 from moetune.domain.records import Calibration
@@ -18,8 +17,9 @@ from moetune.domain.training_document import (
     TrainingStep,
 )
 from moetune.domain.tuning import AdaptedParts, Trained, Tuning
-from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.section import percent, plural, sentence
+from moetune.domain.units import format_bytes, format_seconds, format_share
+from moetune.report.section import plural, sentence
+from moetune.report.words import sure_words
 from moetune.solve.model.uncertainty import RECORDED, UNRECORDED
 
 _COMPUTATION, _REPLICAS = "computation", "collectives of gradients and parameters"
@@ -107,20 +107,21 @@ def binding_words(best: TrainingAnswer) -> str:
     if host >= _MOST:
         return (
             f"The host's launches bind: blocks that take as long as them are "
-            f"{percent(host, digits=0)} of the step."
+            f"{format_share(host, digits=0)} of the step."
         )
     shares = _shares(best.predicted)
     first, *rest = sorted(shares, key=lambda name: -shares[name])
     verb = "binds" if first in _SINGULAR else "bind"
-    words = f"{first[:1].upper()}{first[1:]} {verb}: {percent(shares[first], digits=0)} of the step"
+    share = format_share(shares[first], digits=0)
+    words = f"{first[:1].upper()}{first[1:]} {verb}: {share} of the step"
     if rest and shares[rest[0]] >= _NAMED_SHARE:
-        words += f", then {rest[0]} with {percent(shares[rest[0]], digits=0)}"
+        words += f", then {rest[0]} with {format_share(shares[rest[0]], digits=0)}"
     if first != _REPLICAS:
         return f"{words}."
     hidden = best.predicted.bound_by_replicas_seconds / best.predicted.step_seconds
     more = "micro-batch" if best.layout.zero >= _REDUCED_EACH else "step"
     return (
-        f"{words}. Computation runs beside {percent(hidden, digits=0)} and ends first: more tokens "
+        f"{words}. Computation hides {format_share(hidden, digits=0)} and ends first: more tokens "
         f"a {more} would hide more."
     )
 
@@ -154,7 +155,7 @@ def saving_words(plan: TrainingDocument) -> Iterator[str]:
             )
     if (free := plan.free) is not None:
         ratio = step / free.step_seconds
-        cost = f"cost {percent(ratio - 1, digits=0)}"
+        cost = f"cost {format_share(ratio - 1, digits=0)}"
         if ratio >= _TIMES:
             cost = f"make a step {ratio:.1f} times as long"
         yield (
@@ -164,7 +165,7 @@ def saving_words(plan: TrainingDocument) -> Iterator[str]:
 
 
 def _saved(saving: Saving, step: float) -> str:
-    return percent(1 - saving.step_seconds / step, digits=0)
+    return format_share(1 - saving.step_seconds / step, digits=0)
 
 
 def how_sure(plan: TrainingDocument) -> str:
@@ -192,7 +193,7 @@ def tuning_words(tuning: Tuning, trained: Trained | None) -> Iterator[str]:
     """Yield which parameters of a model train; nothing if all of them do."""
     if trained is None:
         return
-    share = percent(trained.share, digits=2 if trained.share < _FEW else 1)
+    share = format_share(trained.share, digits=2 if trained.share < _FEW else 1)
     words = f"It trains {share} of the parameters, {trained.parameters:,}"
     if tuning.adapters is None:
         yield f"{words}. Frozen: {', '.join(tuning.frozen)}."
@@ -217,7 +218,7 @@ def packing_words(packing: Packing | None, length: int) -> Iterator[str]:
         f"{length:,}: attention reads as in sequences of {packing.attended:,.0f}"
     )
     if packing.file:
-        useful = percent(packing.useful)
+        useful = format_share(packing.useful)
         yield f"{words}. Packed by best fit, {useful} of the tokens are theirs."
     else:
         yield f"{words}, all documents as long; --seq-lengths FILE has real ones."
@@ -229,7 +230,9 @@ def host_words(layout: FoldedLayout) -> str:
         (layout.offload_activations, "activations of {} of the blocks"),
         (layout.offload_optimizer, "{} of the optimizer"),
     )
-    return " and ".join(words.format(percent(share, digits=0)) for share, words in shares if share)
+    return " and ".join(
+        words.format(format_share(share, digits=0)) for share, words in shares if share
+    )
 
 
 def decision_words(words: str, layout: FoldedLayout) -> str:

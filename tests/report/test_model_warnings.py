@@ -1,7 +1,7 @@
 """Sentences on operations that a profile lacks."""
 
-from moetune.app.stand_ins import _stand_in_words
 from moetune.domain.costs import Doubt
+from moetune.report.model_warnings import stand_in_words
 
 
 def test_each_stand_in_is_named_with_the_operations_that_it_stands_in_for() -> None:
@@ -12,7 +12,7 @@ def test_each_stand_in_is_named_with_the_operations_that_it_stands_in_for() -> N
 
     gemm = "forward GEMM of 1 × 8 × 8 in bfloat16"
     doubts = [lacking("all_gather of 8 ranks", "a rule"), lacking(gemm, "another shape")]
-    [collectives, gemms] = _stand_in_words(doubts)
+    [collectives, gemms] = stand_in_words(doubts)
     assert collectives == "not in the profile: all_gather of 8 ranks; a rule stands in"
     assert gemms.startswith(f"not in the profile: 1 shape of GEMMs of this layout, such as {gemm}")
-    assert [*_stand_in_words(doubts[1:])] == [gemms]
+    assert [*stand_in_words(doubts[1:])] == [gemms]

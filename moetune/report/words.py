@@ -1,6 +1,6 @@
 """Sentences on a plan of either kind: its workload, speed, memory, and how sure it is."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from moetune.domain.any_plan import AnyPlan
@@ -15,17 +15,7 @@ from moetune.domain.units import (
     format_share,
     format_train_tokens,
 )
-from moetune.report.section import (
-    EMPTY,
-    Cell,
-    Highlight,
-    Section,
-    Table,
-    chance,
-    percent,
-    plural,
-    sentence,
-)
+from moetune.report.section import EMPTY, Cell, Highlight, Section, Table, chance, plural, sentence
 
 LEAST_REGRET = 5e-4
 
@@ -64,7 +54,7 @@ def speed_words(speed: Throughput, device: str = "device") -> str:
 
 def mfu_words(speed: Throughput) -> str:
     """Return "MFU 42.8 %", or "no peak known"."""
-    return "no peak known" if speed.mfu is None else f"MFU {percent(speed.mfu)}"
+    return "no peak known" if speed.mfu is None else f"MFU {format_share(speed.mfu)}"
 
 
 def speed_cell(speed: Throughput | None) -> Cell:
@@ -120,8 +110,8 @@ def _suspect_group(suspect: SuspectGroup) -> str:
     if suspect.median_error is None or suspect.p95_error is None:
         return f"{suspect.group} (times vary too much)"
     return (
-        f"{suspect.group} (sizes left out are predicted {percent(suspect.median_error)} off in the "
-        f"median, {percent(suspect.p95_error)} at p95)"
+        f"{suspect.group} (sizes left out are predicted {format_share(suspect.median_error)} off "
+        f"in the median, {format_share(suspect.p95_error)} at p95)"
     )
 
 
@@ -177,7 +167,7 @@ def sure_words(what: str, probability: float, regret: float) -> str:
     """Return the probability that a choice is the best, and the expected loss if it is not."""
     text = f"How sure: {chance(probability)} that no other {what} is better"
     if regret >= LEAST_REGRET:
-        text += f"; on average {percent(regret)} slower than the best"
+        text += f"; on average {format_share(regret)} slower than the best"
     return text
 
 
@@ -213,3 +203,19 @@ def spread_words(spread: Spread, words: Callable[[float], str] = format_amount) 
     if low.partition(" ")[2] == high.partition(" ")[2]:  # units once
         low, high = low.partition(" ")[0], high.partition(" ")[0]
     return f"{middle} ({low}–{high})"
+
+
+def stale_words(profile: str, changed: Sequence[str]) -> str:
+    """Return how the software changed since a profile was measured, and what renews it."""
+    return (
+        f"profile {profile!r} is stale, the software changed: {', '.join(changed)}; "
+        f"measure it again: `moetune profile --name {profile}`"
+    )
+
+
+def earlier_runs_words(profile: str, num_runs: int) -> str:
+    """Return that no observed run was predicted with a profile's present numbers."""
+    return (
+        f"profile {profile} has changed since its {plural(num_runs, 'observed run')}, so that no "
+        "plan is calibrated: observe again with a new plan"
+    )
