@@ -35,7 +35,7 @@ class Settings:
     Args:
         db: database, a file or a URL.
         profile: profile to plan with: a name or a `.toml` file; None for the newest measured.
-        dtype: element type of activations; None for the profile's own choice.
+        dtype: element type of activations; None for the profile's choice.
         allow_modelled: accept an estimate where a measurement is missing.
         max_degree: largest number of chunks of a plan.
         min_chunk_tokens: fewest tokens of one chunk.
@@ -74,7 +74,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """The settings, and the source of each one: "default", a file, a variable or a flag."""
+    """The settings, and the source of each setting: "default", a file, a variable or a flag."""
 
     settings: Settings
     origins: Mapping[str, str]
@@ -96,7 +96,7 @@ class Configuration:
         raise InputError(
             f"{origin} names the plan service {self.settings.url}, which would get MOETUNE_TOKEN",
             f"if you trust it, set {PREFIX}URL={self.settings.url}, or write it to "
-            f"{user_file(environ) or 'your own settings file'}; else unset {PREFIX}TOKEN",
+            f"{user_file(environ) or 'your settings file'}; else unset {PREFIX}TOKEN",
         )
 
 
@@ -153,7 +153,7 @@ def load(
     plain: dict[str, object] = {}
     origins = dict.fromkeys((item.name for item in fields(Settings)), "default")
     for origin, values in layers:
-        # Each layer is decoded on its own, so that an error names the file or variable at fault.
+        # Each layer is decoded separately, so that an error names the file or variable at fault.
         _check(origin, {"db": default_db, **values})
         plain |= values
         origins |= dict.fromkeys(values, origin)
@@ -175,7 +175,7 @@ def default_database(environ: Mapping[str, str]) -> str:
 
 
 def user_file(environ: Mapping[str, str]) -> Path | None:
-    """Return the user's own settings file, which need not exist; None without a home folder."""
+    """Return the user's settings file, which need not exist; None without a home folder."""
     try:
         return _folder(environ, "XDG_CONFIG_HOME", ".config") / config_files.FILE_NAME
     except InputError:
@@ -268,7 +268,7 @@ def _hide_password(match: re.Match[str]) -> str:
 
 
 def _folder(environ: Mapping[str, str], variable: str, usual: str) -> Path:
-    """Return moetune's folder in the one of a variable, else in the user's home."""
+    """Return moetune's folder under a variable's folder, else in the user's home."""
     if environ.get(variable):
         return Path(environ[variable]) / "moetune"
     try:

@@ -182,7 +182,7 @@ def check_dtype(plan: GivenPlan, dtype: torch.dtype) -> None:
     dtypes = ", ".join(sorted({planned.workload.dtype for planned in plans}))
     raise InputError(
         f"plan {plans[0].id[:6]} is for {dtypes}, the experts are {name}",
-        f"make one with `moetune plan --dtype {name}`",
+        f"make a plan with `moetune plan --dtype {name}`",
     )
 
 

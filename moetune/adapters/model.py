@@ -86,7 +86,7 @@ def _ranks_of(mesh: DeviceMesh | None) -> Communicator:
         return shared_communicator()
     if mesh.get_coordinate() is None:
         raise InputError(
-            f"the mesh has ranks {mesh.mesh.flatten().tolist()}, this one is not among them",
+            f"the mesh has ranks {mesh.mesh.flatten().tolist()}, this rank is not among them",
             "call moetune.adapt on the mesh's ranks alone, or give a mesh of all",
         )
     return communicator_of(expert_group(mesh, None))

@@ -33,7 +33,7 @@ _LOGGER = logging.getLogger("moetune")
 _PATIENCE_SECONDS = 10.0
 _WAITS = (
     "saving waits for the other ranks: experts are spread over all of them, so that each must call "
-    "it, and not the first one alone"
+    "it, and not the first rank alone"
 )
 
 

@@ -25,7 +25,7 @@ _NODES_OF = re.compile(r"(\w+)-(?:x4|x8|nvl72)")
 _SXM = re.compile(r"[ -]?sxm\d?$")
 _FASTEST_PCIE = 64e9
 """Bytes a second in each direction; every PCI Express 5 link is slower."""
-_BY_HAND = "or write a file with a base and [scaled] peaks: docs/profile-file.md of moetune has one"
+_BY_HAND = "or write a file with a base and [scaled] peaks: an example is in docs/profile-file.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ def describe(description: Description) -> Described:
     """Return a description's profile file; raise InputError for wrong values and unknown GPUs."""
     name, base = description.name, reference_of(description.gpu)
     if name in bundled_profiles() or not name.strip() or not name.isprintable():
-        why = "is that of a reference machine" if name in bundled_profiles() else "cannot be one"
+        why = "is that of a reference machine" if name in bundled_profiles() else "cannot be used"
         raise InputError(f"the name {name!r} {why}", "choose another name")
     stand_ins = tuple(_stand_ins(description, base))
     text = "\n".join(_lines(description, base, stand_ins)) + "\n"

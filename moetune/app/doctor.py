@@ -55,7 +55,7 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the first problem; 0 without one."""
+        """Exit code of the first problem; 0 without problems."""
         problem = self.store.problem or self.machine_problem
         return problem.exit_code if problem else 0
 

@@ -96,5 +96,5 @@ def _warnings(plan: TrainingDocument, target: Target) -> Iterator[str]:
     if plan.is_placed:
         yield (
             "The plan places experts by their loads, as moetune.parallelize does and this export "
-            "does not: in their own order the step takes longer."
+            "does not: in the model's order the step takes longer."
         )

@@ -91,7 +91,7 @@ def profile_in_toml(document: Mapping[str, object]) -> Profile:
     name, scaled = values.pop("base", None), values.pop("scaled", None)
     if name is None:
         if scaled is not None:
-            raise InputError("profile.scaled needs a base", 'add one, such as base = "h100-x8"')
+            raise InputError("profile.scaled needs a base", 'add a base, such as base = "h100-x8"')
         profile = profile_from_document(in_si(values, devices_per_node=_per_node(values)))
     else:
         profile = _on_base(values, _base_of(name), scaled)
@@ -111,7 +111,7 @@ def _on_base(stated: Mapping[str, object], base: Profile, scaled: object) -> Pro
         is_table = isinstance(value, dict) and isinstance(inherited, dict)
         whole[key] = {**inherited, **value} if is_table else value  # type: ignore[dict-item]
     for key in {"schema", "name"} - values.keys():
-        del whole[key]  # the file's own, never the base's
+        del whole[key]  # of the file, never of the base
     profile, fingerprint = profile_from_document(whole), values.get("fingerprint")
     has_facts = isinstance(fingerprint, Mapping) and "hardware" in fingerprint
     facts = profile.fingerprint.hardware if has_facts else {}

@@ -111,13 +111,13 @@ def _check_room(num_ranks: int, *, oversubscribe: bool) -> None:
         if num_ranks > (count := torch.cuda.device_count()):
             raise InputError(
                 f"{num_ranks} ranks need as many CUDA devices, here are {count}",
-                f"start at most {count} with --nproc, or each on its own device with torchrun",
+                f"start at most {count} with --nproc, or each on a separate device with torchrun",
             )
     elif num_ranks > (cores := num_cores()) and not oversubscribe:
         raise InputError(
             f"{num_ranks} ranks need a core each, here are {cores}: sharing them, ranks measure "
             "how they disturb each other",
-            f"start at most {cores} with --nproc, every rank on its own machine with torchrun, or "
+            f"start at most {cores} with --nproc, each on a separate machine with torchrun, or "
             "add --oversubscribe",
         )
 

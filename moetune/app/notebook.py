@@ -125,7 +125,7 @@ class PlanView(Drawn):
     def __repr__(self) -> str:
         return f"<moetune plan {self.plan.id[:6]}: {self.plan.name}>"
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the plan's own attributes
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the plan's attributes
         if name.startswith("_") or name in self.__slots__:
             raise AttributeError(name)
         return getattr(self.plan, name)

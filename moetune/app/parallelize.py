@@ -141,7 +141,7 @@ def _usable_layout(plan: TrainingDocument) -> FoldedLayout:
     if layout.tp > 1:
         raise InputError(
             f"{name} cuts dense parts over {layout.tp} ranks, which moetune.parallelize does not",
-            "plan with --tp 1, or cut parts of your own by torch's parallelize_module over "
+            "plan with --tp 1, or cut your parts by torch's parallelize_module over "
             'ranks.mesh["tp"], and give them to Stages',
         )
     if layout.offload_optimizer:

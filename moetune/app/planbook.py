@@ -259,7 +259,7 @@ def _ask_service(url: str | None, sources: Sequence[object], *, num_ranks: int) 
     if url is None:
         raise InputError(
             "there is no plan service to ask for these inputs",
-            "name one with service=…, MOETUNE_URL or the setting `url`",
+            "name a service with service=…, MOETUNE_URL or the setting `url`",
         )
     questions = [
         _checked_inputs(source, num_ranks=num_ranks) if isinstance(source, Mapping) else str(source)

@@ -131,12 +131,12 @@ class Planner:
         except ProfileError:
             if self.sources.must_match:
                 raise
-            missing = f"profile {plan.inputs.profile!r} was not found, name it with --profile"
+            missing = f"there is no profile {plan.inputs.profile!r}, name it with --profile"
             return subject_of(plan, missing=missing, model=model)
         if current.digest == plan.inputs.profile_fingerprint:
             return subject_of(plan, profile=current, model=model)
         name = f"profile {current.name!r}"
-        missing = f"{name} is not the one that the plan was made with, or has changed since"
+        missing = f"{name} is not the plan's profile, or has changed since"
         subject = subject_of(plan, missing=missing, model=model)
         if self.sources.must_match:
             _ = subject.machine  # which says so

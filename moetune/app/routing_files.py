@@ -63,7 +63,7 @@ def read_layer_routing(wanted: str | None, *, top_k: int) -> str:
     if isinstance(routing, ModelRoutingRecord):
         raise InputError(
             f"routing {name} is the record of a model's {len(routing.layers)} layers, and this "
-            "plan is for one",
+            "plan is for one layer",
             "give the record of one layer, such as layers[0] of the file, or plan with --model",
         )
     return str(_of_layer(routing, name, top_k))
@@ -110,7 +110,7 @@ def _of_model(record: ModelRoutingRecord, name: str, decoder: Decoder) -> Record
         raise InputError(
             f"routing {name} is the record of {_layers(recorded)}, and {decoder.name} has "
             f"{_layers(wanted)}",
-            "record the routing of this model with moetune.routing_record, or plan for its own",
+            "record the routing of this model with moetune.routing_record, or plan for its model",
         )
     return RecordedLayers(
         name=name,

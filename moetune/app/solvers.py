@@ -188,8 +188,7 @@ class SolverPool:
             if wait((asked,), _LOOK_SECONDS).done:
                 return asked.result()
         raise SolveLimitError(
-            f"the answer was not found within the {self.limits.seconds:g} s that this service "
-            "gives a question",
+            f"the service has no answer within {self.limits.seconds:g} s, its limit for a question",
             "ask for fewer layers or ranks, or on the command line, which has no limit",
         )
 

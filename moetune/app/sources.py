@@ -27,7 +27,7 @@ MOST_PROFILES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sources:
-    """Sources on a user's machine: files, the store if there is one, and reference machines.
+    """Sources on a user's machine: files, the store if it exists, and reference machines.
 
     Args:
         stores: opens the store to read it.
@@ -120,7 +120,7 @@ class StoredSources(Sources):
         if plan is None:
             raise NotFoundError(
                 f"no plan has an id that begins with {wanted[:64]!r}",
-                "plans of another store are not known here: this one's are in its list",
+                "this store does not have the plans of another store: its list names its plans",
             )
         return plan
 

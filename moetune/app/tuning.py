@@ -106,7 +106,7 @@ class TuningStudy:
     def report(self, seconds: float) -> bool:
         """Record a step of the trial and return whether the trial goes on."""
         trial = self._trial
-        assert trial is not None, "report before ask"  # noqa: S101 - our own bug
+        assert trial is not None, "report before ask"  # noqa: S101 - our bug
         trial.report(seconds, len(self._seconds))
         self._seconds.append(seconds)
         best = self.best_seconds
@@ -161,7 +161,7 @@ class StudyTuner:
     def tell(self, seconds: float) -> Decision | Settled:
         """Report a step's time; return the next decision to try, or the result."""
         study, trying = self._study, self._trying
-        assert study is not None, "tell before begin"  # noqa: S101 - our own bug
+        assert study is not None, "tell before begin"  # noqa: S101 - our bug
         assert trying is not None  # noqa: S101
         if study.report(seconds):
             return trying
@@ -174,7 +174,7 @@ class StudyTuner:
     def settle(self) -> Settled:
         """Store and return the best decision that was tried."""
         task, study = self._task, self._study
-        assert task is not None, "settle before begin"  # noqa: S101 - our own bug
+        assert task is not None, "settle before begin"  # noqa: S101 - our bug
         assert study is not None  # noqa: S101
         best, planned = study.best(), study.planned()
         settled = Settled(

@@ -185,7 +185,7 @@ def _started_ranks(plan: Plan, ranks: int | None) -> int:
     if ranks and ranks != planned_ranks:
         raise InputError(
             f"plan {plan.id[:6]} is for {planned_ranks} ranks, there are {ranks}",
-            f"make one with `moetune plan --world-size {ranks}`, or run this on its ranks",
+            f"make a plan with `moetune plan --world-size {ranks}`, or run this on its ranks",
         )
     return planned_ranks
 

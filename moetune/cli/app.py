@@ -39,7 +39,7 @@ COMMANDS = {
     "plan": "Solve for the best plan of a layer or model.",
     "compare": "Compare machines, numbers of GPUs and runtimes for a model's training.",
     "memory": "Say which layouts of a model's training fit, and where the memory goes.",
-    "explain": "Explain a plan's choice and its times, or why it is not another one.",
+    "explain": "Explain a plan's choice and its times, or why it is not another plan.",
     "whatif": "Plan again with changes, and compare.",
     "sensitivity": "Say which part of the machine and which decision a plan's step follows.",
     "check": "Say what a launch file runs, what stops it, and what would be better.",

@@ -9,7 +9,7 @@ from moetune.domain.units import parse_age
 
 @command("moetune db upgrade")
 def upgrade(session: Session) -> None:
-    """Bring the database to this version's schema, or make a new one."""
+    """Bring the database to this version's schema, or make a new database."""
     from moetune import store
 
     before, after = store.upgrade(session.settings.db)
@@ -30,7 +30,7 @@ def check(session: Session) -> int:
 
     problems = store.check(session.settings.db)
     document = {"schema": "moetune.db.check/1", "location": session.location}
-    words = problems or ("no problems found",)
+    words = problems or ("no problems",)
     session.screen.result({**document, "problems": problems}, *words)
     if not store.current(session.settings.db).up_to_date:
         return SchemaMismatchError.exit_code

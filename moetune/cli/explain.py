@@ -24,7 +24,7 @@ from moetune.cli.session import Session
 def explain(
     session: Session, plan: str, model: str | None, profile: str | None, **choice: str | int | None
 ) -> None:
-    """Explain a plan's choice and its times, or why it is not another one.
+    """Explain a plan's choice and its times, or why it is not another plan.
 
     Shows where its step and its memory go, the alternatives that lost, other batch sizes, and the
     uncertainty.

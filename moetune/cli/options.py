@@ -27,7 +27,7 @@ PLAN = plan_argument("plan")
 PROFILE = option(
     "--profile",
     "Profile: a .toml file, or a name in the store or of a reference machine. "
-    "Default: the setting, else the newest measured one.",
+    "Default: the setting, else the newest measured profile.",
     form="FILE|NAME",
     names=profile_names,
 )

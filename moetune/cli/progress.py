@@ -88,7 +88,7 @@ class ScreenProgress(Progress):
         if is_complete and self.num_done < self.num_points:
             self._screen.note(
                 f"the budget ended after {self.num_done} of {self.num_points} points, the most "
-                "useful ones; the others make ranges narrower and layouts of other sizes known:\n"
+                "useful groups; the others make ranges narrower and layouts of other sizes known:\n"
                 f"  {self._resume}"
             )
         elif is_complete and self._longer:

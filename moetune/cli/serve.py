@@ -13,7 +13,7 @@ from moetune.domain.units import parse_bytes, parse_seconds
 @command(
     "moetune serve --port 8642",
     option("--host", "Address to listen on; without a token only loopback.", default="127.0.0.1"),
-    option("--port", "0 for a free one.", Between(0, 65535), default=8642),
+    option("--port", "0 for a free port.", Between(0, 65535), default=8642),
     option("--read-token-file", "Token for reading, in a file that only you can read.", Path),
     option("--write-token-file", "Token for reading and writing, in such a file.", Path),
     option(

@@ -35,7 +35,7 @@ def _speed(text: str) -> tuple[str, float]:
     option("--dtype", "Another element type."),
     option(
         "--speed",
-        "Speed of computation, communication or copies as a multiple of the measured one.",
+        "Speed of computation, communication or copies as a multiple of the measured speed.",
         _speed,
         form="PART=FACTOR",
         multiple=True,

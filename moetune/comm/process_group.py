@@ -28,7 +28,7 @@ from moetune.domain.errors import CollectiveError, InputError
 
 T = TypeVar("T")
 
-# Names of torch 2.13; earlier ones know only the second of each pair.
+# Names of torch 2.13; earlier versions have only the second of each pair.
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _OPS: Mapping[ReduceOp, dist.ReduceOp.RedOpType] = MappingProxyType(
@@ -94,7 +94,7 @@ class GroupTransfer:
         """Order the current stream (on a CPU: the caller) after the end of all works.
 
         Raises:
-            CollectiveError: one failed.
+            CollectiveError: a work failed.
         """
         try:
             for work in self.works:

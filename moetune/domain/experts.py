@@ -166,7 +166,7 @@ class RoutedExperts:
         if groups < 1 or num_choices % groups or not 1 <= top <= groups:
             raise InputError(
                 f"{num_choices} experts cannot be chosen from {top} of {groups} groups",
-                "the groups must divide the experts, and the chosen ones be among them",
+                "the groups must divide the experts, and the chosen groups be among them",
             )
 
     @property

@@ -108,7 +108,7 @@ TRANSFORMERS = RuntimeKernels(
     rows=(3, 11),
     has_flash2=True,  # torch's scaled_dot_product_attention
     copies=True,
-    slowdown=1.2,  # as torchtitan's: its own public runs do not say their batch
+    slowdown=1.2,  # as torchtitan's: its public runs do not say their batch
 )
 DEEPSPEED = RuntimeKernels(
     source="transformers' layers; deepspeed/module_inject/auto_ep.py has torchtitan's experts",

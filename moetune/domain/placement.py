@@ -89,7 +89,7 @@ def check_order(experts: Sequence[int], num_experts: int) -> None:
     if len(experts) == num_experts:
         what = f"no place for expert {missing[0]}"
     raise InputError(
-        f"a placement must have each expert once, this one has {what}",
+        f"a placement must have each expert once, this placement has {what}",
         "give the expert of each place in the order of the ranks, such as (0, 3, 1, 2)",
     )
 

@@ -76,7 +76,7 @@ class Question:
     )
     seq: int | None = described(PLANNED, "Sequence", "Tokens of a sequence.")
     routing: str | None = described(
-        PLANNED, "Routing", "How evenly tokens reach experts; a file has each one's load. "
+        PLANNED, "Routing", "How evenly tokens reach experts; a file has each expert's load. "
         "Default: balanced.", form="[balanced|natural|FILE]", choices=("balanced", "natural"),
     )  # fmt: skip
     expert_placement: PlacementRule | None = described(
@@ -119,7 +119,7 @@ class Question:
         TRAINING, "Frozen parts", "Parts that do not train: router,embedding.", form="PARTS"
     )
     seq_lengths: str | None = described(
-        TRAINING, "Packed documents", "Packed documents' lengths, or one for all.", form="FILE|N"
+        TRAINING, "Packed documents", "Packed documents' lengths, or one length.", form="FILE|N"
     )
     train_tokens: int | None = described(
         TRAINING, "Tokens of the whole training", "Of the whole training, for its days: 1T.",
@@ -266,9 +266,9 @@ class Question:
         if self.model is not None:
             if self.model not in WHOLE_MODELS:
                 raise InputError(
-                    f"{flag_of(given[0])} is for a model by its sizes, and {self.model} has its "
-                    f"own", f"omit it, or give --d-model, --d-hidden and --num-experts instead of "
-                    f"{self.model}", field=given[0],
+                    f"{flag_of(given[0])} is for a model by its sizes, and {self.model} has "
+                    f"fixed sizes", f"omit it, or replace {self.model} by --d-model, --d-hidden "
+                    "and --num-experts", field=given[0],
                 )  # fmt: skip
             shape = WHOLE_MODELS[self.model].shape
             return replace(shape, moe=shape.moe, **sizes)
@@ -277,7 +277,7 @@ class Question:
             lacks = missing or _LAYER_SIZES
             raise InputError(
                 f"a whole model lacks {', '.join(map(flag_of, lacks))}",
-                "or name one with --model, such as ppmoe-6.7b",
+                "or name a model with --model, such as ppmoe-6.7b",
             )
         return Transformer(moe=self.layer, **sizes)
 

@@ -126,7 +126,7 @@ FAMILIES = (
 """Models that a runtime's dispatcher excludes."""
 _COMBINED = (
     Rule("multi-token prediction on an earlier stage than the head",
-         "--stages with m and L in the last one", "",
+         "--stages with m and L in the last stage", "",
          lambda asked: not asked.target.predicts_apart
          and "m" in "".join((asked.layout.stages or ())[:-1])),
     Rule("ZeRO-{layout.zero} with pp {layout.pp}", "--zero {target.zero_with_pp}, or --pp 1", "",

@@ -371,7 +371,7 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
         dtypes=("bfloat16",), largest=MappingProxyType({"pp": 1, "vpp": 1, "cp": 1, "etp": 1}),
         zero_with_pp=1, kept_by_experts=_AS_TORCH, fuses_activations=False,
         optimizers=("adam", "adam-8bit"), adam=DEEPSPEED_ADAM,
-        logit_bytes=14,  # the model's own loss, as transformers has it
+        logit_bytes=14,  # the model's loss, as transformers has it
         splits_sequence=False, splits_logits=False,  # module_inject/auto_tp.py
         unplanned=MappingProxyType({
             "an offloaded optimizer": "ZeRO-Offload, which is not planned"}),

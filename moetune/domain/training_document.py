@@ -289,7 +289,7 @@ class TrainingDocument:
             "layers are",
             f"{self.target} runs it:  moetune export {name} --target {self.target}\n"
             f"  `moetune explain`, `moetune sensitivity` and `moetune whatif` take it; for times "
-            "of your own machine measure it with `moetune profile`, and plan with that --profile",
+            "of your machine measure it with `moetune profile`, and plan with that --profile",
         )
 
     def as_model(self) -> "TrainingDocument":

@@ -81,14 +81,14 @@ TUNING = (
          "--ep 1, or --target bridge", "peft/tuners/lora/layer.py, ParamWrapper",
          lambda asked: _adapters(asked) is not None and asked.layout.ep > 1,
          target="transformers"),
-    Rule("adapters on all FFNs of {decoder.name}: PEFT makes those of FFNs that are no routed "
-         "experts into ones of the experts", "targets=attention or targets=experts",
+    Rule("adapters on all FFNs of {decoder.name}: PEFT makes adapters of dense FFNs into "
+         "adapters of the experts", "targets=attention or targets=experts",
          "peft/utils/transformers_weight_conversion.py", _mixed_ffns, target="transformers"),
     Rule("adapters on {decoder.name}, whose modules have other names in {decoder.family}",
          "--target bridge", "modeling class",
          lambda asked: _adapters(asked) is not None and asked.decoder.family in _OTHER_NAMES,
          target="transformers"),
-    Rule("adapters on experts of the family {decoder.family}, which have matrices of their own",
+    Rule("adapters on experts of the family {decoder.family}, which have separate matrices",
          "targets=attention", "integrations/moe.py",
          lambda asked: _on_experts(asked) and asked.decoder.family in _UNUSUAL_EXPERTS,
          target="transformers"),

@@ -38,7 +38,7 @@ _WHOLE = "the planner of the papers' whole models as layers"
 _REPLICAS = "replicas of hot experts"
 _CORRECTED = "delete its [[corrections]], or measure the machine again"
 _SIZE = "plan again: `moetune plan` with --{} {}, or for another --target"
-_SPLIT = "backward passes in two halves, of inputs and of weights, in a pipeline of moetune's own"
+_SPLIT = "backward passes in two halves, of inputs and of weights, in a pipeline of moetune"
 _SHARDS = "shards of the tokens around experts of a tensor-parallel group"
 _HIDDEN = "the layer that runs shared experts between its exchanges"
 _OF_MOETUNE = tuple(
@@ -46,9 +46,9 @@ _OF_MOETUNE = tuple(
     for key, instead, what in (
         ("schedule", "1f1b", _SPLIT),
         ("etp", "1", "experts' width over ranks (etp) in a layer of moetune"),
-        ("tp", "1", "tensor parallelism (tp) by layers of moetune's own"),
-        ("cp", "1", "context parallelism (cp) by attention of moetune's own"),
-        ("recompute", "full", "recomputation of single modules of moetune's own blocks"),
+        ("tp", "1", "tensor parallelism (tp) by layers of moetune"),
+        ("cp", "1", "context parallelism (cp) by attention of moetune"),
+        ("recompute", "full", "recomputation of single modules of moetune's blocks"),
     )
 )
 _IS_GONE: Mapping[str, Callable[[Any], object]] = MappingProxyType({
@@ -90,7 +90,7 @@ UNREAD_DTYPES = frozenset({"fp8_rowwise_emulated", "mxfp8_emulated"})
 
 
 EQUAL_DEGREES = (
-    "a layer runs as many chunks backward as forward, and unequal ones were 1 to 15 % slower "
+    "a layer runs as many chunks backward as forward, and unequal numbers were 1 to 15 % slower "
     "wherever they were measured"
 )
 

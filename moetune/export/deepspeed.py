@@ -49,7 +49,7 @@ _OPTIMIZER_IMPORT = "from bitsandbytes.optim import AdamW8bit\n"
 _TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
 _SHARD_IMPORT = "from transformers.integrations import HfDeepSpeedConfig\n"
 _SHARD = """\
-    # from_pretrained shards by it as long as it lives, and converts no weights beside AutoTP
+    # from_pretrained shards by it as long as it lives, and converts no weights with AutoTP
     whole = {key: value for key, value in CONFIG.items() if key != "tensor_parallel"}
     config = HfDeepSpeedConfig(whole)  # noqa: F841
 """
@@ -179,12 +179,12 @@ def _not_expressed(planned: Planned) -> Iterator[str]:
     if layout.ep > 1 and AUTOEP[family] in _OLDER_TRANSFORMERS:
         yield (
             f"transformers {_NEWEST_TRANSFORMERS} or older: AutoEP's preset {AUTOEP[family]} "
-            "fails with newer ones"
+            "fails with newer versions"
         )
     if layout.tp > 1:
-        yield "sequence parallelism beside tp, which AutoTP does not have"
+        yield "sequence parallelism with tp, which AutoTP does not have"
         if planned.decoder.num_moe_layers:
             yield "vocabularies in parts, which AutoTP leaves whole"
     if planned.decoder.predictions:
-        yield "multi-token prediction, which is the model's own"
+        yield "multi-token prediction, which the model implements"
     yield f"sequences of {planned.job.length} tokens: the data has them"

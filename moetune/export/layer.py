@@ -10,7 +10,7 @@ from moetune.export.planned import Export, Planned, refuse, remarks
 
 _FILE = "moetune_layout.py"
 _WHOLE = (
-    "moetune.parallelize(model, plan) does all of this for a decoder of your own.",
+    "moetune.parallelize(model, plan) does all of this for your decoder.",
     "moetune.adapt(model, plan) runs the experts of a transformers model by the plan.",
 )
 
@@ -62,6 +62,6 @@ def _not_expressed(layout: FoldedLayout) -> Iterator[str]:
     if layout.tp > 1:
         yield f"tp {layout.tp}: torch's parallelize_module cuts dense parts over ranks.mesh['tp']"
     if layout.pp > 1:
-        yield f"pp {layout.pp}: the parts of the stages are the model's own"
+        yield f"pp {layout.pp}: the model must implement the parts of the stages"
     if layout.offload_optimizer:
         yield "states in host memory: moetune.shard(model, optimizer, plan=…) keeps them in chunks"

@@ -32,7 +32,7 @@ _ASSETS = (
     "those of the recipe that this changes."
 )
 _TORCH = (
-    "It needs torch 2.15 or newer; older ones shard with --parallelism.spmd_backend "
+    "It needs torch 2.15 or newer; older versions shard with --parallelism.spmd_backend "
     "partial_dtensor alone."
 )
 _TOWER = "The recipe has a vision encoder, whose memory and time the plan does not count."

@@ -143,7 +143,7 @@ def _fsdp_plan_argument(planned: Planned) -> str:
 
 def _not_expressed(planned: Planned) -> Iterator[str]:
     if planned.layout.tp > 1:
-        yield "sequence parallelism beside tp, which transformers reserves and does not run yet"
+        yield "sequence parallelism with tp, which transformers reserves and does not run yet"
     if planned.decoder.num_moe_layers and planned.decoder.family in FIXED_EXPERT_KERNELS:
         yield f"the kernel grouped_mm, which the experts of {planned.decoder.family} do not call"
     if planned.decoder.predictions:

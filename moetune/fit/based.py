@@ -219,7 +219,7 @@ def check_base(base: Profile, machine: Machine) -> None:
         raise InputError(
             f"base {base.name!r} has {there.devices_per_node} devices in a node, and this machine "
             f"{here.devices_per_node}",
-            "name a profile of nodes as large as this one's",
+            "name a profile of nodes as large as this machine's",
         )
 
 

@@ -19,7 +19,7 @@ from moetune.fit.extrapolation import above_largest, below_smallest
 
 
 def isotonic(values: Sequence[float]) -> list[float]:
-    """Return the non-decreasing values nearest to the given ones in least squares.
+    """Return the non-decreasing values nearest to the given values in least squares.
 
     Source: pool adjacent violators, Barlow et al., 1972.
     """
@@ -55,7 +55,7 @@ def pieces_through(x: Floats, y: Floats) -> Floats:
         y: shape (curves, points), never falling.
 
     Returns:
-        Coefficients of degree 0 to 3 in the distance from each point to the next one, shape
+        Coefficients of degree 0 to 3 in the distance from each point to the next point, shape
         (4, curves, points - 1).
 
     Source: Fritsch and Butland, SIAM J. Sci. Stat. Comput. 5 (1984).

@@ -70,7 +70,7 @@ def _has(profile: Profile, names: Sequence[object]) -> str:
 
 
 def _name(profile: Profile) -> str:
-    """Return the options that resume a measured profile, or start a new one."""
+    """Return the options that resume a measured profile, or start a new profile."""
     if profile.provenance == "measured":
         return f"--name {profile.name} --resume"
     return "--name NAME"

@@ -99,7 +99,7 @@ class DrawnCosts(ProfileCosts):
             costs for costs in refits if isinstance(costs, DrawnCosts) and costs.noise is self.noise
         ]
         if len(drawn) < len(refits):
-            raise TypeError("refits of different profiles have no costs as one")
+            raise TypeError("refits of different profiles have no common costs")
         chosen = tuple(draw for costs in drawn for draw in costs.chosen)
         return self.noise.remembered(
             ("together", chosen),

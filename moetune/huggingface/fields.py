@@ -244,7 +244,7 @@ class Fields:
                 self.report(
                     f"{present[0]} ({_as_json(value)}) and {name} ({_as_json(self.values[name])}) "
                     "are names of the same field and differ",
-                    "keep the one that is right",
+                    "keep the name that is right",
                 )
         return present[0], value
 

@@ -260,7 +260,7 @@ def blocks_with_experts(fields: Fields, rule: Flags) -> tuple[bool, ...]:
         fields.report(
             f"first_k_dense_replace ({first}) and mlp_layer_types (the first {dense} are dense) "
             "differ",
-            "keep the one that is right",
+            "keep the field that is right",
         )
     return named
 
@@ -328,7 +328,7 @@ def llama4_experts(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     if step is not None and flags != regular:
         fields.report(
             f"interleave_moe_layer_step ({step}) and moe_layers differ",
-            "keep the one that is right",
+            "keep the field that is right",
         )
     return flags
 

@@ -257,7 +257,7 @@ def read_model(path: Path) -> PublishedModel:
         raise InputError(
             f"configuration {file} is not an object of fields", "give a Hugging Face config.json"
         )
-    check_fields(document, f"configuration {file}", "give the config.json beside it")
+    check_fields(document, f"configuration {file}", "give the config.json next to it")
     full = file.resolve()
     name = full.parent.name if full.name == "config.json" else full.stem
     decoder = read_decoder(document, name=name, where=str(file))

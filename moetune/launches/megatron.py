@@ -223,7 +223,7 @@ def _fields_of(launch: Launch, target: Target) -> MegatronArguments:
             places = f"{before.value} {before.where} and {value} {argument.where}"
             problems.append(
                 Problem(severity="note", line=argument.shown, what=f"{written} is {places}",
-                        why="the last one counts", fix="keep one of them")
+                        why="the last value counts", fix="keep one of them")
             )  # fmt: skip
         given[field] = Given(value=value, written=written, line=argument.line, file=argument.file)
     word = launch.environment.get(CONNECTIONS)

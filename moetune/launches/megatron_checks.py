@@ -170,7 +170,7 @@ _CHECKS = (
     Check("stops", "num_layers_per_virtual_pipeline_stage",
           "layers of a pipeline rank that --num-layers-per-virtual-pipeline-stage does not divide",
           _ARGUMENTS, "--num-virtual-stages-per-pipeline-rank, or a divisor", _splits_unevenly),
-    Check("stops", "moe_shared_expert_overlap", "--moe-shared-expert-overlap beside "
+    Check("stops", "moe_shared_expert_overlap", "--moe-shared-expert-overlap with "
           "--overlap-moe-expert-parallel-comm", _CONFIG, "leave one of them out",
           lambda context: context.has("moe_shared_expert_overlap")
           and context.reading.layout.overlap == "batch"),
@@ -188,9 +188,9 @@ _CHECKS = (
           "--sequence-parallel",
           lambda context: context.has("tp_comm_overlap")
           and not (context.has("sequence_parallel") and context.reading.layout.tp > 1)),
-    Check("stops", "fp8 fp4", "--fp8-format beside --fp4-format", _ARGUMENTS, "keep one of them",
+    Check("stops", "fp8 fp4", "--fp8-format with --fp4-format", _ARGUMENTS, "keep one of them",
           lambda context: context.has("fp8") and context.has("fp4")),
-    Check("stops", "bf16 fp16", "--bf16 beside --fp16", _ARGUMENTS, "keep one of them",
+    Check("stops", "bf16 fp16", "--bf16 with --fp16", _ARGUMENTS, "keep one of them",
           lambda context: context.has("bf16") and context.has("fp16")),
     Check("stops", "use_megatron_fsdp", "Megatron-FSDP without --ckpt-format fsdp_dtensor",
           _ARGUMENTS, "--ckpt-format fsdp_dtensor",
@@ -213,11 +213,10 @@ _CHECKS = (
     Check("costs", "num_moe_experts", "experts run one by one without --moe-grouped-gemm",
           _EXPERTS, "--moe-grouped-gemm",
           lambda context: context.is_routed and not context.has("moe_grouped_gemm")),
-    Check("costs", "num_moe_experts", "rows are permuted by several kernels, and priced as by one",
-          _CONFIG,
-          "--moe-permute-fusion",
+    Check("costs", "num_moe_experts", "rows are permuted by several kernels, and priced as by "
+          "one kernel", _CONFIG, "--moe-permute-fusion",
           lambda context: context.is_routed and not context.has("moe_permute_fusion")),
-    Check("costs", "use_distributed_optimizer", "parameters are gathered with nothing beside it",
+    Check("costs", "use_distributed_optimizer", "no computation runs while parameters are gathered",
           _ARGUMENTS, "--overlap-param-gather",
           lambda context: context.reading.layout.zero > 0 and context.reading.layout.dp > 1
           and context.reading.job.optimizer != "muon"  # which gathers after its step

@@ -194,7 +194,7 @@ def _read(file: Path) -> list[Entry]:
     """Return the values of a named file except "auto"; raise InputError if it cannot be read."""
     try:
         if file.stat().st_size > LARGEST_BYTES:
-            raise InputError(f"{file} is larger than 1 MiB", "give the engine's own configuration")
+            raise InputError(f"{file} is larger than 1 MiB", "give the engine's configuration")
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file} cannot be read: {error}", "mend the file, or its name") from None

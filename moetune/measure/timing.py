@@ -29,7 +29,7 @@ _FEWEST_BLOCKS = 3
 _WARM_DIFFERENCE = 0.01
 _SETTLED_SPREAD = 0.05
 _MAX_GROWTH = 100
-# A stream's first exchanges are faster than later ones, and do not show how many fill a block.
+# A stream's first exchanges are faster than later exchanges, and do not show how many fill a block.
 _MAX_STREAM_GROWTH = 4
 OVERLAPPED_SECONDS = 0.6
 # A pause between turns would not show within only one or two turns.

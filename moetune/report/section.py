@@ -49,18 +49,18 @@ class Cell:
 
     @classmethod
     def seconds(cls, number: float | None) -> "Cell":
-        """Return a cell with a duration; an empty one for None."""
+        """Return a cell with a duration; an empty cell for None."""
         text = "" if number is None else format_seconds(number)
         return cls(text=text, value=number, unit="s")
 
     @classmethod
     def size(cls, number: int | None) -> "Cell":
-        """Return a cell with a number of bytes; an empty one for None."""
+        """Return a cell with a number of bytes; an empty cell for None."""
         return cls(text="" if number is None else format_bytes(number), value=number, unit="B")
 
     @classmethod
     def share(cls, number: float | None, *, digits: int = 1, sign: bool = False) -> "Cell":
-        """Return a cell with a percentage; an empty one for None."""
+        """Return a cell with a percentage; an empty cell for None."""
         text = "" if number is None else format_share(number, digits=digits, sign=sign)
         return cls(text=text, value=number, unit="1")
 

@@ -15,7 +15,7 @@ from moetune.report.figure import ROLES, Figure, Scale, Series
 
 STATIC = Path(__file__).resolve().parent / "static"
 _CHARACTER, _IN_BARS = 7.0, 6.6
-"""Widths of a character of 12 pixels height in wide fonts, and of a smaller one in a bar."""
+"""Widths of a character of 12 pixels height in wide fonts, and of a smaller character in a bar."""
 _PHONE, _WIDE = 250, 960
 """Pixels of an area on a phone and in the widest window, to know which texts have room."""
 _TOP, _HEIGHT, _ROW, _BAR = 12, 190, 36, 27

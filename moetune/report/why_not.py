@@ -189,7 +189,7 @@ def _words(answer: WhyNotAnswer) -> Iterator[str]:
     chosen, rival = answer.chosen, answer.other
     if rival is None:
         assert answer.refused is not None  # noqa: S101 - there is no other reason for None
-        yield f"It cannot be had: {answer.refused.what}."
+        yield f"It is impossible: {answer.refused.what}."
         if answer.refused.hint:
             yield f"{_capital(answer.refused.hint)}."
         yield f"The plan has {chosen.name}, in {format_seconds(chosen.step_seconds)} a step."

@@ -21,7 +21,7 @@ _REF = "#/components/schemas/{model}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageDocument:
-    """One page of a list; `next` is the following page's `after`, null on the last one."""
+    """One page of a list; `next` is the following page's `after`, null on the last page."""
 
     schema: str
     items: tuple[dict[str, object], ...]

@@ -207,7 +207,7 @@ def _listen(options: ServerOptions) -> socket.socket:
         listener.close()
         raise InputError(
             f"cannot listen on {host} port {port}: {error.strerror}",
-            "name another --port, or 0 for a free one; --host is an address of this machine, or "
+            "name another --port, or 0 for a free port; --host is an address of this machine, or "
             "0.0.0.0 for all of them",
         ) from None
     return listener

@@ -139,7 +139,7 @@ def current(url: str) -> SchemaState:
 
 
 def check(url: str) -> tuple[str, ...]:
-    """Return everything that is wrong with a database; empty for a sound one.
+    """Return everything that is wrong with a database; empty for a sound database.
 
     Checks the file's pages, the references between rows, the revision and the tables against
     this moetune's, and reads every document.

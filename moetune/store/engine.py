@@ -147,7 +147,7 @@ def connect_sqlite(path: Path, how: Opening) -> sqlite3.Connection:
     mode = "ro" if how.read_only else "rwc" if how.create else "rw"
     if mode == "rwc" and not path.exists():
         with suppress(OSError):  # SQLite says it better
-            path.touch(mode=_PRIVATE)  # its own files next to it get the same mode
+            path.touch(mode=_PRIVATE)  # SQLite's files next to it get the same mode
     connection = sqlite3.connect(
         f"file:{quote(os.fsencode(path))}?mode={mode}",
         uri=True,

@@ -38,7 +38,7 @@ _MEANINGS: tuple[tuple[tuple[str, ...], _Meaning], ...] = (
         _AWAY, "stayed locked by another process", "end the process that holds it, or try again",
     )),
     (("SQLITE_CONSTRAINT_FOREIGNKEY", "23503"), (
-        InputError, "lacks the row that this one belongs to: it was removed meanwhile",
+        InputError, "lacks the row that this row belongs to: it was removed meanwhile",
         "start again",
     )),
     (("SQLITE_TOOBIG",), (InputError, "cannot hold a row of this size", "store fewer samples")),

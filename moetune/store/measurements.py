@@ -76,7 +76,7 @@ class MeasurementStore(Database):
     ) -> None:
         """Append a profile that is fitted to the run's samples so far, or imported with samples.
 
-        The newest profile of a name is the current one.
+        The newest profile of a name is the current profile.
 
         Raises:
             InputError: it has times or rates that no machine has (`moetune.store.storable`), or

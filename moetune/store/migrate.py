@@ -27,7 +27,7 @@ _ADVISORY_LOCK = 0x6D6F6574756E65  # "moetune" in ASCII
 _LOGGER = logging.getLogger("moetune")
 
 
-# Optuna keeps its own `alembic_version`, and others may have tables in the same database. Batches
+# Optuna keeps an `alembic_version`, and others may have tables in the same database. Batches
 # because SQLite has almost no ALTER.
 CONTEXT_OPTIONS: MappingProxyType[str, Any] = MappingProxyType(
     {
@@ -80,7 +80,7 @@ def read_state(connection: Connection) -> SchemaState:
             return SchemaState(revision=revision, head=head)
     if clashes := sorted(tables & metadata.tables.keys()):
         raise BadStoreError(
-            f"the database belongs to another program: it has its own table {clashes[0]!r}",
+            f"the database belongs to another program: it has another table {clashes[0]!r}",
             "name another database with --db",
         )
     return SchemaState(revision=None, head=head)
@@ -105,7 +105,7 @@ def require_head(database: Database) -> None:
 
 def mismatch(state: SchemaState, address: Address) -> SchemaMismatchError:
     """Return the error for a database of another schema, with how to go on."""
-    hint = "it was made by a newer moetune: install that one"
+    hint = "it was made by a newer moetune: install that version"
     if state.revision in known_revisions():
         hint = "run `moetune db upgrade` on it"
     what = f"has schema revision {state.revision}, this moetune wants {state.head}"

@@ -1,7 +1,7 @@
 """The tables. A change here needs a new revision in `migrations/versions`.
 
 Times of day are UTC as ISO 8601 text and documents are canonical JSON, so that SQLite and
-PostgreSQL keep the same bytes. The newest row is the one with the largest id: clocks may go back.
+PostgreSQL keep the same bytes. The newest row has the largest id: clocks may go back.
 """
 
 from collections.abc import Iterator

@@ -62,4 +62,4 @@ def saves(folder: str) -> None:
     _alone(folder, lambda: adapted.save_pretrained(place), "the beginning of saving")
     assert not place.exists()
     if dist.get_rank() == 0:
-        assert any("each must call it, and not the first one alone" in text for text in said)
+        assert any("each must call it, and not the first rank alone" in text for text in said)

@@ -408,7 +408,7 @@ def refuses() -> None:
         assert text in error, error
     mesh = DeviceMesh("cpu", [0])
     if rank:
-        assert "this one is not among them" in raised(lambda: moetune.adapt(model(), mesh=mesh))
+        assert "this rank is not among them" in raised(lambda: moetune.adapt(model(), mesh=mesh))
     else:
         moetune.adapt(model(), mesh=mesh)
 

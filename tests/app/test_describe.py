@@ -131,8 +131,8 @@ def test_another_gpus_parts_are_scaled() -> None:
 
 
 @pytest.mark.parametrize(("changes", "words"), [
-    ({"name": "h100-x8"}, "reference machine"), ({"name": "a\nb"}, "cannot be one"),
-    ({"name": " "}, "cannot be one"), ({"nics": None}, "--nics and --nic-rate"),
+    ({"name": "h100-x8"}, "reference machine"), ({"name": "a\nb"}, "cannot be used"),
+    ({"name": " "}, "cannot be used"), ({"nics": None}, "--nics and --nic-rate"),
     ({"memory": "0"}, "memory_bytes"), ({"memory": "9999999999TB"}, "too large"),
     ({"link_rate": "28"}, "has no unit"),
 ])  # fmt: skip

@@ -137,8 +137,8 @@ def test_a_stored_plan_whose_profile_is_called_like_a_file_reads_no_file(
     profile = replace(load_profile_file(bundled_profiles()[PUBLISHED]), name=str(path))
     plan = make_plan(Question(model="gpt-s"), profile=profile)
     planner.store.save_plan(plan)
-    assert "was not found" in planner.explain(plan).missing
-    with pytest.raises(ProfileError, match="was not found"):
+    assert "there is no profile" in planner.explain(plan).missing
+    with pytest.raises(ProfileError, match="there is no profile"):
         planner.trace(plan)
 
 

@@ -57,7 +57,7 @@ TOML = bundled_profiles()["rtx2080ti-x64"].read_text(encoding="utf-8")
     (("--db", "", "profiles", "list"), 2, ("db must not be empty",)),
     ((*PLAN, "--pp", "2"), 2, ("--pp is for whole models",)),
     (("plan", "--model", "mixtral-8x7b", "--profile", "h100-x8", "--moe-every", "2"), 2,
-     ("--moe-every is for a model by its sizes, and mixtral-8x7b has its own",)),
+     ("--moe-every is for a model by its sizes, and mixtral-8x7b has fixed sizes",)),
     (("memory", "gpt-s"), 2, ("not a whole model",)),
     (("memory", "olmoe", "--tp", "3"), 2, ("tp",)),
     (("memory", "nothing-7b"), 2, ("nothing-7b",)),

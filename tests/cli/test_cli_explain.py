@@ -80,7 +80,7 @@ def test_the_explanation_of_a_plan_file_needs_no_profile(cli: Cli) -> None:
     assert cli("plan", *arguments).code == 0
     known = cli("explain", "plan.json", "--profile", "lab.toml", "--json").document
     document = cli("explain", "plan.json", "--json").document
-    assert "'lab' was not found" in document.pop("note")
+    assert "there is no profile 'lab'" in document.pop("note")
     assert {**document, "note": ""} == known
     assert known["strategies"]
 

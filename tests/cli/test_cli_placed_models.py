@@ -163,7 +163,7 @@ def test_records_of_other_models_and_rules_without_a_record_are_refused(
         assert "has 16 layers with 64 experts and top_k 8" in " ".join(result.err.split())
     layer = ("plan", "--d-model", "64", "--d-hidden", "64", "--num-experts", "64", "--tokens", "4k")
     result = cli(*layer, "--profile", "h100-x8", "--routing", routing)
-    assert "the record of a model's 16 layers, and this plan is for one" in result.err
+    assert "the record of a model's 16 layers, and this plan is for one layer" in result.err
     for flags, words in (
         (("--expert-placement", "natural"), "natural needs loads of each layer's experts"),
         (("--expert-placement", "planned", "--routing", "natural"), "planned needs loads"),

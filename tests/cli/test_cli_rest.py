@@ -36,7 +36,7 @@ def test_db_upgrade_makes_a_database_and_then_finds_it_done(cli: Cli, database: 
     assert again["from"] == again["to"] == before["wanted"]
     assert cli("doctor", "--json").document["store"]["revision"] == before["wanted"]
     assert cli("db", "check", "--json").document["problems"] == []
-    assert "no problems found" in cli("db", "check").out
+    assert "no problems" in cli("db", "check").out
 
 
 def test_db_check_of_a_damaged_database_exits_1_and_names_it(cli: Cli, database: Path) -> None:

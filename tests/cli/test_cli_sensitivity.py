@@ -120,8 +120,8 @@ def test_a_training_plan_follows_the_parts_of_its_step(cli: Cli, planned: Planne
 
 
 @pytest.mark.parametrize(("arguments", "code", "part"), [
-    (("plan.json", "--profile", "rtx2080ti-x32"), 5, "is not the one"),
-    (("training.json", "--model", "qwen3-30b-a3b"), 2, "is another one"),
+    (("plan.json", "--profile", "rtx2080ti-x32"), 5, "is not the plan"),
+    (("training.json", "--model", "qwen3-30b-a3b"), 2, "has changed"),
     (("plan.json", "--model", "olmoe"), 2, "--model is for the plans of"),
     (("old.json",), 2, "this version of moetune predicts"),
 ])  # fmt: skip

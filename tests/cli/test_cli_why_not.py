@@ -71,7 +71,7 @@ def test_rules_refuse_and_name_the_nearest(cli: Cli, planned: Planned) -> None:
     planned("training.json", *MEGATRON)
     answer = why(cli, "training.json", "--layout", "tp=3")
     assert "num_heads (16) does not divide by tp (3)" in answer["refused"]["what"]
-    assert cli("explain", "training.json", "--layout", "tp=3").out.startswith("It cannot be had: ")
+    assert cli("explain", "training.json", "--layout", "tp=3").out.startswith("It is impossible: ")
 
 
 def test_what_does_not_fit_says_what_it_would_take(cli: Cli) -> None:
@@ -100,7 +100,7 @@ def test_a_training_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) ->
     answer = why(cli, "plan.json", "--layout", "tp=1,pp=1,ep=1")
     smallest = refused.document["plan"]
     assert answer["verdict"] == "too_large"
-    assert answer["refused"]["what"] == "the plan's own --zero 1 leaves no room for it"
+    assert answer["refused"]["what"] == "the plan's --zero 1 leaves no room for it"
     without = ("plan", *TRAINING, "--target", "megatron", "--memory-limit", "40GiB", *on_device[2:])
     freed = cli(*without, *pins, "--json").document
     assert freed["fits"]
@@ -123,7 +123,7 @@ def test_a_layout_that_the_runtime_refuses_is_no_matter_of_memory(cli: Cli) -> N
     assert (answer["verdict"], answer["other"]) == ("refused", None)
     assert "tp 3" in answer["refused"]["what"]
     assert "as pinned a step would take" in answer["refused"]["hint"]
-    assert answer["words"][0].startswith("It cannot be had: megatron ")
+    assert answer["words"][0].startswith("It is impossible: megatron ")
     assert not any("memory" in words for words in answer["words"])
 
 

@@ -106,9 +106,9 @@ def test_a_plan_without_chunks_for_these_ranks_is_refused(
 @pytest.mark.parametrize(
     ("make", "options", "words"),
     [
-        (lambda: nn.Linear(4, 4), {}, r"of [\d,]+ parameters, this one has 20"),
-        (lambda: model_of(planned(), num_layers=2), {}, r"of [\d,]+ parameters, this one has"),
-        (lambda: model_of(planned(), vocab_size=90_000), {}, r"of [\d,]+ parameters, this one has"),
+        (lambda: nn.Linear(4, 4), {}, r"for [\d,]+ parameters, this model has 20"),
+        (lambda: model_of(planned(), num_layers=2), {}, r"for [\d,]+ parameters, this model"),
+        (lambda: model_of(planned(), vocab_size=90_000), {}, r"for [\d,]+ parameters, this model"),
         (lambda: model_of(planned()), {"offload": True}, "and other options of chunks are given"),
     ],
 )

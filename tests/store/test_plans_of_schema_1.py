@@ -107,7 +107,7 @@ def test_a_plan_whose_profile_is_gone_or_changed_says_so(old: ServicePlanner) ->
     gone = replace(plan.inputs, profile="of-nobody")
     subject = old.explain(replace(plan, inputs=gone, id=gone.plan_id))
     assert subject.profile is None
-    assert "'of-nobody' was not found" in subject.missing
+    assert "there is no profile 'of-nobody'" in subject.missing
     changed = replace(plan.inputs, profile_fingerprint="ab" * 32)
     subject = old.explain(replace(plan, inputs=changed, id=changed.plan_id))
     assert subject.profile is None

@@ -35,6 +35,6 @@ def refuse_model(model: str | None) -> None:
     """Raise InputError if a model is named for a layer's plan, which needs no model."""
     if model is not None:
         raise InputError(
-            "--model is for the plans of Hugging Face models, and this plan says its own",
+            "--model is for the plans of Hugging Face models, and this plan names its model",
             "omit --model",
         )

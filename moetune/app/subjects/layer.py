@@ -39,7 +39,7 @@ EXPLANATION_SCHEMA = "moetune.explanation/1"
 _RULE = (
     f"Gains below {format_share(WORTH, digits=0)} over one chunk or over keeping all activations "
     f"are not taken, nor below {format_share(NOISE, digits=0)} over fewer chunks: the errors of "
-    "measured costs are as large. The plan's own reason: {}"
+    "measured costs are as large. The plan's reason: {}"
 )
 
 

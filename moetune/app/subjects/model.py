@@ -49,9 +49,9 @@ _MOVED = ("tp", "cp", "pp", "ep", "micro_batch")
 _COMMUNICATION = frozenset({"exchange", "tensor_comm", "context_comm", "gradients"})
 _WAITING = frozenset({"launches", "bubble and sends", "between steps"})
 _RULE = (
-    f"Of layouts within {format_share(NOISE, digits=0)} of each other one that leaves memory "
-    "free is taken, then the simpler one; what is faster than that the search does not try unless "
-    "it is pinned: plan again with these pins to take it"
+    f"Of layouts within {format_share(NOISE, digits=0)} of each other the plan takes a layout "
+    "that leaves memory free, then the simpler layout. The search does not try faster layouts "
+    "unless they are pinned: plan again with these pins to take it"
 )
 
 
@@ -214,7 +214,7 @@ class ModelSubject(PricedPlan):
                 continue
             step = format_seconds(best.predicted.step_seconds)
             return Refusal(
-                what=f"the plan's own {pins.only(*some).words} leaves no room for it",
+                what=f"the plan's {pins.only(*some).words} leaves no room for it",
                 hint=f"without that pin it fits: {best.words}, {step} a step",
             )
         return None
@@ -301,7 +301,7 @@ def _planned_request(plan: TrainingDocument, model: str | None) -> TrainingReque
     )  # fmt: skip
     if plan_id(inputs, request) != plan.id:
         raise InputError(
-            f"{name}: its model, routing or version of moetune is another one",
+            f"{name}: its model, routing or version of moetune has changed",
             "make the plan again; where its model is a config.json, name it with --model",
         )
     return request

@@ -37,7 +37,7 @@ def asked_of_training(question: WhyNot, plan: TrainingDocument) -> Asked:
     if texts:
         raise InputError(
             "--degree and --layout exclude each other for the plan of a training",
-            "ask one of them: the degree is that of the plan's own layout",
+            "give one of them: --degree asks for a degree of the plan's layout",
         )
     texts = _texts(question.layout)
     dp = texts.pop("dp", None)

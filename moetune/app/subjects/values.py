@@ -35,7 +35,7 @@ class PricedPlan:
         if self.profile is None:
             raise ProfileError(
                 f"{self.missing}: plan {self.plan.id[:6]}",
-                "make the plan again, or name its own profile",
+                "make the plan again, or name its profile",
             )
         return self.profile
 

@@ -47,7 +47,7 @@
 
   const compare = (first, second) => {
     if (typeof first === "number" && typeof second === "number") return first - second;
-    // What has no number stands after what has one.
+    // Cells without a number stand after cells with a number.
     if (typeof first !== typeof second) return typeof first === "number" ? -1 : 1;
     return first.localeCompare(second, "en", { numeric: true });
   };
@@ -63,7 +63,7 @@
       head.replaceChildren(button);
       button.addEventListener("click", () => {
         const down = head.getAttribute("aria-sort") === "ascending";
-        for (const one of heads) one.removeAttribute("aria-sort");
+        for (const cell of heads) cell.removeAttribute("aria-sort");
         head.setAttribute("aria-sort", down ? "descending" : "ascending");
         const rows = [...body.rows];
         rows.sort((first, second) => compare(keyOf(first, column), keyOf(second, column)));

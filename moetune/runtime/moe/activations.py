@@ -1,8 +1,8 @@
 """Activations of one chunk's rows, for experts with separate or with fused matrices.
 
 `experts` calls this between the products. Results go to the caller's buffers,
-because fresh ones cost page faults: up to three times the operation that fills them on a CPU. The
-backward of an activation needs its input, the pre-activation.
+because fresh buffers cost page faults: up to three times the operation that fills them on a CPU.
+The backward of an activation needs its input, the pre-activation.
 
 Model libraries store the gate and the up-projection as one matrix: one product gives both, and
 h = f(g)·u of (g, u) = x·W₁ + b₁, for swiglu with f = silu.

@@ -175,7 +175,7 @@ class LayerDecisions:
             if not plans.plans and self._book.is_complete:
                 warn_on_first(
                     f"no plan for {key.layer} in {key.dtype} on {key.num_ranks} ranks: "
-                    f"running one chunk. Make one with `moetune plan`.",
+                    f"running one chunk. Make a plan with `moetune plan`.",
                     rank=self._rank,
                 )
             self._plans[dtype] = plans
@@ -276,5 +276,5 @@ def _check_plan(plan: Plan, wanted: LayerKey) -> None:
         raise InputError(
             f"plan {plan.id[:6]} is for experts shared by {planned.expert_parallel}, "
             f"this layer shares them by {wanted.expert_parallel}",
-            f"make one with `moetune plan --expert-parallel {wanted.expert_parallel}`",
+            f"make a plan with `moetune plan --expert-parallel {wanted.expert_parallel}`",
         )

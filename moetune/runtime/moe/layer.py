@@ -365,7 +365,7 @@ def expert_group(mesh: DeviceMesh, group: object) -> dist.ProcessGroup:
         raise InputError("give one of mesh, group and communicator")
     if mesh.ndim > _MESH_DIMS:
         raise InputError(
-            f"mesh has {mesh.ndim} dimensions, {mesh.mesh_dim_names}; experts are spread over one",
+            f"mesh has {mesh.ndim} dimensions, {mesh.mesh_dim_names}; experts need one dimension",
             'take one of them, or two with the replicas first, as in mesh["replicas", "experts"]',
         )
     if mesh.ndim == _MESH_DIMS and not mesh.mesh_dim_names:

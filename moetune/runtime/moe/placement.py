@@ -211,7 +211,7 @@ class ExpertPlacement:
             raise InputError(
                 f"{what} has {num_given} of {self.num_experts} experts, and does not tell of which "
                 f"of the {self.num_ranks} ranks",
-                "load the state dict that the layer gives, or one with all experts",
+                "load the state dict that the layer gives, or a state dict of all experts",
             )
         return value  # torch names both shapes in its error
 

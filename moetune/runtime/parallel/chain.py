@@ -219,8 +219,8 @@ class _Trace(TorchFunctionMode):
         first = self._hidden
         if first is not None and (x.shape, x.dtype) != (first.shape, first.dtype):
             raise InputError(
-                f"block {number} takes hidden states {tuple(x.shape)} in {x.dtype}, the first one "
-                f"{tuple(first.shape)} in {first.dtype}",
+                f"block {number} takes hidden states {tuple(x.shape)} in {x.dtype}, the first "
+                f"block {tuple(first.shape)} in {first.dtype}",
                 "give all blocks the same shape and dtype",
             )
 

@@ -177,7 +177,7 @@ def plans_of(plan: Plan | str | os.PathLike[str]) -> tuple[Plan, ...]:
     if not hasattr(document := getattr(plan, "plan", plan), "as_layer"):
         raise InputError(
             f"{plan!r} is neither the plan of a layer or of a paper's model, nor a path",
-            "make one with moetune.plan, or give the path of a plan file",
+            "make a plan with moetune.plan, or give the path of a plan file",
         )
     return (document.as_layer(),)
 

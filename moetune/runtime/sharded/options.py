@@ -137,7 +137,7 @@ def _plan_of(plan: object) -> TrainingDocument:
     if not hasattr(given, "as_model"):
         raise InputError(
             f"{plan!r} is neither the plan of a training nor a path",
-            "make one with moetune.plan, or give the path of a plan file",
+            "make a plan with moetune.plan, or give the path of a plan file",
         )
     model: TrainingDocument = given.as_model()
     return model
@@ -167,6 +167,6 @@ def _check_size(chunks: Chunks, model: nn.Module, name: str) -> None:
         size += parameter.numel() * (1 if layer is None else layer.communicator.num_ranks)
     if not 1 / _MAX_RATIO < size / chunks.num_parameters < _MAX_RATIO:
         raise InputError(
-            f"{name} is for a model of {chunks.num_parameters:,} parameters, this one has {size:,}",
+            f"{name} is for {chunks.num_parameters:,} parameters, this model has {size:,}",
             _ELSE,
         )

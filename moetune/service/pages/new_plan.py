@@ -139,7 +139,7 @@ def add_new_plan(
         if not may_write(request.scope, access, fields.get("token", "").strip()):
             raise ForbiddenError(
                 "keeping a plan needs the write token, and this is not it",
-                "go back and give it in the field beside Keep",
+                "go back and give it in the field next to Keep",
             )
         form = _Form.of(fields)
         try:

@@ -5,7 +5,7 @@ Moonlight, arXiv 2502.16982). With sides s ≤ l a step computes X·Xᵀ (s·s·
 and a product with X (s·s·l). Megatron-Core multiplies in float32 with bfloat16 inside
 (`muon_fp32_matmul_prec` "medium"); this is priced as bfloat16, which is modelled. Each tensor rank
 iterates on its block (`muon_tp_mode` "blockwise"). Queries, keys and values are separate matrices,
-gate and up are one. Adam updates embedding, head and all parameters that are no matrix
+gate and up are one matrix. Adam updates embedding, head and all parameters that are no matrix
 (`emerging_optimizers.py`, `_is_nonlinear_or_embedding`).
 
 Replicas share the work matrix by matrix (`LayerWiseDistributedOptimizer`). A rank takes its share
