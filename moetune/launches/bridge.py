@@ -80,8 +80,9 @@ _FROM_RECIPE = "values that the recipe sets and the file does not are read as Me
 
 def bridge_entries(launch: Launch) -> tuple[Entry, ...]:
     """Return the overrides of a command, such as `model.tensor_model_parallel_size=4`."""
-    named = {word: word.text.lstrip("+").partition("=") for word in launch.overrides
-             if word.text.lstrip("+").partition(".")[0] in _SECTIONS}  # fmt: skip
+    split = {word: word.text.lstrip("+").partition("=") for word in launch.overrides}
+    named = {word: parts for word, parts in split.items()
+             if parts[0].partition(".")[0] in _SECTIONS}  # fmt: skip
     wanted = ((path, word) for word, (path, _, _) in named.items()
               if path.rpartition(".")[2] in KEYS)  # fmt: skip
     check_values(wanted)
