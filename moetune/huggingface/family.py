@@ -72,6 +72,7 @@ class Family:
         has_pattern: whether a block is a single part, by a pattern of letters or a list.
         only: fields with the only supported values: other values would change sizes.
         harmless: fields that change neither size nor cost in this family, separated by spaces.
+        omitted: fields that its authors leave out, with the class's defaults.
     """
 
     name: str = ""
@@ -123,6 +124,7 @@ class Family:
     has_pattern: bool = False
     only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     harmless: str = ""
+    omitted: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_balanced(self) -> bool:

@@ -94,6 +94,20 @@ def periodic(period: str, offset: str) -> Flags:
     return flags
 
 
+def if_experts(rule: Flags, *, least: int = 1) -> Flags:
+    """Return the flags of a rule; no block has experts where there are fewer than `least`."""
+    names = "num_experts", "num_local_experts"
+
+    def flags(fields: Fields, num_layers: int) -> Sequence[bool]:
+        ruled = rule(fields, num_layers)
+        if not fields.has(*names) or fields.count(*names, default=least, least=0) >= least:
+            return ruled
+        fields.skip("num_experts_per_tok")
+        return no_block(fields, num_layers)
+
+    return flags
+
+
 def _from_list(name: str, otherwise: Flags) -> Flags:
     """Return the flags of a list, or `otherwise` if the configuration does not have the list."""
 
