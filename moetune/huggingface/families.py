@@ -45,7 +45,11 @@ _DEEPSEEK = replace(
 _GLM = replace(_DEEPSEEK, attention=mixers.grouped_query, qk_norm="head")
 _ROWS: Mapping[str, Family] = {
     "llama mistral ministral3 smollm3 granite iquestcoder": replace(
-        _DENSE, kinds=kinds.windowed, needs_kv_heads=False, mlp_bias="mlp_bias"
+        _DENSE,
+        kinds=kinds.windowed,
+        needs_kv_heads=False,
+        mlp_bias="mlp_bias",
+        only={"activation": ("swiglu",)},
     ),
     "qwen2 qwen2_vl_text qwen2_5_vl_text mimo": replace(
         _DENSE,
@@ -153,6 +157,8 @@ _ROWS: Mapping[str, Family] = {
         shared_width=("shared_intermediate_size",),
         score="sigmoid",
         only={"qk_norm_type": ("per_layer",), "use_routing_bias": (True,)},
+        harmless="""layernorm_full_attention_beta layernorm_linear_attention_beta
+        layernorm_mlp_beta mlp_intermediate_size shared_moe_mode""",
     ),
     "qwen2_moe": replace(
         _DENSE,

@@ -214,7 +214,7 @@ def _router(fields: Fields, family: Family, *, d_model: int, experts: int) -> Ro
         + (d_model if family.has_router_scale else 0),
         num_groups=groups,
         top_groups=min(groups, fields.count(*TOP_GROUPS, default=groups)),
-        has_bias=family.is_balanced,
+        has_bias=family.is_balanced or fields.text("topk_method") == "noaux_tc",
         is_normalized=fields.flag("norm_topk_prob", "moe_renormalize", default=True),
     )
 

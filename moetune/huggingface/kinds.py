@@ -261,11 +261,14 @@ def blocks_with_experts(fields: Fields, rule: Flags) -> tuple[bool, ...]:
     """
     num_layers = fields.count(*LAYERS)
     flags = fields.of_layers("is_moe_layer", num_layers)
+    named = fields.named_layers("mlp_layer_types", num_layers, _HAS_EXPERTS)
     if flags is not None:
         fields.skip("first_last_k_dense_replace", "first_k_dense_replace")
-        return tuple(flag is True for flag in flags)
+        listed = tuple(flag is True for flag in flags)
+        if named not in (None, listed):
+            fields.report("is_moe_layer and mlp_layer_types differ", "keep the one that is right")
+        return listed
     ruled = tuple(rule(fields, num_layers))
-    named = fields.named_layers("mlp_layer_types", num_layers, _HAS_EXPERTS)
     if named is None:
         return ruled
     if fields.has("first_k_dense_replace") and named != ruled:
