@@ -125,6 +125,9 @@ FAMILIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("muse_spark_text", {"num_hidden_layers": 4}),
     ("glm5_next_text", {"num_hidden_layers": 8}),
     ("hy_v4", {"num_hidden_layers": 4}),
+    ("granitemoehybrid", {"num_hidden_layers": 4, "num_local_experts": 0,
+                          "layer_types": ["mamba", "attention"] * 2}),
+    ("jamba", {"num_hidden_layers": 8, "num_experts": 1, "num_experts_per_tok": 1}),
 )  # fmt: skip
 """Families, and fields that differ from their class's."""
 
@@ -145,7 +148,8 @@ def main() -> None:
         except (ValueError, TypeError, AttributeError) as error:
             print(f"{name}: {error}")
             continue
-        done[name] = {"config": _fields(config), **counts}
+        key = f"{name}, {', '.join(changes)}" if name in done else name
+        done[key] = {"config": _fields(config), **counts}
         print(f"{name}: {counts}")
     named = {path.stem: _named(path) for path in sorted(MODELS.glob("*.json"))}
     document = {"transformers": transformers.__version__, "families": done, "named": named}

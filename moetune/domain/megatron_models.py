@@ -59,7 +59,11 @@ def _problem(decoder: Decoder) -> str:
         for part in block.parts:
             if isinstance(part, RoutedExperts) and part.num_zero_experts:
                 return "experts that return their input"
-            if not isinstance(part, DenseFfn | RoutedExperts) and (odd := _odd(part)):
+            if isinstance(part, DenseFfn | RoutedExperts):
+                odd = _odd_ffn(decoder, part)
+            else:
+                odd = _odd(part)
+            if odd:
                 return odd
     if len({block.with_record(None).routed for block in decoder.kinds if block.routed}) > 1:
         return "experts that differ from layer to layer"
@@ -81,6 +85,16 @@ def _odd(mixer: Mixer) -> str:
             return ""
         case _:
             return f"a block of {mixer.name}"
+
+
+def _odd_ffn(decoder: Decoder, part: DenseFfn | RoutedExperts) -> str:
+    functions = ("silu", "swish") if part.is_gated else ("relu2", "gelu", "gelu_new")
+    if part.function not in functions:
+        return f"{'gates' if part.is_gated else 'FFNs'} of {part.function}"
+    outputs = {getattr(mixer, "out_biases", 0) > 0 for mixer in decoder.mixers}
+    if outputs - {part.biases > 0} and not decoder.has_mamba:
+        return "biases of attention's output or of the FFNs, but not of both"
+    return ""
 
 
 def _sizes_of_mixers(decoder: Decoder) -> set[tuple[object, ...]]:

@@ -20,7 +20,7 @@ from moetune.domain.training import DEDUPLICATING
 
 ABSENT = frozenset({
     "bailing_moe", "bailing_moe_v2", "deepseek", "grok-1", "kimi_k2", "longcat_flash_ngram", "mimo",
-    "minimax_m3", "minimax_text_01",
+    "minimax_m1", "minimax_m3", "minimax_text_01",
 })  # fmt: skip
 """Families without a class in transformers: their configurations name code on the Hub."""
 NO_CAUSAL_CLASS = frozenset({
@@ -29,8 +29,11 @@ NO_CAUSAL_CLASS = frozenset({
     "qwen3_vl_moe_text", "qwen3_vl_text", "step3p5", "step3p7",
 })  # fmt: skip
 """Families whose configuration `AutoModelForCausalLM` refuses, which the export calls."""
-_TOWERS_ON_THE_HUB = frozenset({"kimi_linear", "minimax_m3_vl_text", "nemotron_h"})
-"""Families of language models whose variants with towers have types unknown to transformers."""
+_LOADED_WITH_TOWERS = frozenset({
+    "dots3_note_text", "gemma3_text", "gemma4_text", "llama4_text", "qwen3_5_moe_text",
+    "qwen3_5_text",
+})  # fmt: skip
+"""Families that `AutoModelForCausalLM` also loads from a configuration with towers."""
 CUTS_ATTENTION = frozenset({
     "llama", "mistral", "nemotron", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe",
     "qwen3_vl_moe_text", "qwen3_omni_moe_text", "qwen3_omni_moe_thinker", "laguna", "mellum",
@@ -94,12 +97,14 @@ TRANSFORMERS = (
     key_heads("distributed/tensor_parallel.py"),
 )  # fmt: skip
 TRANSFORMERS_MODELS = (
-    Rule("{decoder.name}: transformers has no class for {decoder.family}", "--target megatron",
+    Rule("{decoder.name}: transformers has no class for {decoder.family}",
+         "a model of another family",
          "models/auto/configuration_auto.py", lambda asked: asked.decoder.family in ABSENT),
     Rule("{decoder.name}: AutoModelForCausalLM has no class for it", "a model of text alone",
          "models/auto/modeling_auto.py",
          lambda asked: asked.decoder.family in NO_CAUSAL_CLASS
-         or (asked.decoder.uncounted and asked.decoder.family in _TOWERS_ON_THE_HUB)),
+         or (asked.decoder.uncounted and asked.decoder.family not in _LOADED_WITH_TOWERS
+             and asked.decoder.family not in ABSENT)),
 )  # fmt: skip
 DEEPSPEED = (
     Rule("ep {layout.ep}: AutoEP has no preset for {decoder.family}", "--ep 1",

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 
+from moetune.domain.experts import RoutedExperts
 from moetune.domain.pipeline import usual_schedule
 from moetune.domain.training import FoldedLayout
 from moetune.export.planned import Export, Planned, refuse, remarks
@@ -13,6 +14,10 @@ _WHOLE = (
     "moetune.parallelize(model, plan) does all of this for your decoder.",
     "moetune.adapt(model, plan) runs the experts of a transformers model by the plan.",
 )
+
+_GATES, _FUNCTIONS = ("silu", "swish"), ("relu", "gelu", "gelu_new", "silu")
+_SCORES = ("softmax", "softmax_of_top_k")
+"""Activations and scores that `ExpertLayer` has."""
 
 _TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
 
@@ -28,7 +33,7 @@ def layer_export(planned: Planned) -> Export:
     if experts is None:
         what = f"{planned.decoder.name}, which has no experts"
         raise refuse(planned, what, "the export is of layers of experts: use another --to")
-    missing = tuple(_not_expressed(layout))
+    missing = (*_not_expressed(layout), *_odd_experts(experts, planned.decoder.family))
     text = _TEXT.format(
         remarks=remarks(planned, missing, *_WHOLE), sequences=job.global_batch // layout.dp,
         names="FoldedLayout" if layout.degree is None else "Degrees, FoldedLayout",
@@ -53,6 +58,17 @@ def _expression(layout: FoldedLayout) -> str:
     )
     lines = "".join(f"    {name}={value!r},\n" for name, value in values)
     return f"FoldedLayout(\n{lines})"
+
+
+def _odd_experts(experts: RoutedExperts, family: str) -> Iterator[str]:
+    """Yield what the model's experts and router have, and those of the layer have not."""
+    function = "clamped silu" if family == "gpt_oss" else experts.function
+    known = _GATES if experts.is_gated else _FUNCTIONS
+    if function not in known:
+        yield f"experts of {function}: those of make_layer have {experts.layer.activation}"
+    if experts.router.score not in _SCORES or experts.router.num_groups > 1:
+        groups = f" in {experts.router.num_groups} groups" if experts.router.num_groups > 1 else ""
+        yield f"{experts.router.score} scores{groups}: the gate of make_layer has softmax"
 
 
 def _not_expressed(layout: FoldedLayout) -> Iterator[str]:

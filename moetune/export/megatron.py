@@ -22,7 +22,7 @@ NEGATIVES = MappingProxyType({
 """Flags of fields whose value is False."""
 NO_ARGUMENT = "cpu_offloading"
 """A field without a flag: it follows from `cpu_offloading_num_layers`."""
-_LISTS = frozenset({"moe_layer_freq", "linear_attention_freq"})
+_LISTS = frozenset({"moe_layer_freq", "linear_attention_freq", "window_attn_skip_freq"})
 """Fields that a flag takes as a Python list."""
 _FILE = "megatron_layout.sh"
 _DATA = (

@@ -163,6 +163,7 @@ def megatron_model(
             is_delta = (any(isinstance(part, GatedDeltaNet) for part in block.parts)
                         for block in decoder.blocks)  # fmt: skip
             model.fields["linear_attention_freq"] = tuple(map(int, is_delta))
+    _windows(model, decoder)
     _feed_forward(model, decoder, config)
     _norms(model, decoder, config)
     _positions(model, decoder, config, length)
@@ -202,6 +203,23 @@ def _add_query_groups(model: MegatronModel, mixer: GroupedQueryAttention) -> Non
         )
 
 
+def _windows(model: MegatronModel, decoder: Decoder) -> None:
+    """Set which layers have the window, where others read all tokens.
+
+    A number n means all layers but every n-th (`core/transformer/utils.py`,
+    `is_layer_window_attention`).
+    """
+    flags = tuple(
+        int(any(getattr(part, "window", None) is not None for part in block.parts))
+        for block in decoder.blocks
+    )
+    if 1 not in flags or 0 not in flags:
+        return
+    step = flags.index(0) + 1
+    is_regular = flags == tuple(int(n % step > 0) for n in range(1, len(flags) + 1))
+    model.fields["window_attn_skip_freq"] = step if is_regular else flags
+
+
 def _feed_forward(model: MegatronModel, decoder: Decoder, config: Mapping[str, object]) -> None:
     parts = [part for kind in decoder.kinds for part in kind.parts]
     dense = next((part for part in parts if isinstance(part, DenseFfn)), None)
@@ -215,7 +233,7 @@ def _feed_forward(model: MegatronModel, decoder: Decoder, config: Mapping[str, o
         model.flags["swiglu"] = True
     elif ffn.function == "relu2":
         model.flags["squared_relu"] = True
-    if decoder.family not in ("gpt2", "gpt_oss"):
+    if not ffn.biases:
         model.fields["add_bias_linear"] = False
     if routed is not None:
         _experts(model, routed, decoder)
@@ -278,7 +296,7 @@ def _positions(
         max(longest, length) if isinstance(longest, int) else length
     )
     if decoder.family == "gpt_oss":
-        model.fields |= {**_GPT_OSS, "window_attn_skip_freq": 2}
+        model.fields |= _GPT_OSS
         model.flags |= {**_YARN, "no_yarn_correction_range_round_to_int": True}
     if kind in ("rope", "yarn"):
         _rotary(model, config)

@@ -34,12 +34,22 @@ _GRANITE = replace(
     score="softmax_of_top_k",
 )
 _DEEPSEEK = replace(
-    _GROUPED, attention=mixers.latent, sparse=kinds.after_dense, shared="count", score="sigmoid"
+    _GROUPED,
+    attention=mixers.latent,
+    sparse=kinds.after_dense,
+    shared="count",
+    score="sigmoid",
+    only={"use_mla": (True,)},
+    harmless="lm_head",
 )
 _GLM = replace(_DEEPSEEK, attention=mixers.grouped_query, qk_norm="head")
 _ROWS: Mapping[str, Family] = {
     "llama mistral ministral3 smollm3 granite iquestcoder": replace(
-        _DENSE, kinds=kinds.windowed, needs_kv_heads=False, mlp_bias="mlp_bias"
+        _DENSE,
+        kinds=kinds.windowed,
+        needs_kv_heads=False,
+        mlp_bias="mlp_bias",
+        only={"activation": ("swiglu",)},
     ),
     "qwen2 qwen2_vl_text qwen2_5_vl_text mimo": replace(
         _DENSE,
@@ -48,12 +58,30 @@ _ROWS: Mapping[str, Family] = {
         out_bias=False,
         only={"attention_bias": (True,)},
     ),
-    "phi3": replace(_DENSE, kinds=kinds.windowed, needs_kv_heads=False, qkv_bias=False),
+    "phi3": replace(
+        _DENSE,
+        kinds=kinds.windowed,
+        needs_kv_heads=False,
+        qkv_bias=False,
+        harmless="full_attn_mod interpolate_factor",
+    ),
     "ernie4_5": replace(_DENSE, qkv_bias="use_bias", mlp_bias="use_bias", is_tied=True),
     "gemma2": replace(
         _GROUPED, kinds=kinds.alternate, sparse=kinds.no_block, norms=4, is_tied=True
     ),
-    "gemma3_text": replace(_QWEN, kinds=kinds.gemma3, sparse=kinds.no_block, norms=4, is_tied=True),
+    "gemma3_text": replace(
+        _QWEN,
+        kinds=kinds.gemma3,
+        sparse=kinds.no_block,
+        norms=4,
+        is_tied=True,
+        omitted={
+            "vocab_size": 262_208,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+        },
+    ),
     "olmo2 olmo3": replace(_DENSE, needs_kv_heads=False, qk_norm="full"),
     "glm4": replace(_DENSE, out_bias=False, norms=4),
     "exaone4": replace(_DENSE, kinds=kinds.every_fourth, qkv_bias=False, qk_norm="head"),
@@ -89,7 +117,14 @@ _ROWS: Mapping[str, Family] = {
         has_norm_biases=True,
         head_bias="lm_head_bias",
     ),
-    "granitemoe granitemoeshared granitemoehybrid": replace(_GRANITE, linear=mixers.mamba2),
+    "granitemoe granitemoeshared": _GRANITE,
+    "granitemoehybrid": replace(
+        _GRANITE,
+        linear=mixers.mamba2,
+        sparse=kinds.if_experts(kinds.every_block),
+        dense_width=("shared_intermediate_size",),
+        harmless="intermediate_size",
+    ),
     "granitemoe_swa": replace(_GRANITE, sinks=("full", "sliding")),
     "gpt_oss": replace(
         _GROUPED,
@@ -101,7 +136,7 @@ _ROWS: Mapping[str, Family] = {
         router_parameters=1,
         expert_biases=True,
     ),
-    "minimax minimax_text_01": replace(
+    "minimax minimax_text_01 minimax_m1": replace(
         _MIXTRAL,
         linear=mixers.lightning,
         kinds=kinds.lightning,
@@ -122,6 +157,8 @@ _ROWS: Mapping[str, Family] = {
         shared_width=("shared_intermediate_size",),
         score="sigmoid",
         only={"qk_norm_type": ("per_layer",), "use_routing_bias": (True,)},
+        harmless="""layernorm_full_attention_beta layernorm_linear_attention_beta
+        layernorm_mlp_beta mlp_intermediate_size shared_moe_mode""",
     ),
     "qwen2_moe": replace(
         _DENSE,
@@ -219,7 +256,7 @@ _ROWS: Mapping[str, Family] = {
         qk_norm_flag="use_qk_norm",
         shared_width=("moe_shared_expert_intermediate_size",),
         score="softmax",
-        only={"use_bias": (False,)},
+        only={"use_bias": (False,), "use_rmsnorm": (True,)},
         harmless="moe_router_enable_expert_bias",
     ),
     "bailing_hybrid": replace(
@@ -311,7 +348,9 @@ _ROWS: Mapping[str, Family] = {
         _MIXTRAL,
         linear=mixers.mamba1,
         kinds=kinds.jamba,
-        sparse=kinds.periodic("expert_layer_period", "expert_layer_offset"),
+        sparse=kinds.if_experts(
+            kinds.periodic("expert_layer_period", "expert_layer_offset"), least=2
+        ),
         qkv_bias=False,
     ),
     "dbrx": replace(

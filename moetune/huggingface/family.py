@@ -72,6 +72,7 @@ class Family:
         has_pattern: whether a block is a single part, by a pattern of letters or a list.
         only: fields with the only supported values: other values would change sizes.
         harmless: fields that change neither size nor cost in this family, separated by spaces.
+        omitted: fields that its authors leave out, with the class's defaults.
     """
 
     name: str = ""
@@ -123,6 +124,7 @@ class Family:
     has_pattern: bool = False
     only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     harmless: str = ""
+    omitted: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_balanced(self) -> bool:
@@ -212,7 +214,7 @@ def _router(fields: Fields, family: Family, *, d_model: int, experts: int) -> Ro
         + (d_model if family.has_router_scale else 0),
         num_groups=groups,
         top_groups=min(groups, fields.count(*TOP_GROUPS, default=groups)),
-        has_bias=family.is_balanced,
+        has_bias=family.is_balanced or fields.text("topk_method") == "noaux_tc",
         is_normalized=fields.flag("norm_topk_prob", "moe_renormalize", default=True),
     )
 

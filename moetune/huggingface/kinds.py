@@ -94,6 +94,20 @@ def periodic(period: str, offset: str) -> Flags:
     return flags
 
 
+def if_experts(rule: Flags, *, least: int = 1) -> Flags:
+    """Return the flags of a rule; no block has experts where there are fewer than `least`."""
+    names = "num_experts", "num_local_experts"
+
+    def flags(fields: Fields, num_layers: int) -> Sequence[bool]:
+        ruled = rule(fields, num_layers)
+        if not fields.has(*names) or fields.count(*names, default=least, least=0) >= least:
+            return ruled
+        fields.skip("num_experts_per_tok")
+        return no_block(fields, num_layers)
+
+    return flags
+
+
 def _from_list(name: str, otherwise: Flags) -> Flags:
     """Return the flags of a list, or `otherwise` if the configuration does not have the list."""
 
@@ -247,11 +261,14 @@ def blocks_with_experts(fields: Fields, rule: Flags) -> tuple[bool, ...]:
     """
     num_layers = fields.count(*LAYERS)
     flags = fields.of_layers("is_moe_layer", num_layers)
+    named = fields.named_layers("mlp_layer_types", num_layers, _HAS_EXPERTS)
     if flags is not None:
         fields.skip("first_last_k_dense_replace", "first_k_dense_replace")
-        return tuple(flag is True for flag in flags)
+        listed = tuple(flag is True for flag in flags)
+        if named not in (None, listed):
+            fields.report("is_moe_layer and mlp_layer_types differ", "keep the one that is right")
+        return listed
     ruled = tuple(rule(fields, num_layers))
-    named = fields.named_layers("mlp_layer_types", num_layers, _HAS_EXPERTS)
     if named is None:
         return ruled
     if fields.has("first_k_dense_replace") and named != ruled:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 from moetune.domain.architecture import Block, Decoder, Part, Prediction
@@ -82,6 +83,7 @@ def read_decoder(document: Mapping[str, object], *, name: str, where: str) -> De
         raise refusals.unknown_architecture(
             where, fields, stated or _class_of(values), _readings(values)
         )
+    fields = replace(fields, values={**family.omitted, **values})
     decoder = _read(fields, family, name=name, towers=towers)
     if decoder is None:
         for tried, _ in _readings(values).values():  # fields that were not reached are not wrong
@@ -290,6 +292,10 @@ def _skip_unused(
     """Mark fields as read that belong to kinds of blocks which this model does not have."""
     if all(sparse) and not family.has_parallel_dense:
         fields.skip(*(set(family.dense_width) - set(family.expert_width)))
+    if "sliding" not in kinds:
+        fields.skip("max_window_layers")
+    if family.linear is not None and "linear" not in kinds:
+        fields.skip(*(name for name in fields.values if name.startswith("mamba_")))
     if set(kinds) <= {"linear", "conv"}:
         fields.skip(*HEADS, *KEY_HEADS, *HEAD_WIDTH, "attention_bias")
     if fields.has("layer_types"):

@@ -54,7 +54,7 @@ _NUMBERS = frozenset(
     | {key for key in SIZES if key.startswith(("num_", "kv_", "q_lora")) or key.endswith("_size")}
     | {key for key in STAGES if "num" in key or key.endswith("_size")}
     | {"seq_length", "moe_router_topk", "cpu_offloading_num_layers", "mtp_num_layers"}
-)
+) - {"window_size"}
 """Keys whose value is a whole number."""
 _LISTS = frozenset({"recompute_modules", "cuda_graph_modules", "cuda_graph_scope"})
 _SWITCHES = frozenset(

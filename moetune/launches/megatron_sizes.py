@@ -4,12 +4,14 @@ A known model is compared by the fields that `export` would write for it (`megat
 """
 
 import ast
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from moetune.domain.architecture import Decoder
+from moetune.domain.architecture import Decoder, Part
+from moetune.domain.attention import GroupedQueryAttention
 from moetune.domain.errors import InputError
 from moetune.domain.target_rules import model_rules
 from moetune.domain.targets import MegatronCore, find_target
@@ -36,6 +38,7 @@ _LINEAR = (
     "linear_num_key_heads", "linear_num_value_heads", "dsa_indexer_topk_freq",
 )  # fmt: skip
 _PATTERNS = ("hybrid_layer_pattern", "hybrid_override_pattern")
+_WINDOWS = ("window_size", "window_attn_skip_freq")
 TOKENIZER = frozenset({"tokenizer_model", "tokenizer_type", "vocab_file", "merge_file"})
 """Fields that set a vocabulary; a path in them may have variables without a value."""
 SIZES = frozenset({
@@ -43,7 +46,7 @@ SIZES = frozenset({
     "group_query_attention", "kv_channels", "moe_ffn_hidden_size", "moe_layer_freq",
     "mtp_num_layers", "multi_latent_attention", "qk_layernorm", "add_qkv_bias", "swiglu",
     "vocab_size", "padded_vocab_size", *TOKENIZER, "squared_relu",
-    "untie_embeddings_and_output_weights", *_LATENT, *_ROUTED, *_LINEAR, *_PATTERNS,
+    "untie_embeddings_and_output_weights", *_WINDOWS, *_LATENT, *_ROUTED, *_LINEAR, *_PATTERNS,
 })  # fmt: skip
 """Fields that set a model's sizes."""
 _DEFAULT_TOP_K = 2
@@ -74,6 +77,11 @@ def recognise(values: Values, *, name: str | None = None, reads_files: bool) -> 
         if named.decoder is None:
             raise InputError(f"{name} is a single layer, not a model", "name a whole model")
         return Recognised(_change_decoder(named.decoder, values), f"{named.title}, by its name")
+    model = _by_sizes(values)
+    return model._replace(decoder=_with_windows(model.decoder, values))
+
+
+def _by_sizes(values: Values) -> Recognised:
     sizes = effective(values)
     hint = resolve_name(str(values.get("tokenizer_model", "")).rstrip("/"))
     fits = [model for model, theirs in _models_of(sizes["hidden_size"]) if _is_same(theirs, sizes)]
@@ -149,17 +157,39 @@ def _usual_ffn(width: int, *, is_gated: bool) -> int:
     return int(width * 8 / 3) // _SWIGLU_MULTIPLE * _SWIGLU_MULTIPLE if is_gated else 4 * width
 
 
+def _with_windows(decoder: Decoder, values: Values) -> Decoder:
+    """Return the decoder with the windows that arguments give, which no size tells."""
+    width = re.match(r"\D*(\d+)", str(values.get("window_size") or ""))
+    window = None if width is None else int(width[1]) + 1
+    frequency = values.get("window_attn_skip_freq")
+    if isinstance(frequency, str):
+        frequency = _read_pattern(frequency, "--window-attn-skip-freq")
+    if isinstance(frequency, int):
+        flags = [number % max(1, frequency) for number in range(1, decoder.num_layers + 1)]
+    else:
+        flags = [*(frequency if isinstance(frequency, tuple) else ()), *([1] * decoder.num_layers)]
+    blocks = (
+        replace(block, parts=tuple(_read(part, window if flag else None) for part in block.parts))
+        for block, flag in zip(decoder.blocks, flags, strict=False)
+    )
+    return replace(decoder, blocks=tuple(blocks))
+
+
+def _read(part: Part, window: int | None) -> Part:
+    return replace(part, window=window) if isinstance(part, GroupedQueryAttention) else part
+
+
 def _routing_pattern(given: Mapping[str, Any]) -> tuple[int, ...]:
     """Return 1 for each layer with experts, and 0 for others."""
     layers, frequency = int(given.get("num_layers", 1)), given.get("moe_layer_freq", 1)
     if isinstance(frequency, str):
-        frequency = _read_pattern(frequency)
+        frequency = _read_pattern(frequency, "--moe-layer-freq")
     if isinstance(frequency, int):
         return tuple(int(layer % max(1, frequency) == 0) for layer in range(layers))
     return tuple(frequency)
 
 
-def _read_pattern(text: str) -> tuple[int, ...] | int:
+def _read_pattern(text: str, flag: str) -> tuple[int, ...] | int:
     """Return a number or a list that is written in Python, such as "[0]*1+[1]*60".
 
     Raises:
@@ -188,7 +218,7 @@ def _read_pattern(text: str) -> tuple[int, ...] | int:
         value = compute(ast.parse(text.strip(), mode="eval").body)
     except (ValueError, SyntaxError, TypeError, RecursionError):
         raise InputError(
-            f"--moe-layer-freq {text!r} is no number and no list", "such as '[0]*1+[1]*60'"
+            f"{flag} {text!r} is no number and no list", "such as '[0]*1+[1]*60'"
         ) from None
     return value if isinstance(value, int) else tuple(map(int, value))
 
