@@ -14,7 +14,7 @@ GPT_XL = ("plan", *XL)
 PAPER = ("plan", "--model", "ppmoe-6.7b", "--world-size", "32", "--profile", "v100-x256")
 SIZES = ("plan", "--d-model", "64", "--d-hidden", "256", "--num-experts", "8", "--num-layers", "4",
          "--num-heads", "4", "--seq", "128", "--profile", "a100-x8")  # fmt: skip
-_JOB = ("--profile", "h100-x8", "--world-size", "64", "--global-batch", "128", "--seq", "4096")
+_JOB = ("--profile", "h100-x8", "--world-size", "8", "--global-batch", "16", "--seq", "4096")
 QWEN = ("plan", "--model", "qwen3-30b-a3b", *_JOB)
 MIXTRAL = ("plan", "--model", "mixtral-8x7b", *_JOB)
 OLD_SCHEMA = Path(__file__).parents[1] / "store" / "schema_0001.sql"

@@ -33,7 +33,10 @@ def test_screens_hold(name: str, tmp_path: Path) -> None:
     assert screen(name, tmp_path) == frozen_screen(name)
 
 
-@pytest.mark.parametrize("name", SESSIONS)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.thorough) if name in {"rare", "compared"} else name
+    for name in SESSIONS
+])  # fmt: skip
 def test_sessions_hold(name: str, tmp_path: Path) -> None:
     assert session(name, tmp_path) == frozen_session(name)
 
