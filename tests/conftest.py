@@ -40,7 +40,8 @@ THOROUGH = (
     "runtime/test_random_layouts.py", "service/hostile",
     "service/test_service_fuzz.py", "service/test_training_with_the_service.py",
     "store/test_store_availability.py", "store/test_store_pages.py",
-    "store/test_store_postgresql.py", "store/test_store_processes.py", "test_make_gpu.py",
+    "solve/test_ppmoe_table2.py", "store/test_store_postgresql.py",
+    "store/test_store_processes.py", "test_make_gpu.py",
     "test_make_gpu_streams.py",
     "app/test_verify_on_ranks.py",
 )  # fmt: skip
@@ -48,8 +49,8 @@ THOROUGH = (
 THOROUGH_PAGES = frozenset({
     "SKILL", "check", "days-and-cost", "describe-a-machine", "fine-tuning", "fit-into-memory",
     "measure", "model-config", "notebook", "plan-lookup", "serve", "speed-up-a-layer", "store",
-    "train", "train-adapt", "train-checkpoints", "train-layouts", "train-wrap", "what-if",
-    "when-wrong", "why-not",
+    "train", "train-adapt", "train-checkpoints", "train-layouts", "train-states", "train-wrap",
+    "what-if", "when-wrong", "why-not",
 })  # fmt: skip
 """Pages of the guide whose blocks measure, train, serve, or plan many whole models."""
 THOROUGH_FIXTURES = frozenset({"browser", "server"})
@@ -120,7 +121,7 @@ class _Searches:
         return answer
 
 
-_SEARCHES = _Searches(16)
+_SEARCHES = _Searches(32)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -137,13 +138,23 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what only `make test-thorough` runs, and begin with the longest files."""
     for item in items:
         if _is_thorough(item):
             item.add_marker(pytest.mark.thorough)
+    if "not thorough" in config.option.markexpr:
+        _draw_fewer({item.obj for item in items if isinstance(item, pytest.Function)})
     first = {FOLDER / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: first.get(item.path, len(LONGEST)))
+
+
+def _draw_fewer(tests: set[Any]) -> None:
+    """Draw a third of the examples of properties, which are other ones in the next gate."""
+    for test in tests:
+        if drawn := getattr(test, "_hypothesis_internal_use_settings", None):
+            num = max(min(drawn.max_examples, 5), drawn.max_examples // 3)
+            test._hypothesis_internal_use_settings = settings(drawn, max_examples=num)
 
 
 def _is_thorough(item: pytest.Item) -> bool:

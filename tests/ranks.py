@@ -26,7 +26,7 @@ TIMEOUT_SECONDS = 120
 PULSE_SECONDS = 0.5
 MANY_SECONDS = 10
 """Pauses that a report tells."""
-_MET = ".met"
+KILLED, _MET = "the rank was killed or hung", ".met"
 """Behind a rank's number: the file that tells that it has met the others."""
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTED_ONCE = (
@@ -94,7 +94,9 @@ def _run_once(
                     process.kill()
                     process.join()
         have_met = all((Path(folder) / f"{rank}{_MET}").exists() for rank in range(num_ranks))
-        return [_report(Path(folder) / str(rank)) for rank in range(num_ranks)], have_met
+        paths = [Path(folder) / str(rank) for rank in range(num_ranks)]
+        texts = [path.read_text() if path.exists() else KILLED for path in paths]
+        return texts, have_met
 
 
 @functools.cache
@@ -129,10 +131,6 @@ class Pulse(threading.Thread):
             now = time.monotonic()
             self.longest_pause_seconds = max(self.longest_pause_seconds, now - last)
             last = now
-
-
-def _report(path: Path) -> str:
-    return path.read_text() if path.exists() else "the rank was killed or hung"
 
 
 def _rank(

@@ -35,8 +35,7 @@ ModelZoo's runs on H100, which change single decisions, take 0.86 to 1.19 times 
 Other laws were tried and left. A factor for each kind of part would turn the order of layouts. With
 the global batch among the decisions the record is less likely by 3. Without ranks and replicas, and
 with length and dispatcher 4.5 times as heavy, sources that a law was not fitted to are likelier by
-18, dgxc-benchmarking by 13 of these, but torchtitan less by 9: off by 5.7 % in place of 5.9. With a
-share of decisions that all models have in common it is likelier by 5, and the median is 5.1 %.
+18, dgxc-benchmarking by 13 of these, but torchtitan less by 9: off by 5.7 % in place of 5.9.
 
 From the run of its group that differs least in its model and then in words, a run is 3.8 % off."""
 

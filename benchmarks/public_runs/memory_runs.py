@@ -45,10 +45,8 @@ _QWEN3 = Recipe(
     optimizer="adam", recompute=("full",),
 )  # fmt: skip
 _KIMI = replace(_QWEN3, source="awsome-distributed-ai, bench_kimi_k2_pretrain.py")
-_QWEN3_1F1B, _KIMI_1F1B = (
-    replace(recipe, recompute=None, vpp=2, facts={"overlap_hidden": 0.0})
-    for recipe in (_QWEN3, _KIMI)
-)
+_QWEN3_1F1B = replace(_QWEN3, recompute=None, vpp=2, facts={"overlap_hidden": 0.0})
+_KIMI_1F1B = replace(_QWEN3_1F1B, source=_KIMI.source)
 """Without overlap the scripts leave the recipes' full recomputation, or set it; with overlap they
 drop it and make two stages a rank. It hides nothing: `run-ab-rawpods.sh` does not set
 CUDA_DEVICE_MAX_CONNECTIONS, 32 in recipes that overlap."""
@@ -58,16 +56,13 @@ _AWS = {
     **{f"awsK2-{number}": _KIMI for number in (4, 6, 7, 9)},
     **{f"awsK2-{number}": _KIMI_1F1B for number in (1, 3)},
 }
-_PAI = Recipe(
-    source="examples/qwen3/run_mcore_qwen3.sh at 2b201af", optimizer="adam",
-    facts={"logit_bytes": 10, "kernels": replace(FUSED, has_flash2=True, rows=(1, 1))},
-)  # fmt: skip
+_PAI = Recipe(source="examples/qwen3/run_mcore_qwen3.sh at 2b201af", optimizer="adam", facts={
+    "logit_bytes": 10, "kernels": replace(FUSED, has_flash2=True, rows=(1, 1))})  # fmt: skip
 """It sets `--attention-backend flash`, `--cross-entropy-loss-fusion` and no `--moe-permute-fusion`:
 sums of rows, in the unpermute and behind the permute, read and write what they add to."""
 RECIPES: Mapping[str, Recipe] = {
     **_AWS,
-    "pai1": _PAI,
-    "pai2": _PAI,
+    **dict.fromkeys(("pai1", "pai2"), _PAI),
     **{f"rc-moon{number}": _MOONLIGHT for number in range(1, 7)},
     "card4": Recipe(
         source="perf_recipes/qwen/h100/qwen3_moe.py", optimizer="adam-bf16-grads",

@@ -12,6 +12,7 @@ from moetune.domain.chips import Capability, Chip, Generation, Vendor, chip_of, 
 from moetune.domain.cluster import HOST_MEMORY, NUM_NICS, NVLINK_PEERS, Machine
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
+from moetune.domain.training import CudaGraphs, TrainingDtype
 
 _CAPABILITY = "compute_capability"
 _ROOM_PERCENT = 10
@@ -184,3 +185,34 @@ def _host_memory(profile: Profile) -> int | None:
     if machine.kind == "cpu":
         return machine.memory_bytes * machine.devices_per_node
     return _number(profile.fingerprint.hardware.get(HOST_MEMORY, ""))
+
+
+class GraphsInRecipes(NamedTuple):
+    """CUDA graphs that a runtime's recipes use.
+
+    Args:
+        dtypes: dtypes of the recipes; empty for any dtype.
+    """
+
+    graphs: CudaGraphs
+    generations: frozenset[Generation]
+    dtypes: tuple[TrainingDtype, ...] = ()
+
+
+_GRAPHS_CORE = (0, 18)
+"""First core whose FSDP has a mode for graphs, `megatron_fsdp_cuda_graph_mode`."""
+
+
+def graphs_in_recipes(core: tuple[int, int]) -> tuple[GraphsInRecipes, ...]:
+    """Return the graphs of Megatron-Bridge 0.6.0 in `src/megatron/bridge/perf_recipes`.
+
+    Recipes of H100, B200, B300, GB200 and GB300 have `cuda_graph_impl="transformer_engine"` in any
+    precision. "full_iteration" is in `_enable_hybridep_full_iteration_mxfp8` of `qwen/common.py`,
+    and in no recipe of H100.
+    """
+    if core < _GRAPHS_CORE:
+        return ()
+    return (
+        GraphsInRecipes("partial", frozenset({"hopper", "blackwell"})),
+        GraphsInRecipes("full", frozenset({"blackwell"}), ("mxfp8",)),
+    )

@@ -8,9 +8,8 @@ names the missing feature (`target_rules.py`).
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
-from moetune.domain.chips import Generation
 from moetune.domain.errors import InputError
 from moetune.domain.kernels import (
     AS_MEGATRON,
@@ -33,7 +32,7 @@ from moetune.domain.optimizers import (
     with_whole_master,
 )
 from moetune.domain.pipeline import SCHEDULES, Schedule
-from moetune.domain.site import Site
+from moetune.domain.site import GraphsInRecipes, Site, graphs_in_recipes
 from moetune.domain.training import (
     TOKEN_DISPATCHERS,
     CudaGraphs,
@@ -50,18 +49,6 @@ TargetName = Literal["moetune", "megatron", "bridge", "torchtitan", "transformer
 TARGETS: tuple[TargetName, ...] = get_args(TargetName)
 MegatronCore: TypeAlias = tuple[int, int]
 """A version of Megatron-Core: (0, 18)."""
-
-
-class GraphsInRecipes(NamedTuple):
-    """CUDA graphs that a runtime's recipes use.
-
-    Args:
-        dtypes: dtypes of the recipes; empty for any dtype.
-    """
-
-    graphs: CudaGraphs
-    generations: frozenset[Generation]
-    dtypes: tuple[TrainingDtype, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,47 +243,23 @@ _MEGATRON = Target(
 (MNNVL), as those of GB200 and GB300; Bridge raises with DeepEP there."""
 
 
-_GRAPHS_CORE: MegatronCore = (0, 18)
-"""First core whose FSDP has a mode for graphs, `megatron_fsdp_cuda_graph_mode`."""
-
-
-def _graphs_in_recipes(core: MegatronCore) -> tuple[GraphsInRecipes, ...]:
-    """Return the graphs of Megatron-Bridge 0.6.0 in `src/megatron/bridge/perf_recipes`.
-
-    Recipes of H100, B200, B300, GB200 and GB300 have `cuda_graph_impl="transformer_engine"` in any
-    precision. "full_iteration" is in `_enable_hybridep_full_iteration_mxfp8` of `qwen/common.py`,
-    and in no recipe of H100.
-    """
-    if core < _GRAPHS_CORE:
-        return ()
-    return (
-        GraphsInRecipes("partial", frozenset({"hopper", "blackwell"})),
-        GraphsInRecipes("full", frozenset({"blackwell"}), ("mxfp8",)),
-    )
-
-
-def _megatron(version: str, core: MegatronCore) -> Target:
-    """Return Megatron-LM's row of a version that PyPI has only for Python 3.12."""
-    return replace(
-        _MEGATRON, version=f"megatron-core {version}", core=core,
-        graphs_in_recipes=_graphs_in_recipes(core),
-        source=f"NVIDIA/Megatron-LM at core_v{version}, on PyPI for Python 3.12: "
-        "megatron/core/transformer/transformer_config.py, megatron/training/arguments.py",
-    )  # fmt: skip
-
-
 _EACH_EXPERT: MegatronCore = (0, 18)
 """First core whose Bridge has adapters of each expert, `share_expert_adapters=False`."""
+_SOURCES = {
+    "megatron": "NVIDIA/Megatron-LM at core_v{}, on PyPI for Python 3.12: "
+    "megatron/core/transformer/transformer_config.py, megatron/training/arguments.py",
+    "bridge": "NVIDIA-NeMo/Megatron-Bridge at v{}, on PyPI for Python 3.12: "
+    "src/megatron/bridge/training/config.py, flex_dispatcher_backend.py",
+}
 
 
-def _bridge(version: str, core: MegatronCore) -> Target:
-    """Return Megatron-Bridge's row of a version that PyPI has only for Python 3.12."""
+def _later(row: Target, version: str, core: MegatronCore) -> Target:
+    """Return the row of a later version, which PyPI has only for Python 3.12."""
+    has_each = row.name == "bridge" and core >= _EACH_EXPERT
     return replace(
-        _BRIDGE, version=f"megatron-bridge {version}", core=core,
-        graphs_in_recipes=_graphs_in_recipes(core),
-        adapters=("shared", "each") if core >= _EACH_EXPERT else _BRIDGE.adapters,
-        source=f"NVIDIA-NeMo/Megatron-Bridge at v{version}, on PyPI for Python 3.12: "
-        "src/megatron/bridge/training/config.py, flex_dispatcher_backend.py",
+        row, version=f"{row.version.split()[0]} {version}", core=core,
+        graphs_in_recipes=graphs_in_recipes(core), source=_SOURCES[row.name].format(version),
+        adapters=("shared", "each") if has_each else row.adapters,
     )  # fmt: skip
 
 
@@ -343,11 +306,12 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
         places_experts=True, offloads_states=True, runs_layer=True,
     ),),
     "megatron": (
-        _MEGATRON, _megatron("0.17.1", (0, 17)), _megatron("0.18.2", (0, 18)),
-        _megatron("0.19.0", (0, 19)),
+        _MEGATRON, _later(_MEGATRON, "0.17.1", (0, 17)), _later(_MEGATRON, "0.18.2", (0, 18)),
+        _later(_MEGATRON, "0.19.0", (0, 19)),
     ),
     "bridge": (
-        _BRIDGE, _bridge("0.4.2", (0, 17)), _bridge("0.5.1", (0, 18)), _bridge("0.6.0", (0, 19)),
+        _BRIDGE, _later(_BRIDGE, "0.4.2", (0, 17)), _later(_BRIDGE, "0.5.1", (0, 18)),
+        _later(_BRIDGE, "0.6.0", (0, 19)),
     ),
     "torchtitan": (Target(
         kernels=TORCHTITAN, name="torchtitan", version="0.3.0",

@@ -150,15 +150,14 @@ def equal_models(
             check_step(adapted, whole, wanted)
 
 
-def compiles_blocks() -> None:
+def compiles_blocks(family: str, backend: str) -> None:
     """A model of compiled blocks, each one graph, has the same numbers."""
-    for family, backend in (("Glm4Moe", "aot_eager"), ("Qwen2Moe", "eager"), ("Llama4", "eager")):
-        torch._dynamo.reset()
-        whole = tiny(family)
-        adapted = moetune.adapt(copy.deepcopy(whole))
-        for block in adapted.model.layers:
-            block.compile(fullgraph=True, backend=backend)
-        check_step(adapted, whole, reference(whole))
+    torch._dynamo.reset()
+    whole = tiny(family)
+    adapted = moetune.adapt(copy.deepcopy(whole))
+    for block in adapted.model.layers:
+        block.compile(fullgraph=True, backend=backend)
+    check_step(adapted, whole, reference(whole))
 
 
 def mean_reference(model: Any) -> None:
@@ -292,7 +291,8 @@ def reshards(folder: str) -> None:
         adapted = Together()
         if step:
             fill(adapted, seed=step)
-        moetune.adapt(adapted, mesh=_mesh(replicas, ep))
+        names = ("replicas", "experts")
+        moetune.adapt(adapted, mesh=init_device_mesh("cpu", (replicas, ep), mesh_dim_names=names))
         wrapped = _wrapped(adapted, wrapper)
         mine = torch.optim.AdamW(adapted.parameters(), lr=0.01)
         if step:
@@ -305,10 +305,6 @@ def reshards(folder: str) -> None:
         if step + 1 < len(LAYOUTS):
             weights, states = get_state_dict(adapted, mine)
             dcp_save({"model": weights, "optimizer": states}, checkpoint_id=f"{folder}/{step}")
-
-
-def _mesh(replicas: int, ep: int) -> DeviceMesh:
-    return init_device_mesh("cpu", (replicas, ep), mesh_dim_names=("replicas", "experts"))
 
 
 def _wrapped(adapted: Any, wrapper: str) -> Any:
@@ -443,21 +439,23 @@ def fails_to_save(folder: str) -> None:
 
 def two_ranks(folder: str) -> None:
     """What is shown on two ranks, which are started once."""
-    equal_models(("Mixtral", "Qwen3Moe", "GptOss"), (1, 2, 3))
-    equal_models(
-        ("Qwen2Moe", "Olmoe", "DeepseekV2", "DeepseekV3", "Glm4Moe", "Qwen3Next", "Llama4"),
-        (2,),
-        ("none", "S3"),
-    )
+    equal_models(("Mixtral", "GptOss"), (2, 3), ("none", "S1", "S4"))
     follows_its_plan()
     trains_under("ddp")
     trains_under("fsdp")
     trains_in_chunks_of_states()
-    saves(f"{folder}/saved", ("Mixtral", "GptOss", "Llama4"))
-    loads(f"{folder}/loaded", ("Mixtral", "GptOss", "Llama4"))
+    saves(f"{folder}/saved", ("GptOss",))
+    loads(f"{folder}/loaded", ("Llama4",))
     runs_the_example(f"{folder}/example")
     fails_to_save(f"{folder}/refused")
     refuses()
+
+
+def more_families(folder: str) -> None:
+    """What two ranks show of families that differ little from those of the gate."""
+    equal_models(tuple(FAMILIES), (1, 2, 3))
+    saves(f"{folder}/saved", ("Mixtral", "Llama4"))
+    loads(f"{folder}/loaded", ("Mixtral", "GptOss"))
 
 
 def four_ranks(folder: str) -> None:

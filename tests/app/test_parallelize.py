@@ -13,14 +13,15 @@ from tests.app import parallelize_workers as par
 from tests.ranks import run_ranks
 from tests.training_plans import TRAINING, training_plan
 
+THOROUGH = pytest.mark.thorough
 TWO: tuple[dict[str, Any], ...] = (
-    {"dp": 2, "ep": 2, "zero": 0},
     {"dp": 2, "zero": 1},
-    {"dp": 2, "ep": 2, "overlap": "chunks", "degree": {"forward": 3, "backward": 3}},
     {"dp": 2, "ep": 2, "zero": 3, "overlap": "chunks", "degree": {"forward": 2, "backward": 2}},
+    {"pp": 2, "vpp": 2, "recompute": ["full"], "stages": "Et|t|tt|L"},
+    {"dp": 2, "ep": 2, "zero": 0},
+    {"dp": 2, "ep": 2, "overlap": "chunks", "degree": {"forward": 3, "backward": 3}},
     {"dp": 2, "zero": 3, "recompute": ["full"]},
     {"pp": 2, "stages": "E|t*4L"},
-    {"pp": 2, "vpp": 2, "recompute": ["full"], "stages": "Et|t|tt|L"},
 )
 FOUR: tuple[dict[str, Any], ...] = (
     {"dp": 2, "pp": 2, "ep": 2},
@@ -33,7 +34,8 @@ FOUR: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.dist
 @pytest.mark.parametrize(
-    ("num_ranks", "layouts"), [(2, TWO), pytest.param(4, FOUR, marks=pytest.mark.thorough)]
+    ("num_ranks", "layouts"),
+    [(2, TWO[:3]), *(pytest.param(*case, marks=THOROUGH) for case in ((2, TWO[3:]), (4, FOUR)))],
 )
 def test_a_users_model_trains_as_one_process_does(
     num_ranks: int, layouts: tuple[dict[str, Any], ...]
@@ -43,8 +45,10 @@ def test_a_users_model_trains_as_one_process_does(
 
 @pytest.mark.dist
 @pytest.mark.parametrize(
-    "layout", [{"dp": 1, "pp": 2}, {"dp": 2, "pp": 1, "ep": 2}, {"dp": 2, "pp": 2, "ep": 2}]
-)
+    "layout",
+    [{"dp": 1, "pp": 2}, {"dp": 2, "pp": 1, "ep": 2},
+     pytest.param({"dp": 2, "pp": 2, "ep": 2}, marks=THOROUGH)],
+)  # fmt: skip
 def test_batches_of_other_shapes_are_one_error_on_all_ranks(layout: dict[str, Any]) -> None:
     num_ranks = layout["dp"] * layout["pp"]
     assert run_ranks(par.different_batches_raise_an_error, num_ranks, layout) == [""] * num_ranks
@@ -52,8 +56,10 @@ def test_batches_of_other_shapes_are_one_error_on_all_ranks(layout: dict[str, An
 
 @pytest.mark.dist
 @pytest.mark.parametrize(
-    "layout", [{"pp": 2, "stages": "Ett|ttL"}, {"dp": 2, "pp": 2, "ep": 2, "stages": "Ett|ttL"}]
-)
+    "layout",
+    [{"pp": 2, "stages": "Ett|ttL"},
+     pytest.param({"dp": 2, "pp": 2, "ep": 2, "stages": "Ett|ttL"}, marks=THOROUGH)],
+)  # fmt: skip
 def test_stages_without_experts_train_and_record(layout: dict[str, Any]) -> None:
     num_ranks = layout.get("dp", 1) * layout["pp"]
     worker = par.stages_without_experts_train_and_record

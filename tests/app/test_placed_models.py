@@ -19,7 +19,9 @@ FOUR: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize(("num_ranks", "layouts"), [(2, TWO), (4, FOUR)])
+@pytest.mark.parametrize(
+    ("num_ranks", "layouts"), [(2, TWO), pytest.param(4, FOUR, marks=pytest.mark.thorough)]
+)
 def test_placed_models_train_alike(num_ranks: int, layouts: tuple[dict[str, Any], ...]) -> None:
     worker = placed.placed_models_train_as_one_process_does
     assert run_ranks(worker, num_ranks, layouts) == [""] * num_ranks

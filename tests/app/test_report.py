@@ -20,11 +20,6 @@ def report(stores: StoreFinder, file: Path, **options: Any) -> Report:
     return write_report(file, stores=stores, **asked)
 
 
-def headings(file: Path, plan_id: str) -> int:
-    """Count the places where a reader finds the beginning of the plan's id as a word."""
-    return len(re.findall(rf"\bPlan {plan_id[:6]}\b", file.read_text(encoding="utf-8")))
-
-
 def test_the_newest_plans_are_reported_with_the_newest_profile(
     stores: StoreFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -41,10 +36,11 @@ def test_the_newest_plans_are_reported_with_the_newest_profile(
     assert result.file == file
     assert result.profiles == ("lab",)
     assert list(result.plans) == [plan.id for plan in reversed(plans)][:2]
-    counts = [headings(file, plan.id) for plan in plans]
+    text = file.read_text(encoding="utf-8")
+    counts = [len(re.findall(rf"\bPlan {plan.id[:6]}\b", text)) for plan in plans]
     assert counts[0] == 0
     assert min(counts[1:]) >= 2  # in the contents and above the chapter
-    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", file.read_text(encoding="utf-8"))
+    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", text)
 
 
 def test_observed_runs_are_listed_for_plans_of_their_machine(

@@ -20,11 +20,6 @@ LAYER = LayerShape(d_model=512, d_hidden=2048, num_experts=8, top_k=2)
 TOKENS = 1024
 
 
-def load_of(profile: Profile) -> Workload:
-    return Workload(layer=LAYER, world_size=profile.machine.num_devices, tokens_per_rank=TOKENS,
-                    dtype="float32")  # fmt: skip
-
-
 def planned(profile: Profile, degree: int = 1) -> Plan:
     question = Question(
         **encode(LAYER), world_size=profile.machine.num_devices, tokens=TOKENS, dtype="float32",
@@ -35,7 +30,9 @@ def planned(profile: Profile, degree: int = 1) -> Plan:
 
 def with_step(profile: Profile, factor: float, degree: int = 1) -> Profile:
     """Return the profile with visits of a step that takes `factor` times its prediction."""
-    point = StepPoint(workload=load_of(profile), degree=degree)
+    load = Workload(layer=LAYER, world_size=profile.machine.num_devices, tokens_per_rank=TOKENS,
+                    dtype="float32")  # fmt: skip
+    point = StepPoint(workload=load, degree=degree)
     seconds = factor * planned(profile, degree).predicted.step_seconds
     visits = (Sample(point=point, seconds=(seconds,) * 4),) * 2
     disturbed = Sample(point=point, seconds=(3 * seconds,) * 4)

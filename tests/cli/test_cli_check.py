@@ -6,6 +6,7 @@ import pytest
 
 from tests.cli.running import XL, Cli
 
+THOROUGH = pytest.mark.thorough
 SCRIPT = """\
 export CUDA_DEVICE_MAX_CONNECTIONS=1
 GPUS=8
@@ -59,7 +60,9 @@ def test_a_launch_is_priced_as_the_plan_of_its_layout(cli: Cli) -> None:
     assert document["best"]["step_seconds"] <= steps[0]
 
 
-@pytest.mark.parametrize("take", ["1", "2", "3", "best"])
+@pytest.mark.parametrize(
+    "take", ["2", "best", *(pytest.param(take, marks=THOROUGH) for take in "13")]
+)
 def test_a_change_that_is_written_is_read_back_with_its_price_and_no_other_line_changes(
     cli: Cli, take: str
 ) -> None:
@@ -107,7 +110,10 @@ BREAKS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("old", "new", "line", "what", "fix"), BREAKS)
+@pytest.mark.parametrize(
+    ("old", "new", "line", "what", "fix"),
+    [*BREAKS[::2], *(pytest.param(*case, marks=THOROUGH) for case in BREAKS[1::2])],
+)
 def test_what_is_broken_is_the_first_problem_with_its_line_and_its_fix(
     cli: Cli, old: str, new: str, line: int | None, what: str, fix: str
 ) -> None:

@@ -57,6 +57,7 @@ def test_each_choice_is_its_plan_and_the_dominated_are_beaten_in_both(cli: Cli) 
     assert "<svg" in page
 
 
+@pytest.mark.thorough
 def test_steps_that_observed_runs_calibrate_are_named(cli: Cli) -> None:
     where = ("--model", "olmoe", "--profile", "h100-x8", "--world-size", "16")
     cli("plan", *where, *ASKED[:4], "--target", "megatron", "--output", "plan.json")

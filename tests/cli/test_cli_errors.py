@@ -11,7 +11,7 @@ from tests.cli.running import XL, Cli
 
 PLAN = ("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64")
 GPT_XL = ("plan", *XL)
-_JOB = ("--profile", "h100-x8", "--world-size", "64", "--global-batch", "128", "--seq", "4096")
+_JOB = ("--profile", "h100-x8", "--world-size", "8", "--global-batch", "16", "--seq", "4096")
 QWEN = ("plan", "--model", "qwen3-30b-a3b", *_JOB)
 OLD_SCHEMA = Path(__file__).parents[1] / "store" / "schema_0001.sql"
 TOML = bundled_profiles()["rtx2080ti-x64"].read_text(encoding="utf-8")

@@ -136,6 +136,7 @@ def test_memory_is_that_of_the_command_line(cli: Cli) -> None:
         moetune.memory("gpt-xl")
 
 
+@pytest.mark.thorough
 def test_a_launch_is_checked_as_on_the_command_line(cli: Cli) -> None:
     script = str(SCRIPT)
     check = moetune.check(script, "--seq-length", "8192", profile="h100-x8", values={"TP": "1"})

@@ -69,6 +69,7 @@ def test_an_observed_step_calibrates_every_time_of_the_next_plan_and_no_order(cl
     )
 
 
+@pytest.mark.thorough
 def test_what_asks_a_calibrated_plan_keeps_its_factor(cli: Cli) -> None:
     first = planned(cli)
     cli("observe", "plan.json", "--step", f"{1.3 * first['predicted']['step_seconds']}s")

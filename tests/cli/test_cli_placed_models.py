@@ -98,6 +98,7 @@ def test_equal_records_are_the_natural_order_of_all_layers(cli: Cli, tmp_path: P
     assert single["predicted"] == balanced["predicted"]
 
 
+@pytest.mark.thorough
 def test_a_plan_that_is_read_back_has_the_same_numbers(cli: Cli, routing: str) -> None:
     plan = planned(cli, routing, "--overlap", "chunks")
     step = plan["predicted"]["step_seconds"]

@@ -128,6 +128,7 @@ def test_exchanges_in_chunks_have_degrees_that_layers_get(cli: Cli, tmp_path: Pa
     assert free["predicted"]["step_seconds"] <= predicted["step_seconds"]
 
 
+@pytest.mark.thorough
 def test_skewed_routing_is_slower_and_a_file_is_of_the_model(cli: Cli, tmp_path: Path) -> None:
     even, skewed = (cli(*PINNED, "--vpp", "1", "--routing", routing, "--json").document
                     for routing in ("balanced", "natural"))  # fmt: skip
@@ -226,6 +227,7 @@ def test_a_training_plan_is_not_stored_where_it_is_not_wanted_or_does_not_fit(cl
     assert cli("plans", "list", "--json").document["plans"] == []
 
 
+@pytest.mark.thorough
 def test_the_front_has_the_fastest_layout_for_each_memory(cli: Cli) -> None:
     asked = (*SEARCHED, "--front")
     plan = cli(*asked, "--json").document

@@ -67,11 +67,12 @@ def training_id(cli: Cli) -> str:
 
 @pytest.mark.parametrize(("changes", "flags"), [
     (("--constraint", "tp=2"), (*ON_H100, "--pp", "2", "--tp", "2")),
-    (("--constraint", "pp="), ON_H100),
+    pytest.param(("--constraint", "pp="), ON_H100, marks=pytest.mark.thorough),
     (("--world-size", "32"), ("--profile", "h100-x8", "--world-size", "32", "--pp", "2")),
     (("--profile", "b200-x8"), ("--profile", "b200-x8", "--world-size", "16", "--pp", "2")),
-    (("--memory-limit", "60GiB", "--dtype", "fp8"),
-     (*ON_H100, "--pp", "2", "--memory-limit", "60GiB", "--dtype", "fp8")),
+    pytest.param(("--memory-limit", "60GiB", "--dtype", "fp8"), (
+        *ON_H100, "--pp", "2", "--memory-limit", "60GiB", "--dtype", "fp8"
+    ), marks=pytest.mark.thorough),
 ])  # fmt: skip
 def test_whatif_of_a_training_is_the_plan_of_the_changed_flags(
     cli: Cli, training_id: str, changes: tuple[str, ...], flags: tuple[str, ...]

@@ -113,6 +113,7 @@ def test_a_training_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) ->
     assert pinned["refused"]["what"].startswith("memory binds: ")
 
 
+@pytest.mark.thorough
 def test_a_layout_that_the_runtime_refuses_is_no_matter_of_memory(cli: Cli) -> None:
     """The 96 heads of glm-4.5-air divide by tp 3, and its 8 key heads do not."""
     cli(

@@ -40,6 +40,7 @@ def test_the_first_words_are_of_where_the_numbers_come_from(cli: Cli) -> None:
     assert "Numbers: a description of NVIDIA A100 80GB PCIe" in described
 
 
+@pytest.mark.thorough
 def test_a_hint_leads_to_the_step_that_it_promises(cli: Cli) -> None:
     plan = cli(*SEARCHED, *PINS, "--json").document
     limit = plan["inputs"]["memory_limit_bytes"]
@@ -104,6 +105,7 @@ def test_the_parts_of_layouts_are_compared_on_the_mean_of_the_ranks(cli: Cli) ->
     )
 
 
+@pytest.mark.thorough
 def test_collectives_that_outlast_overlapped_passes_bind_as_sensitivity_says(cli: Cli) -> None:
     flags = ("plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--world-size", "64",
              "--global-batch", "64", "--seq", "3072", "--target", "torchtitan", "--ep", "2",
@@ -124,6 +126,7 @@ def test_collectives_that_outlast_overlapped_passes_bind_as_sensitivity_says(cli
     assert "more tokens a step would hide more" in " ".join(once.out.split())
 
 
+@pytest.mark.thorough
 def test_graphs_that_recipes_take_are_planned_and_exported(cli: Cli) -> None:
     flags = ("plan", "--model", "gpt-oss-120b", "--profile", "gb200-nvl72", "--world-size", "64",
              "--global-batch", "512", "--seq", "8192", "--target", "bridge", "--dtype", "mxfp8",

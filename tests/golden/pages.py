@@ -158,10 +158,6 @@ def whole(**pins: Any) -> Iterable[Section]:
     return drawn(subject_of(made.plan, profile=made.profile))
 
 
-def stored_machine() -> ResolvedProfile:
-    return ResolvedProfile(profile=lab_profile(), source="store")
-
-
 def lines_alone() -> ResolvedProfile:
     """Return a profile without samples: one line of products, and those of links and copies."""
     profile = lab_profile()
@@ -190,7 +186,7 @@ PAGES: Mapping[str, Callable[[], Iterable[Section]]] = {
     ),
     "trainings-differ": lambda: comparison(training_plan(), OTHER_TRAINING),
     "whatif": changed,
-    "profile": lambda: profile_sections(stored_machine()),
+    "profile": lambda: profile_sections(ResolvedProfile(profile=lab_profile(), source="store")),
     "profile-lines": lambda: profile_sections(lines_alone()),
     "models": lambda: (
         models_section(),

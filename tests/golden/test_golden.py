@@ -33,7 +33,10 @@ def test_screens_hold(name: str, tmp_path: Path) -> None:
     assert screen(name, tmp_path) == frozen_screen(name)
 
 
-@pytest.mark.parametrize("name", SESSIONS)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.thorough) if name in {"rare", "compared"} else name
+    for name in SESSIONS
+])  # fmt: skip
 def test_sessions_hold(name: str, tmp_path: Path) -> None:
     assert session(name, tmp_path) == frozen_session(name)
 
@@ -49,7 +52,5 @@ def test_steps_and_memory_of_drawn_layouts_hold() -> None:
 
 
 def test_plans_of_drawn_layers_hold() -> None:
-    lines = differences(
-        json.loads(drawn.LAYERS_FILE.read_text(encoding="utf-8")), [*drawn.layers()]
-    )
+    lines = differences(json.loads(drawn.LAYERS_FILE.read_text("utf-8")), [*drawn.layers()])
     assert not lines, "\n".join(lines[:20])

@@ -16,15 +16,10 @@ def test_flops_are_within_a_percent_of_published_runs_at_4096_tokens(name: str) 
     assert flops == pytest.approx(PUBLISHED[name], rel=0.01)
 
 
-def _mean_keys(length: int, window: int) -> float:
-    """Count the keys of every token, one by one."""
-    return sum(min(at + 1, window) for at in range(length)) / length
-
-
 @pytest.mark.parametrize(("length", "window"), [(64, 8), (64, 64), (100, 99), (64, 1)])
 def test_mean_context_counts_the_keys_of_every_token(length: int, window: int) -> None:
     """A window's mean is exact; a full causal mask counts half, as Megatron-LM does."""
-    exact = _mean_keys(length, window)
+    exact = sum(min(place + 1, window) for place in range(length)) / length  # keys of each token
     assert mean_context(length, window) == pytest.approx(exact, abs=0.5 if window == length else 0)
     assert mean_context(length) == length / 2
 

@@ -14,13 +14,10 @@ from moetune.measure.session import _EFFORTS, Assignment, _affordable, _estimate
 EFFORT = _EFFORTS["full", "cuda"]
 
 
-def _machine(num_ranks: int) -> Machine:
-    return Machine(kind="cuda", device="a GPU of 139 GiB", num_devices=num_ranks,
-                   devices_per_node=num_ranks, memory_bytes=139 * 2**30)  # fmt: skip
-
-
 def _choice(num_ranks: int, layers: tuple[LayerShape, ...]) -> PointChoice:
-    return PointScope(machine=_machine(num_ranks), dtypes=("float32", "bfloat16"),
+    machine = Machine(kind="cuda", device="a GPU of 139 GiB", num_devices=num_ranks,
+                      devices_per_node=num_ranks, memory_bytes=139 * 2**30)  # fmt: skip
+    return PointScope(machine=machine, dtypes=("float32", "bfloat16"),
                       group_sizes=default_group_sizes(num_ranks), layers=layers, preset="full",
                       max_tokens=16384).points()  # fmt: skip
 

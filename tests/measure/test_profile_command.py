@@ -13,6 +13,7 @@ import pytest
 from moetune.domain.records import RunInfo
 from moetune.domain.samples import Sample
 from moetune.store import open_store
+from tests.app.test_killed_launch import is_running
 from tests.documents import read_document
 from tests.ports import free_port
 
@@ -82,13 +83,6 @@ def descendants(pid: int) -> set[int]:
         for child in map(int, file.read_text().split()):
             pids |= {child} | descendants(child)
     return pids
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_killed_profile_keeps_its_points_and_resume_measures_only_the_rest(

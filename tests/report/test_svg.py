@@ -27,10 +27,6 @@ def share(element: ET.Element, name: str) -> float:
     return float(element.attrib[name].removesuffix("%")) / 100
 
 
-def title_of(element: ET.Element) -> str:
-    return element.findtext("title") or ""
-
-
 def test_every_figure_is_drawn_in_colours_of_the_theme_alone() -> None:
     for figure in figures():
         text = figure_svg(figure)
@@ -55,7 +51,7 @@ def test_bars_begin_where_they_start_and_are_as_long_as_their_seconds() -> None:
     places = [(share(bar, "x"), share(bar, "width")) for bar in bars]
     assert places == [(0.0, 0.25), (0.25, 0.75)]
     assert float(bars[0].attrib["y"]) < float(bars[1].attrib["y"])
-    assert [title_of(bar) for bar in bars] == ["short", "long"]
+    assert [bar.findtext("title") for bar in bars] == ["short", "long"]
 
 
 def test_points_and_their_line_stand_where_their_numbers_are() -> None:

@@ -92,7 +92,10 @@ def draw_worlds(num_ranks: int, rng: random.Random) -> Iterator[World]:
         layouts = [*layouts_of(space, _pins(rng))]
         if not layouts:
             continue
-        layout = _cut(_in_chunks(rng.choice(layouts), rng), space, rng)
+        layout = rng.choice(layouts)
+        if layout.overlap == "chunks":
+            layout = replace(layout, degree=Degrees.of_both(rng.randint(1, _MOST_CHUNKS)))
+        layout = _cut(layout, space, rng)
         assert space.is_allowed(layout)
         yield _world(shape, layout, job.global_batch, rng)
 
@@ -133,12 +136,6 @@ def trained_worlds(num_ranks: int, count: int, seed: int) -> list[tuple[World, T
     return list(itertools.islice(clear, count))
 
 
-def train_alone(world: World) -> Trained:
-    """Train the whole model on whole batches in this process."""
-    with _one_thread():
-        return _train_alone(world)
-
-
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
     """Compute with one thread: several wait for each other longer than such small models take."""
@@ -150,7 +147,9 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _train_alone(world: World) -> Trained:
+@_one_thread()
+def train_alone(world: World) -> Trained:
+    """Train the whole model on whole batches in this process."""
     layer, margins = world.shape.moe, [1.0]
 
     def make_moe() -> MoELayer:
@@ -209,12 +208,6 @@ def _pins(rng: random.Random) -> LayoutRequest:
         pp=rng.choice((None, None, 2, 3)),
         vpp=rng.choice((None, None, None, 2)),
     )
-
-
-def _in_chunks(layout: FoldedLayout, rng: random.Random) -> FoldedLayout:
-    if layout.overlap != "chunks":
-        return layout
-    return replace(layout, degree=Degrees.of_both(rng.randint(1, _MOST_CHUNKS)))
 
 
 def _cut(layout: FoldedLayout, space: LayoutSpace, rng: random.Random) -> FoldedLayout:

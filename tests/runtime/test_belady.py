@@ -55,10 +55,6 @@ def _gaps(order: Sequence[Use]) -> Iterator[tuple[int, int]]:
             last.pop(chunk, None)
 
 
-def fewest_places(order: list[Use]) -> int:
-    return max(FEWEST_PLACES, *(len(set(use.chunks)) for use in order))
-
-
 class Chunk:
     """Stands for chunks of FSDP2, of which it gathers and frees nothing."""
 
@@ -156,7 +152,7 @@ def test_no_other_way_to_evict_gathers_less_in_any_number_of_steps(
     uses: list[Use], num_places: int
 ) -> None:
     order = recorded(uses)
-    assume(fewest_places(order) <= num_places)
+    assume(max(FEWEST_PLACES, *(len(set(use.chunks)) for use in order)) <= num_places)
     cache = cache_of(order, num_places)
     for number in range(1, STEPS + 1):
         *_, gathers = run_step(cache, order)

@@ -122,14 +122,14 @@ def test_a_plan_for_another_model_or_with_other_options_is_refused(
     assert [parameter.data_ptr() for parameter in model.parameters()] == before
 
 
-def _wrong_on_one_rank() -> None:
-    plan, is_wrong = planned(ranks=2), dist.get_rank() == 1
+def _wrong_on_one_rank(plan: TrainingDocument, alone: TrainingDocument) -> None:
+    is_wrong = dist.get_rank() == 1
     wrong: list[tuple[Any, str]] = [
         (
             small_plan(layer=LayerShape(d_model=8, d_hidden=16, num_experts=4)),
             "is the plan of a layer",
         ),
-        (planned(ranks=1), "shards over 1 rank"),
+        (alone, "shards over 1 rank"),
         ("missing.json", "missing.json cannot be read"),
     ]
     for other, words in wrong:
@@ -148,4 +148,7 @@ def _wrong_on_one_rank() -> None:
 
 @pytest.mark.dist
 def test_no_rank_waits_for_a_rank_that_has_another_plan() -> None:
-    assert run_ranks(_wrong_on_one_rank, 2, timeout_seconds=60) == ["", ""]
+    assert run_ranks(_wrong_on_one_rank, 2, planned(ranks=2), planned(), timeout_seconds=60) == [
+        "",
+        "",
+    ]

@@ -44,7 +44,7 @@ from tests.runtime.companion_nets import (
 )
 
 CPU = "cpu"
-STEPS = 3
+STEPS = 2
 
 
 def _mine(num: int = 1) -> list[torch.Tensor]:

@@ -21,6 +21,7 @@ from tests.ranks import run_ranks
 from tests.runtime.poison import poison
 
 WIDTH, EXACT = 8, 1e-12
+THOROUGH = pytest.mark.thorough
 DECISIONS = (
     Decision(forward_degree=1, backward_degree=1),
     Decision(forward_degree=3, backward_degree=3),
@@ -85,8 +86,8 @@ def equal_eager(block: Block, backend: str, *decisions: Decision, uneven: int = 
     ("backend", "options"),
     [
         ("aot_eager", {}),
-        pytest.param("aot_eager", {"capacity_factor": 0.6}, marks=pytest.mark.thorough),
-        pytest.param("inductor", {}, marks=pytest.mark.thorough),
+        pytest.param("aot_eager", {"capacity_factor": 0.6}, marks=THOROUGH),
+        pytest.param("inductor", {}, marks=THOROUGH),
     ],
 )
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`")  # which inductor uses
@@ -94,21 +95,22 @@ def test_one_rank_has_the_numbers_of_eager_blocks(backend: str, options: Any) ->
     equal_eager(Block(**options), backend, *DECISIONS)
 
 
-def two_ranks() -> None:
+def two_ranks(backend: str) -> None:
     rank = dist.get_rank()
     block = Block()
-    equal_eager(block, "aot_eager", *DECISIONS, uneven=rank)
-    run: Any = whole_graph(block) if rank else block
+    equal_eager(block, backend, *DECISIONS, uneven=rank)
+    run: Any = whole_graph(block, backend) if rank else block
     step(block, run, tokens(5))  # ranks need not both be compiled
-    equal_eager(Block(TensorExpertLayer), "aot_eager", *DECISIONS[:2])
+    equal_eager(Block(TensorExpertLayer), backend, *DECISIONS[:2])
     layer = Block().moe
     for bad in (torch.ones(5, 3, dtype=torch.float64), torch.ones(5, WIDTH)):
         with pytest.raises(RankMismatchError, match=r"error: x (has shape \(5, 3\)|is .*float32)"):
             whole_graph(layer, "eager")(bad if rank else tokens(5).detach())
 
 
-def test_two_ranks_have_the_numbers_and_the_errors_of_eager_blocks() -> None:
-    assert run_ranks(two_ranks, 2) == [""] * 2
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=THOROUGH)])
+def test_two_ranks_have_the_numbers_and_the_errors_of_eager_blocks(backend: str) -> None:
+    assert run_ranks(two_ranks, 2, backend) == [""] * 2
 
 
 def test_steps_end_with_their_graphs(monkeypatch: pytest.MonkeyPatch) -> None:

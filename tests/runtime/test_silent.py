@@ -344,6 +344,6 @@ def any_ranks() -> None:
 
 
 # One start of the ranks for all that they show.
-@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.thorough), 4])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_nothing_goes_wrong_without_a_word(num_ranks: int) -> None:
     assert run_ranks(any_ranks, num_ranks) == [""] * num_ranks

@@ -12,7 +12,7 @@ from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.plans.book import PlanBook
 from tests.runtime.plans import small_plan
 
-CHANGE, CALLS = 200, 260
+CHANGE, CALLS = 120, 180
 
 
 @dataclass

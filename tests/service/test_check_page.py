@@ -23,6 +23,7 @@ DEEPSPEED = {
 HOSTILE = "# </textarea><script>alert(1)</script> {{ 7*7 }}\n"
 
 
+@pytest.mark.thorough
 def test_the_answer_is_that_of_the_command_and_nothing_of_the_text_is_markup(
     steady: Client, cli: Cli  # noqa: F811 - a fixture
 ) -> None:  # fmt: skip

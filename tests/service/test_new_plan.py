@@ -66,7 +66,8 @@ def plain(page: httpx.Response) -> str:
      "activation": "relu", "profile": "rtx2080ti-x64"},
     MODEL, {**MODEL, "target": "torchtitan", "model": "deepseek-v2-lite"},
     {**MODEL, "memory_limit": "60GiB", "pp": "2", "micro_batch": "1", "recompute": "norm"},
-    {**MODEL, "front": "yes", "optimizer": "adam-bf16", "routing": "natural"},
+    pytest.param({**MODEL, "front": "yes", "optimizer": "adam-bf16", "routing": "natural"},
+                 marks=pytest.mark.thorough),
     {**MODEL, "vpp": "1", "nodes": "1", "world_size": ""},
 ])  # fmt: skip
 def test_an_answer_is_the_plan_of_its_command_and_the_page_of_the_kept_plan(

@@ -39,10 +39,6 @@ def _layer(
     return layer_costs(workload=workload, costs=costs)
 
 
-def _gemms_only() -> LinearCosts:
-    return LinearCosts(gemm_cost=LinearCost(alpha_seconds=ALPHA, beta_seconds=BETA))
-
-
 @pytest.mark.parametrize(
     ("activation", "phase", "num_gemms"),
     [
@@ -56,7 +52,8 @@ def _gemms_only() -> LinearCosts:
 def test_a_chunk_has_as_many_products_as_its_experts_and_phase(
     activation: Activation, phase: Phase, num_gemms: int
 ) -> None:
-    layer = _layer(_gemms_only(), activation=activation)
+    gemms_alone = LinearCosts(gemm_cost=LinearCost(alpha_seconds=ALPHA, beta_seconds=BETA))
+    layer = _layer(gemms_alone, activation=activation)
     chunk = layer.compute(phase=phase, rows=ROWS)
     assert chunk.seconds == pytest.approx(num_gemms * (ALPHA + BETA * MACS))
 

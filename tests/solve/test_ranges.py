@@ -108,6 +108,7 @@ def test_ranges_of_lines_lose_little_at_any_size(costs: LinearCosts, sizes: list
     assert max(_loss(chooser, ranges, size) for size in sizes) <= 0.12
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=5, derandomize=True)
 @given(
     lines, st.floats(0.6, 1.0), st.floats(1.0, 2.0), st.lists(st.integers(1, 2**20), min_size=20)

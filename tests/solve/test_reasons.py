@@ -47,11 +47,6 @@ def test_chunks_are_chosen_for_what_they_hide_and_what_smaller_chunks_save(
     assert rest
 
 
-def times_in(text: str) -> list[str]:
-    """Return every duration and percentage in a text, with its sign."""
-    return re.findall(r"[+-]?\d[\d.,]*(?: [mµn]?s\b| ?%)", text)
-
-
 BEST = step(degree=2, seconds=2.0, chunk_seconds=0.4)
 """Chunks that add up to 2 · 2 · 3 · 0.4 s = 4.8 s, of which 0.8 s are hidden, in 4 s."""
 
@@ -73,7 +68,8 @@ def test_a_lost_choice_names_its_work_and_overlap_against_the_best(
     seconds: float, chunk_seconds: float, figures: list[str]
 ) -> None:
     other = step(degree=2, seconds=seconds, chunk_seconds=chunk_seconds)
-    assert times_in(explain_loss(rival=other, best=BEST)) == figures
+    durations_and_shares = r"[+-]?\d[\d.,]*(?: [mµn]?s\b| ?%)"
+    assert re.findall(durations_and_shares, explain_loss(rival=other, best=BEST)) == figures
 
 
 @pytest.mark.parametrize(

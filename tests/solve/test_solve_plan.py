@@ -217,12 +217,9 @@ def test_an_infeasible_pin_names_the_bound_and_the_nearest_degree(
 ) -> None:
     with pytest.raises(InfeasiblePlanError) as caught:
         _solve(plan_inputs(tokens_per_rank=tokens), bounds=bounds)
-    assert caught.value.what.endswith(f"_degree {_pin(bounds)} is infeasible: {message}")
+    pin = bounds.forward_degree or bounds.backward_degree
+    assert caught.value.what.endswith(f"_degree {pin} is infeasible: {message}")
     assert caught.value.hint == hint
-
-
-def _pin(bounds: Bounds) -> int | None:
-    return bounds.forward_degree or bounds.backward_degree
 
 
 def _peak_bytes(plan: Plan) -> int:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.domain.constraints import Order
-from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed, SpeedTable
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.fit.interference import speeds_of
 from moetune.solve.layer.degree import makespan
 from moetune.solve.layer.timeline import Task, pipeline_tasks, simulate
@@ -17,11 +17,6 @@ seconds = st.floats(min_value=1e-6, max_value=10.0)
 speeds = st.floats(min_value=0.05, max_value=1.0)
 orders = st.sampled_from(["dispatch_first", "interleaved"])
 NONE = speeds_of(Interference())
-
-
-def _slowed(comm_speed: float, comp_speed: float) -> SpeedTable:
-    table = Interference(comm=CommSpeed(comp=comm_speed), comp=CompSpeed(comm=comp_speed))
-    return speeds_of(table)
 
 
 def _uniform(degree: int, t_d: float, t_e: float, order: Order) -> list[Task]:
@@ -44,7 +39,8 @@ def test_timeline_of_unequal_chunks_equals_an_event_by_event_simulation(
     tasks = pipeline_tasks(
         dispatch_seconds=dispatch, compute_seconds=compute, combine_seconds=combine, order=order
     )
-    timeline = simulate(tasks, speeds=_slowed(comm_speed, comp_speed))
+    slowed = Interference(comm=CommSpeed(comp=comm_speed), comp=CompSpeed(comm=comp_speed))
+    timeline = simulate(tasks, speeds=speeds_of(slowed))
     expected = event_by_event(
         dispatch=dispatch,
         compute=compute,
