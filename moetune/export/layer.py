@@ -63,8 +63,8 @@ def _expression(layout: FoldedLayout) -> str:
 def _odd_experts(experts: RoutedExperts, family: str) -> Iterator[str]:
     """Yield what the model's experts and router have, and those of the layer have not."""
     function = "clamped silu" if family == "gpt_oss" else experts.function
-    known = _GATES if experts.is_gated else _FUNCTIONS
-    if function not in known:
+    supported = _GATES if experts.is_gated else _FUNCTIONS
+    if function not in supported:
         yield f"experts of {function}: those of make_layer have {experts.layer.activation}"
     if experts.router.score not in _SCORES or experts.router.num_groups > 1:
         groups = f" in {experts.router.num_groups} groups" if experts.router.num_groups > 1 else ""

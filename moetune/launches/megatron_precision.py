@@ -72,8 +72,8 @@ def precision_problems(
     """Yield notes on states and weights whose formats no planned optimizer has."""
     places = [given[key] for key in _STATES if key in given]
     if optimizer.name == "adam" and optimizer != MEGATRON_ADAM:
-        kept = f"{optimizer.master_bytes} + {optimizer.moment_bytes:g}"
-        what = f"gradients take {optimizer.gradient_bytes} bytes a parameter, states {kept}"
+        states = f"{optimizer.master_bytes} + {optimizer.moment_bytes:g}"
+        what = f"gradients take {optimizer.gradient_bytes} bytes a parameter, states {states}"
         if optimizer.step_bytes:
             what += f", and copies for the step {optimizer.step_bytes}"
         yield Problem(

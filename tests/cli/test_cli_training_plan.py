@@ -114,7 +114,7 @@ def test_exchanges_in_chunks_have_degrees_that_layers_get(cli: Cli, tmp_path: Pa
     shown = cli(*pinned, "--overlap", "chunks").out
     assert f"chunks ({degree['forward']}): saves" in shown
     said = " ".join(cli("explain", str(file)).out.split())
-    assert f"in {degree['forward']} chunks beside" in said
+    assert f"in {degree['forward']} chunks while experts compute" in said
     why = cli("explain", str(file), "--json").document
     assert why["saved_by_overlap_seconds"] == predicted["saved_by_overlap_seconds"]
     text = cli("export", str(file), "--to", "moetune").out
