@@ -116,10 +116,11 @@ def with_room(search: FoldedSearch, pins: LayoutRequest) -> FoldedSearch:
     `MOST_LOST`. It must not force the best layout into host memory.
     """
     roomy = search.remembered("with room", lambda: replace(search, error_share=ERROR_SHARE))
-    best, full = (BestLayouts.of(some, pins).best() for some in (roomy, search))
-    is_worth = best.step.seconds <= full.step.seconds * (1 + MOST_LOST)
-    needs_host = best.layout.on_host > 0 and not full.layout.on_host
-    return roomy if roomy.fits(best.layout) and is_worth and not needs_host else search
+    best, layouts = BestLayouts.of(roomy, pins).best(), BestLayouts.of(search, pins)
+    if not roomy.fits(best.layout) or layouts.best_below(best.step.seconds / (1 + MOST_LOST)):
+        return search
+    needs_host = best.layout.on_host > 0 and not layouts.best().layout.on_host
+    return search if needs_host else roomy
 
 
 @dataclass(slots=True)
