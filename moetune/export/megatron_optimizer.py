@@ -25,6 +25,7 @@ from moetune.export.planned import Planned
 _FULL = 4
 _BYTES: Mapping[str, int] = MappingProxyType({"fp32": _FULL, "fp16": 2, "bf16": 2, "fp8": 1})
 _MOMENTS = MappingProxyType({4: "bf16", 8: "fp32"})
+STATE_DTYPES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 _KEYS: Mapping[str, Value] = MappingProxyType({
     "use_precision_aware_optimizer": False, "main_grads_dtype": "fp32",
     "main_params_dtype": "fp32", "exp_avg_dtype": "fp32", "exp_avg_sq_dtype": "fp32",
@@ -57,7 +58,7 @@ def _states(values: Mapping[str, Value]) -> Optimizer:
     """Return Adam with the bytes that fields mean."""
     said = {key: values.get(key, default) for key, default in _KEYS.items()}
     is_aware = said["use_precision_aware_optimizer"] and not values.get("optimizer_cpu_offload")
-    grads, master, *moments = (str(said[key]) for key in _dtypes())
+    grads, master, *moments = (str(said[key]) for key in STATE_DTYPES)
     narrow_grads = bool(said["grad_reduce_in_bf16"] or (is_aware and grads == "bf16"))
     gradient = 2 if narrow_grads else _FULL
     if not is_aware:
@@ -75,10 +76,6 @@ def _states(values: Mapping[str, Value]) -> Optimizer:
         moment_bytes=sum(_BYTES.get(dtype, _FULL) for dtype in moments),
         step_bytes=step + _FULL * (master == "fp16"), is_precision_aware=True,
     )  # fmt: skip
-
-
-def _dtypes() -> tuple[str, ...]:
-    return "main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"
 
 
 def _write(planned: Planned) -> tuple[Value, ...]:

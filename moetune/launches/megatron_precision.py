@@ -7,6 +7,7 @@ from typing import Any
 from moetune.domain.optimizers import MEGATRON_ADAM, Optimizer
 from moetune.domain.targets import Target
 from moetune.export.keys import Value
+from moetune.export.megatron_optimizer import STATE_DTYPES
 from moetune.launches.entries import Entry
 from moetune.launches.reading import Given, Problem
 
@@ -19,7 +20,6 @@ WEIGHTS: Mapping[str, tuple[str, Value]] = MappingProxyType({
     "fp8_param": ("fp8_param_gather", True), "fp4_param": ("fp4_param_gather", True),
 })  # fmt: skip
 """Other names of keys, with the field and the value that they mean."""
-_STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 _HALF: Mapping[str, Any] = MappingProxyType({"dispatchers": ("all_to_all", "all_gather")})
 """Dispatchers that Megatron runs in float16 (`domain/megatron_rules.py`), in any priced dtype."""
 _DELAYED, _TENSORWISE = ("hybrid", "delayed", True), ("hybrid", "tensorwise", True)
@@ -70,7 +70,7 @@ def precision_problems(
     values: Mapping[str, Value], given: Mapping[str, Given], optimizer: Optimizer
 ) -> Iterator[Problem]:
     """Yield notes on states and weights whose formats no planned optimizer has."""
-    places = [given[key] for key in _STATES if key in given]
+    places = [given[key] for key in STATE_DTYPES if key in given]
     if optimizer.name == "adam" and optimizer != MEGATRON_ADAM:
         states = f"{optimizer.master_bytes} + {optimizer.moment_bytes:g}"
         what = f"gradients take {optimizer.gradient_bytes} bytes a parameter, states {states}"

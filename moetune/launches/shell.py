@@ -234,7 +234,9 @@ class _ScriptReader(CommandReader):
 
     def _mark(self, line: int, starts: list[tuple[int, str]]) -> None:
         """Note at the commands of a loop with several turns in which turn they are."""
-        for number, (start, said) in enumerate(starts[: len(starts) * (len(starts) > 1)], 1):
+        if len(starts) == 1:
+            return
+        for number, (start, said) in enumerate(starts, 1):
             end = starts[number][0] if number < len(starts) else len(self.commands)
             what = f"turn {number} of {len(starts)} of a loop is checked"
             note = Note(f"{what}, with {said}" if said else what, line)
